@@ -1,0 +1,1 @@
+"""aiokcc: keep many Kafka partitions in step in event time."""

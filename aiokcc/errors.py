@@ -1,0 +1,161 @@
+"""Everything aiokcc raises on purpose, in one tree.
+
+::
+
+    AiokccError
+    ├── UsageError (also a ValueError)      the caller's fault: the message says what would be right
+    │   ├── GroupMismatchError              this member's settings are not those of the running group
+    │   └── PartitionError                  a partition outside the agreed set, or opened twice
+    ├── CoordinationError                   the world's fault
+    │   ├── CorruptNodeError                a node holds what cannot be read
+    │   ├── MissingNodeError                a node the protocol needs was deleted under us
+    │   ├── PartitionOwnedError             another member holds the partition's lock
+    │   └── StoreError
+    │       ├── StoreUnreachableError       no server answered in time
+    │       ├── SessionLostError            the session is over; what was decided in it cannot be written
+    │       ├── OutcomeUnknownError         a write may or may not have been applied
+    │       ├── NoNodeError  NodeExistsError  BadVersionError  NotEmptyError
+    │       └── NoAuthError  TooLargeError
+    └── RunEnded                            the replay has reached its end: nothing more will open
+
+Facts are attributes (``path``, ``version``, ``member`` …), so that a program need not read the message.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AiokccError",
+    "BadVersionError",
+    "CoordinationError",
+    "CorruptNodeError",
+    "GroupMismatchError",
+    "MissingNodeError",
+    "NoAuthError",
+    "NoNodeError",
+    "NodeExistsError",
+    "NotEmptyError",
+    "OutcomeUnknownError",
+    "PartitionError",
+    "PartitionOwnedError",
+    "RunEnded",
+    "SessionLostError",
+    "StoreError",
+    "StoreUnreachableError",
+    "TooLargeError",
+    "UsageError",
+]
+
+
+class AiokccError(Exception):
+    """The root of all errors of aiokcc."""
+
+
+class UsageError(AiokccError, ValueError):
+    """The caller passed something that cannot be meant; nothing was changed."""
+
+
+class GroupMismatchError(UsageError):
+    """This member brings other settings than the group that is running under the same root."""
+
+
+class PartitionError(UsageError):
+    """The partition is not in the agreed set, or this member has opened it already."""
+
+
+class CoordinationError(AiokccError):
+    """Something outside this process stands in the way."""
+
+
+class CorruptNodeError(CoordinationError):
+    """A node's content cannot be read. It never moves the limit."""
+
+    def __init__(self, path: str, content: bytes, expected: str) -> None:
+        shown = repr(content[:60])[1:] + (f" … ({len(content)} bytes)" if len(content) > 60 else "")
+        super().__init__(f"{path} holds {shown}; expected {expected}")
+        self.path, self.content, self.expected = path, content, expected
+
+
+class MissingNodeError(CoordinationError):
+    """A node that carries the agreement was deleted while the group was running."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} was deleted while the group was running; restart the group under a new root")
+        self.path = path
+
+
+class PartitionOwnedError(CoordinationError):
+    """Another member holds the lock of a partition."""
+
+    def __init__(self, partition: str, owner: str, waited: float) -> None:
+        super().__init__(
+            f"{partition} is held by {owner} and was not released within {waited:g} s; "
+            f"stop that member, or give this one other partitions"
+        )
+        self.partition, self.owner = partition, owner
+
+
+class StoreError(CoordinationError):
+    """The store answered with an error, or not at all."""
+
+
+class StoreUnreachableError(StoreError):
+    """No server of the store answered in time."""
+
+
+class SessionLostError(StoreError):
+    """The session is over: expired, closed, or past the point where that can be excluded."""
+
+
+class OutcomeUnknownError(StoreError):
+    """The connection broke before the answer, and what the store holds now does not tell whether the write was applied."""
+
+
+class NodeError(StoreError):
+    """An operation on one node failed."""
+
+    reason = "failed"
+
+    def __init__(self, path: str, index: int | None = None) -> None:
+        where = f" (operation {index} of the transaction)" if index is not None else ""
+        super().__init__(f"{path}: {self.reason}{where}")
+        self.path, self.index = path, index
+
+
+class NoNodeError(NodeError):
+    """The node does not exist, or the parent of a node to create does not."""
+
+    reason = "there is no such node"
+
+
+class NodeExistsError(NodeError):
+    """The node to create is there already."""
+
+    reason = "the node exists already"
+
+
+class BadVersionError(NodeError):
+    """The node has been written since it was read."""
+
+    reason = "the node has another version than the one expected"
+
+
+class NotEmptyError(NodeError):
+    """The node to delete has children."""
+
+    reason = "the node has children"
+
+
+class NoAuthError(NodeError):
+    """The store's access list does not let us."""
+
+    reason = "no permission; give the store the credentials that the node's access list names"
+
+
+class TooLargeError(NodeError):
+    """The request is larger than the store takes (about 1 MB for a whole transaction)."""
+
+    reason = "the request is larger than the store takes"
+
+
+class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with
+    """The run has reached its end. ``async with coordinator.gate(...)`` swallows it, so that a consuming loop just ends."""
