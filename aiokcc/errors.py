@@ -14,7 +14,7 @@
     │       ├── StoreUnreachableError       no server answered in time
     │       ├── SessionLostError            the session is over; what was decided in it cannot be written
     │       ├── OutcomeUnknownError         a write may or may not have been applied
-    │       ├── NoNodeError  NodeExistsError  BadVersionError  NotEmptyError
+    │       ├── NoNodeError  NodeExistsError  BadVersionError  NotEmptyError  EphemeralParentError
     │       └── NoAuthError  TooLargeError
     └── RunEnded                            the replay has reached its end: nothing more will open
 
@@ -28,6 +28,7 @@ __all__ = [
     "BadVersionError",
     "CoordinationError",
     "CorruptNodeError",
+    "EphemeralParentError",
     "GroupMismatchError",
     "MissingNodeError",
     "NoAuthError",
@@ -143,6 +144,12 @@ class NotEmptyError(NodeError):
     """The node to delete has children."""
 
     reason = "the node has children"
+
+
+class EphemeralParentError(NodeError):
+    """The parent of the node to create is ephemeral, and those cannot have children."""
+
+    reason = "its parent is an ephemeral node, which cannot have children"
 
 
 class NoAuthError(NodeError):
