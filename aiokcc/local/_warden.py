@@ -1,0 +1,167 @@
+"""The warden: a small program that keeps service processes and ends them when its parent ends.
+
+A service started directly would outlive a parent that is killed with SIGKILL. So the parent starts this program, holds the
+write end of its standard input, and asks it to start the real processes. However the parent ends, the kernel closes the
+pipe: the warden reads end-of-file, kills every process group it started, removes the directory it was given, and ends.
+
+It reads one JSON object per line and answers with one per line::
+
+    {"start": "zk-1", "command": ["java", …], "log": "…/zk-1.log", "ready": "regular expression"}
+    {"kill": "zk-1"}
+
+    {"name": "zk-1", "event": "started", "pid": 4711}
+    {"name": "zk-1", "event": "ready"}                      the first line of output that the expression matches
+    {"name": "zk-1", "event": "exited", "code": -9}
+    {"name": "zk-1", "event": "failed", "reason": "…"}      the command could not be run at all
+
+The warden also stands between a service's output and its log, so a parent that is busy or stopped cannot block a service
+on a full pipe. Three more ways to lose the end of the story are closed:
+
+- A child that the parent *forked* holds the pipe open after the parent's death; where the system has process file
+  descriptors, the parent itself is watched too.
+- The terminal's Ctrl-C must not reach services before their parent has let go: each process has a session of its own.
+- If the warden itself is killed, Linux kills its children (PR_SET_PDEATHSIG; it fires at the end of the *thread* that
+  forked, here the main thread, which lives as long as the process).
+
+It is run by path with ``python -I -S`` and imports nothing but the standard library: it is up in about 20 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_warden() -> Callable[[], None] | None:
+    """Return what a child calls between fork and exec to be killed with its parent; None where the system has no such thing."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # Looked up before the fork: a child of a threaded process must not take the loader's locks.
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+    def in_child() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    return in_child
+
+
+def read_commands(parent: int) -> Iterator[dict[str, Any]]:
+    """Yield commands until the pipe is closed or the parent is gone."""
+    poll = select.poll()
+    poll.register(0, select.POLLIN | select.POLLHUP)
+    parent_fd = None
+    if sys.platform.startswith("linux") and hasattr(os, "pidfd_open"):
+        with contextlib.suppress(OSError):  # an old kernel, or a parent that has ended already: the pipe will tell
+            parent_fd = os.pidfd_open(parent)
+            poll.register(parent_fd, select.POLLIN)
+    buffer = b""
+    while True:
+        readable = {fd for fd, _ in poll.poll()}
+        if parent_fd in readable:
+            return
+        received = os.read(0, 65536)
+        if not received:
+            return
+        *lines, buffer = (buffer + received).split(b"\n")
+        yield from map(json.loads, lines)
+
+
+class Warden:
+    """Starts, follows and kills processes, each known by a name."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.followers: list[threading.Thread] = []
+        self.speaking = threading.Lock()
+        self.in_child = die_with_warden()
+
+    def tell(self, name: str, event: str, **facts: object) -> None:
+        line = json.dumps({"name": name, "event": event, **facts}) + "\n"
+        with self.speaking, contextlib.suppress(OSError):  # the parent may be gone: nobody is left to be told
+            os.write(1, line.encode())
+
+    def start(self, name: str, command: list[str], log: str, ready: str) -> None:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=-1,
+                start_new_session=True,
+                preexec_fn=self.in_child,  # noqa: PLW1509 - one call, looked up beforehand; takes no lock
+            )
+        except OSError as error:
+            self.tell(name, "failed", reason=str(error))
+            return
+        self.processes[name] = process
+        self.tell(name, "started", pid=process.pid)
+        follower = threading.Thread(
+            target=self.follow, args=(name, process, log, re.compile(ready.encode())), daemon=True
+        )
+        self.followers.append(follower)
+        follower.start()
+
+    def follow(self, name: str, process: subprocess.Popen[bytes], log: str, ready: re.Pattern[bytes]) -> None:
+        """Copy the output to the log, and announce readiness and the end. One thread for each process."""
+        assert process.stdout is not None
+        announced = False
+        with process.stdout, Path(log).open("ab", buffering=0) as file:
+            for line in process.stdout:
+                # A full disk must not stop the reading: the service would block on its output.
+                with contextlib.suppress(OSError):
+                    file.write(line)
+                if not announced and ready.search(line):
+                    announced = True
+                    self.tell(name, "ready")
+        self.tell(name, "exited", code=process.wait())
+
+    def kill(self, name: str) -> None:
+        process = self.processes.get(name)
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        for name in self.processes:
+            self.kill(name)
+        for follower in self.followers:
+            follower.join(10)
+
+
+def main(parent: int, directory: str | None) -> None:
+    """Serve until the parent ends; then end what was started and remove `directory`."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(1))
+    warden = Warden()
+    try:
+        for command in read_commands(parent):
+            match command:
+                case {"start": name, "command": argv, "log": log, "ready": ready}:
+                    warden.start(name, argv, log, ready)
+                case {"kill": name}:
+                    warden.kill(name)
+    finally:
+        warden.end()
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,67 @@
+"""Fixtures for every suite. A service that cannot be had fails the tests that need it; it never skips them.
+
+Three ways to a real ZooKeeper:
+
+- ``zk_root``: a URL with a root that no other test uses, on the server shared by the whole session. The usual one.
+- ``zookeeper``: that shared server. Look at it (``command``, ``metrics``), but leave it running.
+- ``private_zookeeper``: a server of one's own, which may be killed, frozen and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from aiokcc import local
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractAsyncContextManager
+
+_SERVICES = {"zookeeper", "zk_root", "private_zookeeper"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what asks for a real service, so that ``-m 'not service'`` is the quick half of the tests."""
+    for item in items:
+        if _SERVICES & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.service)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[local.ZooKeeper]:
+    """One real server for the whole session.
+
+    It has an event loop of its own, which runs only while the server starts and ends; between the two it needs none, so
+    tests may use the server from whatever loop they run on.
+    """
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        context = local.zookeeper()
+        yield runner.run(_enter(context))
+        runner.run(_leave(context))
+
+
+async def _enter(context: AbstractAsyncContextManager[local.ZooKeeper]) -> local.ZooKeeper:
+    return await context.__aenter__()
+
+
+async def _leave(context: AbstractAsyncContextManager[local.ZooKeeper]) -> None:
+    await context.__aexit__(None, None, None)
+
+
+@pytest.fixture
+def zk_root(zookeeper: local.ZooKeeper, request: pytest.FixtureRequest) -> str:
+    """The URL of a root that is this test's alone; its name tells the test, for a person who looks into the server."""
+    name = re.sub(r"\W+", "-", request.node.name).strip("-")[:60]
+    return zookeeper.url(f"{name}-{uuid.uuid4().hex[:8]}")
+
+
+@pytest.fixture
+async def private_zookeeper() -> AsyncIterator[local.ZooKeeper]:
+    """A server for one test, which may do with it what it likes."""
+    async with local.zookeeper() as running:
+        yield running
