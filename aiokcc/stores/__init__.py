@@ -1,0 +1,80 @@
+"""Where a group keeps its agreement: the port, and the stores behind ``memory://`` and ``zk://`` URLs."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from aiokcc.errors import UsageError
+from aiokcc.stores.port import (
+    ANY_VERSION,
+    STOP_FRACTION,
+    Change,
+    Check,
+    Children,
+    Create,
+    Delete,
+    Node,
+    Op,
+    OpResult,
+    Session,
+    SessionState,
+    Set,
+    Store,
+    Watch,
+    boottime,
+)
+
+__all__ = [
+    "ANY_VERSION",
+    "STOP_FRACTION",
+    "Change",
+    "Check",
+    "Children",
+    "Create",
+    "Delete",
+    "Node",
+    "Op",
+    "OpResult",
+    "Session",
+    "SessionState",
+    "Set",
+    "Store",
+    "Watch",
+    "boottime",
+    "open_store",
+]
+
+_FORMS: Final = (
+    "write zk://host:port[,host:port…]/root, as in 'zk://127.0.0.1:2181/replay', "
+    "or memory://name[/root] for one process, as in 'memory://demo'"
+)
+
+
+def open_store(url: str, **options: Any) -> Store:
+    """The store behind a URL; nothing is connected yet. ::
+
+        store = open_store("zk://127.0.0.1:2181,127.0.0.1:2182/replay")
+        store = open_store("memory://demo")  # in this process only
+
+    ``options`` are those of the store. Without a root it is ``/aiokcc/default``. UsageError if the URL is not one of these.
+    """
+    if not isinstance(url, str):
+        raise UsageError(f"a store is given as a URL, not as {url!r}; {_FORMS}")
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise UsageError(f"{url!r} is not a store's URL; {_FORMS}" if url else f"the store's URL is empty; {_FORMS}")
+    if scheme not in ("memory", "zk"):
+        raise UsageError(f"there is no store for {scheme + '://'!r} in {url!r}; {_FORMS}")
+    if not rest.partition("/")[0]:
+        raise UsageError(f"{url!r} does not say {'which name' if scheme == 'memory' else 'which host'}; {_FORMS}")
+    # Imported when needed: who works in memory needs no ZooKeeper client, and the other way round.
+    if scheme == "memory":
+        from aiokcc.stores.memory import MemoryStore
+
+        if options:
+            raise UsageError(f"memory:// takes no options, but got {', '.join(sorted(options))}")
+        return MemoryStore.from_url(url)
+    from aiokcc.stores.zookeeper import ZooKeeperStore
+
+    store: Store = ZooKeeperStore.from_url(url, **options)
+    return store

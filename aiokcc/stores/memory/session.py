@@ -1,0 +1,313 @@
+"""The client's half of the memory store: a session.
+
+An operation is applied at the moment it is called and answered after one trip through the event loop, so that loops over
+a memory store stay fair and can be cancelled. Only when a fault is being played, or a call of the same session still
+waits for one, does a call take the long way: stand in the session's line, be sent when connected, pass the hooks, be
+applied when it is the first in line, pass the hooks again, be answered when connected.
+
+What a call that the session's end overtakes has to say depends on how far it came: before it was sent, SessionLostError;
+after, a write cannot know whether it was applied, and says OutcomeUnknownError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiokcc.errors import AiokccError, NodeError, NoNodeError, OutcomeUnknownError, SessionLostError, UsageError
+from aiokcc.stores.checks import check_op, check_path, check_size
+from aiokcc.stores.memory.server import Call, MemoryServer
+from aiokcc.stores.memory.signal import Signal
+from aiokcc.stores.memory.tree import Refused, TreeOp
+from aiokcc.stores.memory.watch import MemoryWatch
+from aiokcc.stores.port import (
+    STOP_FRACTION,
+    Check,
+    Children,
+    Create,
+    Delete,
+    Node,
+    Op,
+    OpResult,
+    Session,
+    SessionState,
+    Set,
+)
+
+__all__ = ["MemorySession"]
+
+T = TypeVar("T")
+
+
+class MemorySession(Session):
+    """One session with a :class:`MemoryServer`.
+
+    While it is connected its ``stop_at`` is infinite: nothing can end it behind our back, so no clock is needed.
+    """
+
+    def __init__(self, server: MemoryServer, root: str, timeout: float, identity: int) -> None:
+        self.id, self.timeout = identity, timeout
+        self.state, self.stop_at = SessionState.CONNECTED, math.inf
+        self._server, self._root = server, root
+        self._loop = asyncio.get_running_loop()
+        # The server's knowledge: whether it lives there. The client's: whether it has closed. Between them: what is cut.
+        self._alive, self._closed, self._cut, self._frozen = True, False, False, False
+        self._reason = ""
+        self._silent_since: float | None = None
+        self._line: deque[object] = deque()
+        self._scopes: set[asyncio.Timeout] = set()
+        self._moved = Signal()
+        self._awaited: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
+        self._watches: dict[MemoryWatch, None] = {}
+        self._refresh()
+
+    def __repr__(self) -> str:
+        return f"<MemorySession {self.id} of memory://{self._server.name} {self.state.value}>"
+
+    # Operations
+
+    async def find(self, path: str) -> Node | None:
+        full = self._full(path)
+        return await self._call("find", (path,), (), lambda: self._read(path, full))
+
+    async def get(self, path: str) -> Node:
+        full = self._full(path)
+
+        def apply() -> Node:
+            if (node := self._read(path, full)) is None:
+                raise NoNodeError(path)
+            return node
+
+        return await self._call("get", (path,), (), apply)
+
+    async def children(self, path: str) -> tuple[str, ...]:
+        full = self._full(path)
+
+        def apply() -> tuple[str, ...]:
+            if (found := self._read_children(path, full)) is None:
+                raise NoNodeError(path)
+            return found.names
+
+        return await self._call("children", (path,), (), apply)
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        (created,) = await self._submit("create", Create(path, data, ephemeral=ephemeral, sequential=sequential))
+        assert isinstance(created, str)
+        return created
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        (written,) = await self._submit("set", Set(path, data, version))
+        assert isinstance(written, int)
+        return written
+
+    async def delete(self, path: str, version: int) -> None:
+        await self._submit("delete", Delete(path, version))
+
+    async def commit(self, *ops: Op) -> list[OpResult]:
+        return await self._submit("commit", *ops)
+
+    async def ensure(self, path: str) -> None:
+        full = self._full(path)
+        steps = [full[:end] for end in range(1, len(full)) if full[end] == "/"] + [full]
+
+        def apply() -> None:
+            nodes = self._server._tree.nodes
+            try:
+                self._server._write([TreeOp("create", step) for step in steps if step not in nodes])
+            except Refused as refused:
+                raise refused.kind(path) from None
+
+        await self._call("ensure", (path,), (), apply)
+
+    def watch(self) -> MemoryWatch:
+        watch = MemoryWatch(self)
+        if self.state is not SessionState.LOST:
+            self._watches[watch] = None
+        return watch
+
+    async def until(self, *states: SessionState) -> SessionState:
+        self._check_loop()
+        if self.state in states or self.state is SessionState.LOST:
+            await asyncio.sleep(0)
+            return self.state
+        future: asyncio.Future[SessionState] = self._loop.create_future()
+        self._awaited[future] = states
+        try:
+            return await future
+        finally:
+            self._awaited.pop(future, None)
+
+    # How a call travels
+
+    async def _call(self, verb: str, paths: tuple[str, ...], ops: tuple[Op, ...], apply: Callable[[], T]) -> T:
+        self._check()
+        if self._line or self._server._hooks or not self._reachable:
+            return await self._travel(Call(self, verb, paths, ops), apply)
+        try:
+            return apply()
+        finally:
+            await asyncio.sleep(0)
+
+    async def _travel(self, call: Call, apply: Callable[[], T]) -> T:
+        ticket, sent = object(), False
+        self._line.append(ticket)
+        scope: asyncio.Timeout | None = None
+        try:
+            async with asyncio.timeout(None) as scope:
+                self._scopes.add(scope)
+                try:
+                    await self._when(lambda: self._reachable)
+                    sent = True
+                    await self._server._run_hooks(call, after=False)
+                    await self._when(lambda: self._line[0] is ticket and self._heard and self._alive)
+                    try:
+                        answer: T | AiokccError = apply()
+                    except NodeError as refused:  # an answer as any other: it travels back the same way
+                        answer = refused
+                    self._leave(ticket)
+                    await self._server._run_hooks(call, after=True)
+                    await self._when(lambda: self._reachable)
+                finally:
+                    self._scopes.discard(scope)
+                    self._leave(ticket)
+        except TimeoutError:
+            if scope is None or not scope.expired():
+                raise  # a hook's own
+            if sent and call.writes:
+                raise OutcomeUnknownError(
+                    f"session {self.id} ended ({self._reason}) before the answer to {call.verb} {', '.join(call.paths)}"
+                ) from None
+            raise self._lost_error() from None
+        if isinstance(answer, AiokccError):
+            raise answer
+        return answer
+
+    async def _when(self, true: Callable[[], bool]) -> None:
+        while not true():
+            await self._moved.wait()
+
+    def _leave(self, ticket: object) -> None:
+        if ticket in self._line:
+            self._line.remove(ticket)
+            self._moved.fire()
+
+    @property
+    def _heard(self) -> bool:
+        """Whether what this session sends arrives."""
+        return not (self._cut or self._server._down)
+
+    @property
+    def _reachable(self) -> bool:
+        """Whether answers and news arrive."""
+        return self._heard and not self._frozen and self.state is SessionState.CONNECTED
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise UsageError(
+                f"session {self.id} of memory://{self._server.name} was opened in another event loop; open one in this loop"
+            )
+
+    def _check(self) -> None:
+        self._check_loop()
+        if self.state is SessionState.LOST:
+            raise self._lost_error()
+
+    def _lost_error(self) -> SessionLostError:
+        return SessionLostError(f"session {self.id} of memory://{self._server.name} is over: {self._reason}")
+
+    # What a call does
+
+    def _full(self, path: str) -> str:
+        return f"{self._root}/{path}" if check_path(path) else self._root
+
+    def _read(self, path: str, full: str) -> Node | None:
+        return self._server._node(full, path) if full in self._server._tree.nodes else None
+
+    def _read_children(self, path: str, full: str) -> Children | None:
+        found = self._server._tree.nodes.get(full)
+        return None if found is None else Children(path, tuple(sorted(found.names)))
+
+    async def _submit(self, verb: str, *ops: Op) -> list[OpResult]:
+        for op in ops:
+            check_op(op)
+        check_size(self._root, *ops)
+        steps = [self._step(op) for op in ops]
+        cut = len(self._root) + 1
+
+        def apply() -> list[OpResult]:
+            try:
+                results = self._server._write(steps)
+            except Refused as refused:
+                index = refused.index
+                raise refused.kind(ops[index].path, index if verb == "commit" else None) from None
+            return [result[cut:] if isinstance(result, str) else result for result in results]
+
+        return await self._call(verb, tuple(op.path for op in ops), ops, apply)
+
+    def _step(self, op: Op) -> TreeOp:
+        full = self._full(op.path)
+        match op:
+            case Check():
+                return TreeOp("check", full, version=op.version)
+            case Set():
+                return TreeOp("set", full, op.data, op.version)
+            case Create():
+                name = f"{full}{uuid.uuid4().hex}-" if op.sequential else full
+                return TreeOp("create", name, op.data, owner=self.id if op.ephemeral else 0, sequential=op.sequential)
+            case Delete():
+                return TreeOp("delete", full, version=op.version)
+
+    # How the state moves
+
+    def _close(self) -> None:
+        """Leave. The server hears of it only if the connection is there: otherwise the session lives on until expired."""
+        self._reason = self._reason or "it was closed"
+        heard = self._heard and not self._frozen
+        self._closed = True
+        self._lose()
+        if heard:
+            self._server._end(self, self._reason)
+
+    def _refresh(self, stop_at: float | None = None) -> None:
+        """Bring the client's view in line with what is cut, as far as news can reach it."""
+        if self._closed or self.state is SessionState.LOST:
+            return
+        if self._frozen or not self._heard:
+            if self._silent_since is None:
+                self._silent_since = self._server.clock()
+                self.stop_at = self._silent_since + STOP_FRACTION * self.timeout
+            if stop_at is not None:
+                self.stop_at = stop_at
+        if self._frozen:
+            return
+        if not self._alive:
+            self._lose()
+        elif not self._heard:
+            self._move(SessionState.SUSPENDED)
+        else:
+            self._silent_since, self.stop_at = None, math.inf
+            self._move(SessionState.CONNECTED)
+
+    def _lose(self) -> None:
+        if self.state is SessionState.LOST:
+            return
+        self.stop_at = -math.inf
+        self._move(SessionState.LOST)
+        for watch in tuple(self._watches):
+            watch.close()
+        if not self._loop.is_closed():
+            for scope in self._scopes:
+                scope.reschedule(self._loop.time())
+
+    def _move(self, state: SessionState) -> None:
+        self.state = state
+        for future, states in self._awaited.items():
+            if (state in states or state is SessionState.LOST) and not (future.done() or self._loop.is_closed()):
+                future.set_result(state)
+        self._moved.fire()
+        for watch in self._watches:
+            watch._news.fire()

@@ -1,0 +1,75 @@
+"""Where ``memory://`` URLs lead: the servers of this process by name, and the store that opens sessions with one."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Final, Self
+
+from aiokcc.errors import UsageError
+from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
+from aiokcc.stores.memory.server import MemoryServer
+from aiokcc.stores.memory.session import MemorySession
+from aiokcc.stores.port import Session, Store
+
+__all__ = ["MemoryStore"]
+
+_SCHEME: Final = "memory://"
+
+# Weak: a tree lives as long as a store or a session holds it, so that tests need not clean up after themselves.
+_servers: weakref.WeakValueDictionary[str, MemoryServer] = weakref.WeakValueDictionary()
+
+
+class MemoryStore(Store):
+    """A root in the tree of this name. ::
+
+    store = MemoryStore("demo", "/replay")
+    async with store.session() as session:
+        await session.ensure("")
+    """
+
+    server: MemoryServer
+    """The tree's server, on which tests play faults."""
+
+    def __init__(self, name: str, root: str = DEFAULT_ROOT) -> None:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise UsageError(f"a memory store needs a name without slashes, as in 'memory://demo', not {name!r}")
+        self.root = check_root(root)
+        self.server = _servers.setdefault(name, MemoryServer(name))
+        self.url = f"{_SCHEME}{name}{self.root}"
+
+    @classmethod
+    def from_url(cls, url: str) -> Self:
+        """The store behind ``memory://name`` or ``memory://name/root``."""
+        if not url.startswith(_SCHEME):
+            raise UsageError(f"{url!r} does not begin with {_SCHEME}")
+        name, slash, root = url.removeprefix(_SCHEME).partition("/")
+        return cls(name, slash + root)
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore {self.url}>"
+
+    def session(
+        self, *, timeout: float = 10.0, connect_timeout: float | None = 10.0
+    ) -> AbstractAsyncContextManager[Session]:
+        if not 0 < timeout < math.inf:
+            raise UsageError(f"timeout is {timeout!r}; it must be a positive number of seconds")
+        if connect_timeout is not None and not connect_timeout > 0:
+            raise UsageError(f"connect_timeout is {connect_timeout!r}; it must be positive, or None to wait for ever")
+        return self._opened(timeout, connect_timeout)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, timeout: float, connect_timeout: float | None) -> AsyncIterator[Session]:
+        session = await self.server._connect(
+            lambda identity: MemorySession(self.server, self.root, timeout, identity), connect_timeout
+        )
+        try:
+            yield session
+        finally:
+            session._close()
+
+    def describe(self, path: str) -> str:
+        return f"{self.root}/{path}" if check_path(path) else self.root

@@ -1,0 +1,168 @@
+"""A tree of nodes with ZooKeeper's semantics, and nothing around it: no sessions, no waiting, no clock.
+
+The rules, as the server applies them:
+
+* A node's data version starts at 0 and counts its writes; a node that is created again starts at 0 again.
+* Every creation below a node counts, whatever its kind, and the count is the number of the next sequential node. It
+  never goes back, so that a number is not given twice while the parent lives; a failed transaction counts nothing.
+* Which error comes first: no node, then the version, then the children (for a deletion).
+* In a transaction each operation sees what those before it did. One that fails takes all of them back.
+
+Invariant: every node but ``/`` has its parent in the tree, and is among that parent's names; an ephemeral node has no
+children, and is listed under its owner.
+
+Paths are absolute here. A refusal says only its kind and the operation's position: who asked knows the names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from aiokcc.errors import BadVersionError, EphemeralParentError, NodeError, NodeExistsError, NoNodeError, NotEmptyError
+from aiokcc.stores.port import ANY_VERSION
+
+__all__ = ["Key", "Refused", "Tree", "TreeOp", "ZNode"]
+
+Key: TypeAlias = tuple[str, bool]
+"""What can be watched: a path, and whether the names below it (True) or the node itself (False)."""
+
+
+class Refused(Exception):
+    """An operation cannot be applied; the tree is as it was. Never leaves the store: the session raises ``kind``."""
+
+    def __init__(self, kind: type[NodeError], index: int = 0) -> None:
+        self.kind, self.index = kind, index
+
+
+@dataclass(slots=True)
+class ZNode:
+    """One node. ``created_below`` is the number of the next sequential child."""
+
+    data: bytes
+    owner: int
+    created: int
+    modified: int
+    version: int = 0
+    created_below: int = 0
+    names: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeOp:
+    """One operation on absolute paths. ``verb``: check, set, create, delete."""
+
+    verb: str
+    path: str
+    data: bytes = b""
+    version: int = ANY_VERSION
+    owner: int = 0
+    sequential: bool = False
+
+
+def split(path: str) -> tuple[str, str]:
+    """The parent's path and the name in it."""
+    parent, _, name = path.rpartition("/")
+    return parent or "/", name
+
+
+class Tree:
+    """The nodes by path, and which of them each session owns."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, ZNode] = {"/": ZNode(b"", 0, 0, 0)}
+        self._owned: dict[int, dict[str, None]] = {}
+
+    def apply(self, ops: Iterable[TreeOp], now: int) -> tuple[list[int | str | None], dict[Key, None]]:
+        """Apply all operations or none; their results, and what has changed, in order. Refused if one cannot be."""
+        undo: list[Callable[[], None]] = []
+        touched: dict[Key, None] = {}
+        results: list[int | str | None] = []
+        for index, op in enumerate(ops):
+            try:
+                results.append(self._apply_one(op, now, undo, touched))
+            except Refused as refused:
+                for step in reversed(undo):
+                    step()
+                raise Refused(refused.kind, index) from None
+        return results, touched
+
+    def end_owner(self, owner: int, now: int) -> dict[Key, None]:
+        """Delete every node of a session that has ended; what has changed."""
+        return self.apply([TreeOp("delete", path) for path in self._owned.get(owner, ())], now)[1]
+
+    def _apply_one(
+        self, op: TreeOp, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]
+    ) -> int | str | None:
+        if op.verb == "create":
+            return self._create(op, now, undo, touched)
+        node = self.nodes.get(op.path)
+        if node is None:
+            raise Refused(NoNodeError)
+        if op.version not in (ANY_VERSION, node.version):
+            raise Refused(BadVersionError)
+        if op.verb == "check":
+            return None
+        if op.verb == "set":
+            return self._set(op, node, now, undo, touched)
+        self._delete(op, node, undo, touched)
+        return None
+
+    def _create(self, op: TreeOp, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]) -> str:
+        path, (parent_path, name) = op.path, split(op.path)
+        parent = self.nodes.get(parent_path)
+        if parent is None:
+            raise Refused(NoNodeError)
+        if op.sequential:
+            number = f"{parent.created_below:010d}"
+            path, name = path + number, name + number
+        if path in self.nodes:
+            raise Refused(NodeExistsError)
+        if parent.owner:
+            raise Refused(EphemeralParentError)
+
+        def back() -> None:
+            parent.created_below -= 1
+            self._unlink(path, parent, name, op.owner)
+
+        parent.created_below += 1
+        self._link(path, ZNode(op.data, op.owner, now, now), parent, name)
+        undo.append(back)
+        touched.update(dict.fromkeys(((path, False), (path, True), (parent_path, True))))
+        return path
+
+    def _set(self, op: TreeOp, node: ZNode, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]) -> int:
+        before = node.data, node.modified, node.version
+
+        def back() -> None:
+            node.data, node.modified, node.version = before
+
+        node.data, node.modified, node.version = op.data, now, node.version + 1
+        undo.append(back)
+        touched[op.path, False] = None
+        return node.version
+
+    def _delete(self, op: TreeOp, node: ZNode, undo: list[Callable[[], None]], touched: dict[Key, None]) -> None:
+        if node.names:
+            raise Refused(NotEmptyError)
+        parent_path, name = split(op.path)
+        parent = self.nodes[parent_path]
+        self._unlink(op.path, parent, name, node.owner)
+        undo.append(lambda: self._link(op.path, node, parent, name))
+        touched.update(dict.fromkeys(((op.path, False), (op.path, True), (parent_path, True))))
+
+    def _link(self, path: str, node: ZNode, parent: ZNode, name: str) -> None:
+        self.nodes[path] = node
+        parent.names.add(name)
+        if node.owner:
+            self._owned.setdefault(node.owner, {})[path] = None
+
+    def _unlink(self, path: str, parent: ZNode, name: str, owner: int) -> None:
+        del self.nodes[path]
+        parent.names.discard(name)
+        if owner:
+            owned = self._owned[owner]
+            del owned[path]
+            if not owned:
+                del self._owned[owner]
