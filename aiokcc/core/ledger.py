@@ -1,0 +1,261 @@
+"""The member's rule: which record may pass, and what the member has to report.
+
+A member runs many partitions, each on its own *lane*. A lane is running until it *arrives*: blocked at the timestamp of its
+next record, idle at the end of the log, or finished. When the last lane has arrived the member has something to say, once.
+
+The report is level-triggered: a pure function of the generation, the limit, and the lanes. Whoever drives the ledger writes it
+whenever it differs from what the node holds; then it does not matter which event was missed.
+
+With lookahead a lane goes on past the floor. What counts for the floor is where the lane *crossed* it: the first record at or
+past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Final
+
+from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import MAX_LIMIT
+from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Report
+
+__all__ = ["Lane", "LaneState", "Ledger"]
+
+_NEVER: Final = -1
+_CLOSED: Final = Limit((0,))
+
+
+class LaneState(enum.Enum):
+    """Where a partition stands."""
+
+    RUNNING = "running"
+    """Has work below the limit, as far as we know. Ends by blocking, idling or finishing."""
+    BLOCKED = "blocked"
+    """The next record is at or past the limit. Ends when the limit passes it."""
+    IDLE = "idle"
+    """At the end of the log, looked up under this limit. Ends with the limit, or with a record."""
+    FINISHED = "finished"
+    """Nothing more before the run's end. Final."""
+
+
+class Lane:
+    """One partition of this member. ``late_below <= ts < open_below`` is the whole test of an open gate."""
+
+    __slots__ = (
+        "crossings",
+        "idle_at",
+        "late_below",
+        "name",
+        "offset",
+        "open_below",
+        "owned",
+        "partition",
+        "state",
+        "ts",
+    )
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.name = str(partition)
+        self.owned = False
+        """Whether we hold its lock in the present session. Nothing passes and nothing is reported otherwise."""
+        self.state = LaneState.RUNNING
+        self.ts = 0
+        self.offset: int | None = None
+        self.idle_at = _NEVER
+        self.crossings: dict[int, tuple[int, int | None]] = {}
+        """For each open boundary that was crossed: timestamp and offset of the first record at or past it."""
+        self.late_below = 0
+        """Records below it belong to a closed period: they pass, and are late."""
+        self.open_below = 0
+        """Records from here on need a second look: a boundary to note down, or the limit."""
+
+    def arrived(self, limit: Limit) -> bool:
+        """Whether the lane is ours and has nothing left before the limit's floor."""
+        if not self.owned:
+            return False
+        if self.state is LaneState.FINISHED or limit.floor in self.crossings:
+            return True
+        if self.state is LaneState.BLOCKED:
+            return self.ts >= limit.floor
+        return self.state is LaneState.IDLE and self.idle_at == limit.value
+
+    def entry(self, limit: Limit) -> str:
+        """What to report for the limit's floor."""
+        if self.state is LaneState.FINISHED:
+            return _entry(FINISHED, self.offset)
+        crossing = self.crossings.get(limit.floor)
+        if crossing is not None:
+            return _entry(str(crossing[0]), crossing[1])
+        if self.state is LaneState.BLOCKED and self.ts >= limit.floor:
+            return _entry(str(self.ts), self.offset)
+        if self.state is LaneState.IDLE and self.idle_at == limit.value:
+            return _entry(IDLE, self.offset)
+        return RUNNING
+
+
+def _entry(word: str, offset: int | None) -> str:
+    return word if offset is None else f"{word}@{offset}"
+
+
+class Ledger:
+    """All lanes of one member, the limit and the generation it has seen."""
+
+    def __init__(self) -> None:
+        self.limit = _CLOSED
+        """The highest limit seen. A new session keeps it: limits never go back."""
+        self.generation: int | None = None
+        """None while this session has not read it."""
+        self.lanes: dict[Partition, Lane] = {}
+        """Sorted, so that reports are equal when they say the same."""
+        self.late_below = 0
+        """The boundary that closed last, as far as we know."""
+        self._missing = 0
+
+    # -- lanes come and go ------------------------------------------------------------------------------------------
+
+    def add(self, partition: Partition) -> Lane:
+        """A partition this member is going to run. It blocks the report until it is owned and has arrived."""
+        lane = Lane(partition)
+        lane.late_below = self.late_below
+        self.lanes = dict(sorted([*self.lanes.items(), (partition, lane)]))
+        self._set_thresholds(lane)
+        self._recount()
+        return lane
+
+    def claim(self, partitions: Iterable[Partition]) -> None:
+        """We hold the locks of these partitions."""
+        for partition in partitions:
+            lane = self.lanes.get(partition)
+            if lane is not None:
+                lane.owned = True
+                self._set_thresholds(lane)
+        self._recount()
+
+    def drop(self, partition: Partition) -> None:
+        """A partition was given up: it is no longer ours to report."""
+        lane = self.lanes.pop(partition, None)
+        if lane is not None:
+            lane.owned = False
+            self._set_thresholds(lane)
+        self._recount()
+
+    def lose(self) -> None:
+        """The session is over: all locks are gone, and the generation has to be read again."""
+        self.generation = None
+        for lane in self.lanes.values():
+            lane.owned = False
+            self._set_thresholds(lane)
+        self._recount()
+
+    # -- lanes arrive ------------------------------------------------------------------------------------------------
+
+    def approach(self, lane: Lane, ts: int, offset: int | None) -> bool:
+        """The lane's next record. True: it may pass now. False: the lane is blocked until the limit has passed ``ts``."""
+        limit = self.limit
+        lane.ts, lane.offset = ts, offset
+        if limit.mode is not Mode.GATED:
+            lane.state = LaneState.RUNNING if limit.mode is Mode.OPEN else LaneState.BLOCKED
+            return limit.mode is Mode.OPEN
+        arrived = lane.arrived(limit)
+        for boundary in limit.boundaries:
+            if boundary > ts:
+                break
+            lane.crossings.setdefault(boundary, (ts, offset))
+        lane.state = LaneState.RUNNING if ts < limit.value else LaneState.BLOCKED
+        self._set_thresholds(lane)
+        self._missing += arrived - lane.arrived(limit)
+        return ts < limit.value and lane.owned
+
+    def idle(self, lane: Lane, as_of: int, offset: int | None) -> bool:
+        """The lane was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again."""
+        if as_of != self.limit.value or self.limit.mode is not Mode.GATED:
+            return False
+        arrived = lane.arrived(self.limit)
+        lane.state, lane.idle_at, lane.offset = LaneState.IDLE, as_of, offset
+        self._missing += arrived - lane.arrived(self.limit)
+        return True
+
+    def finish(self, lane: Lane, offset: int | None) -> None:
+        """The lane will bring nothing more before the run's end."""
+        arrived = lane.arrived(self.limit)
+        lane.state, lane.offset = LaneState.FINISHED, offset
+        self._missing += arrived - lane.arrived(self.limit)
+        self._set_thresholds(lane)
+
+    def resume(self, lane: Lane) -> None:
+        """The lane no longer waits: it has a record, or gave up waiting. What it said before stays true."""
+        if lane.state in {LaneState.IDLE, LaneState.BLOCKED}:
+            arrived = lane.arrived(self.limit)
+            if lane.state is LaneState.BLOCKED:  # the record was not processed, so it crossed nothing yet
+                unread = (lane.ts, lane.offset)
+                lane.crossings = {b: c for b, c in lane.crossings.items() if c != unread}
+            lane.state = LaneState.RUNNING
+            self._set_thresholds(lane)
+            self._missing += arrived - lane.arrived(self.limit)
+
+    # -- the world moves ---------------------------------------------------------------------------------------------
+
+    def see(self, limit: Limit) -> bool:
+        """A limit was read. False: it is not later than the one we know, which a late read may well be."""
+        if not self.limit.precedes(limit):
+            return False
+        previous, self.limit = self.limit, limit
+        if previous.mode is Mode.GATED:
+            self.late_below = max(self.late_below, previous.floor)
+        for lane in self.lanes.values():
+            if previous.mode is Mode.GATED and limit.mode is Mode.GATED:
+                lane.late_below = self.late_below
+                if lane.crossings:
+                    lane.crossings = {b: c for b, c in lane.crossings.items() if b >= limit.floor}
+                if lane.state is LaneState.BLOCKED:
+                    for boundary in limit.boundaries:
+                        if boundary > lane.ts:
+                            break
+                        lane.crossings.setdefault(boundary, (lane.ts, lane.offset))
+            if lane.state is LaneState.IDLE or (lane.state is LaneState.BLOCKED and lane.ts < limit.value):
+                lane.state = LaneState.RUNNING
+            self._set_thresholds(lane)
+        self._recount()
+        return True
+
+    def closed(self, boundary: int) -> None:
+        """A boundary that is known to be closed, from the last cut: records below it are late."""
+        self.late_below = max(self.late_below, boundary)
+        for lane in self.lanes.values():
+            lane.late_below = self.late_below
+
+    # -- the report --------------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether every lane has arrived, so that there is a report that counts."""
+        return self._missing == 0
+
+    def report(self, *, even_running: bool = False) -> Report | None:
+        """What the member's node should hold; None while it should stay as it is.
+
+        ``even_running`` gives one that does not count, for people who want to know who is slow.
+        """
+        if self.generation is None or not self.lanes or self.limit.mode is not Mode.GATED:
+            return None
+        if not (self.ready or even_running):
+            return None
+        entries = {str(lane.partition): lane.entry(self.limit) or RUNNING for lane in self.lanes.values() if lane.owned}
+        return Report.of(self.generation, self.limit.value, entries) if entries else None
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _recount(self) -> None:
+        self._missing = sum(not lane.arrived(self.limit) for lane in self.lanes.values())
+
+    def _set_thresholds(self, lane: Lane) -> None:
+        limit = self.limit
+        if not lane.owned or limit.mode is Mode.END or lane.state is LaneState.FINISHED:
+            lane.open_below = _NEVER
+        elif limit.mode is Mode.OPEN:
+            lane.open_below = MAX_LIMIT
+        else:
+            lane.open_below = next((b for b in limit.boundaries if b not in lane.crossings), limit.value)

@@ -1,0 +1,149 @@
+"""The limit ``T`` as the ``coordinator`` node holds it, and the operator's request as the ``period`` node holds it.
+
+While the gate works, the node holds the open boundaries in descending order: the first is the limit, the last is the
+*floor*, the boundary that closes next. Without lookahead the two are the same and the node holds one number. With a
+lookahead of ``k`` there are ``k + 1`` of them: participants run up to the limit while the floor waits for the slowest. The
+boundaries stand in the node because a changed period must not move one that somebody may have crossed already.
+
+::
+
+    1700000060000                                one period at a time
+    1700000180000 1700000120000 1700000060000    lookahead of two
+    open                                         released: everything passes, for good
+    end                                          the run is over: nothing passes any more
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+from aiokcc.core.periods import MAX_LIMIT, boundary_after
+from aiokcc.errors import CorruptNodeError
+
+__all__ = ["END", "OPEN", "Limit", "Mode", "Request", "RequestKind"]
+
+_MAX_LOOKAHEAD: Final = 1000
+_LIMIT_FORM: Final = "a limit in milliseconds since the epoch, 'open' or 'end'"
+_REQUEST_FORM: Final = "a period in milliseconds, 'hold' or 'off'"
+
+
+class Mode(enum.IntEnum):
+    """What the limit does. Ordered: a run never goes back to a smaller one."""
+
+    GATED = 0
+    """Records below the limit pass."""
+    OPEN = 1
+    """Released: all records pass."""
+    END = 2
+    """The run is over: no record passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The open boundaries, ascending; empty when the gate is open or the run is over."""
+
+    boundaries: tuple[int, ...] = ()
+    mode: Mode = Mode.GATED
+
+    @property
+    def value(self) -> int:
+        """Records with ``ts`` below it pass. MAX_LIMIT when released, 0 at the end."""
+        if self.mode is Mode.GATED:
+            return self.boundaries[-1]
+        return MAX_LIMIT if self.mode is Mode.OPEN else 0
+
+    @property
+    def floor(self) -> int:
+        """The boundary that closes next."""
+        return self.boundaries[0] if self.mode is Mode.GATED else MAX_LIMIT
+
+    def precedes(self, other: Limit) -> bool:
+        """Whether ``other`` is a later limit than this one: a stale read is a lower one and is dropped."""
+        if self.mode is not other.mode:
+            return self.mode < other.mode
+        return self.mode is Mode.GATED and (self.floor, self.value) < (other.floor, other.value)
+
+    @classmethod
+    def first(cls, start: int | None, period: int, lookahead: int, end: int | None) -> Limit:
+        """The limit a run starts with. Without a start it is 0: nothing passes until everybody has said where they are."""
+        if start is None:
+            return cls((0,))
+        return cls._extended((boundary_after(start, period),), period, lookahead, end)
+
+    def after(self, ts: int, period: int, lookahead: int, end: int | None) -> Limit:
+        """The limit once nobody has anything left before ``ts``: the floor is the first boundary after it."""
+        kept = tuple(b for b in self.boundaries if b > ts)
+        return self._extended(kept or (boundary_after(ts, period),), period, lookahead, end)
+
+    @classmethod
+    def _extended(cls, boundaries: tuple[int, ...], period: int, lookahead: int, end: int | None) -> Limit:
+        last = MAX_LIMIT if end is None else end
+        chain = [min(b, last) for b in boundaries]
+        while len(chain) <= lookahead and chain[-1] < last:
+            chain.append(min(boundary_after(chain[-1], period), last))
+        return cls(tuple(dict.fromkeys(chain)))
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        if self.mode is Mode.GATED:
+            return " ".join(map(str, reversed(self.boundaries))).encode()
+        return self.mode.name.lower().encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Limit:
+        """What the node holds; CorruptNodeError if it is something else."""
+        if data.strip() == b"open":
+            return OPEN
+        if data.strip() == b"end":
+            return END
+        words = data.split(maxsplit=_MAX_LOOKAHEAD + 1)
+        if not words or len(words) > _MAX_LOOKAHEAD + 1 or not all(w.isdigit() and len(w) <= 19 for w in words):
+            raise CorruptNodeError(path, data, _LIMIT_FORM)
+        boundaries = tuple(int(w) for w in reversed(words))
+        if boundaries[-1] > MAX_LIMIT or any(a >= b for a, b in zip(boundaries, boundaries[1:], strict=False)):
+            raise CorruptNodeError(path, data, _LIMIT_FORM)
+        return cls(boundaries)
+
+
+OPEN: Final = Limit(mode=Mode.OPEN)
+END: Final = Limit(mode=Mode.END)
+
+
+class RequestKind(enum.Enum):
+    """What the operator asks for."""
+
+    PERIOD = "period"
+    """Move the limit by this period."""
+    HOLD = "hold"
+    """Do not move the limit."""
+    OFF = "off"
+    """Open the gate for all, for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The operator's request. Only the leader acts on it."""
+
+    kind: RequestKind
+    period: int = 0
+
+    @classmethod
+    def every(cls, period: int) -> Request:
+        """Periods of this many milliseconds."""
+        return cls(RequestKind.PERIOD, period)
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        return (str(self.period) if self.kind is RequestKind.PERIOD else self.kind.value).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Request:
+        """What the node holds; CorruptNodeError if it is something else."""
+        text = data.strip()
+        if text in {b"hold", b"off"}:
+            return cls(RequestKind(text.decode()))
+        if not text.isdigit() or len(text) > 19 or not 0 < int(text) <= MAX_LIMIT:
+            raise CorruptNodeError(path, data, _REQUEST_FORM)
+        return cls.every(int(text))

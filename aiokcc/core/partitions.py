@@ -1,0 +1,93 @@
+"""Partitions and the agreed set of them, as ``topic-partitions`` holds it: ``orders:0,1,2;payments:0,1;``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
+
+from aiokcc.errors import CorruptNodeError, UsageError
+
+__all__ = ["Partition", "decode_partitions", "encode_partitions", "parse_topics"]
+
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_FORM: Final = "topics and their partition numbers like orders:0,1,2;payments:0,1;"
+
+
+class Partition(NamedTuple):
+    """One partition of one topic; ``orders.3`` as text."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}.{self.number}"
+
+    @classmethod
+    def parse(cls, text: str) -> Partition:
+        """``orders.3``; the number stands after the last dot, since topics may hold dots. ValueError if it is not that."""
+        topic, dot, number = text.rpartition(".")
+        if not dot or not topic or not number.isdecimal():
+            raise ValueError(text)
+        return cls(topic, int(number))
+
+
+def parse_topics(topics: object) -> frozenset[Partition]:
+    """The set from ``{"orders": 8}`` (numbers 0 to 7) or ``{"orders": [0, 3]}``; UsageError if it cannot be that."""
+    if not isinstance(topics, Mapping) or not topics:
+        raise UsageError(
+            f'topics is {topics!r}; expected topic: number of partitions, like {{"orders": 8, "payments": 4}}'
+        )
+    result: set[Partition] = set()
+    for topic, spec in topics.items():
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+            raise UsageError(
+                f"topic {topic!r} is not a name Kafka allows: letters, digits, '.', '_' and '-', at most 249"
+            )
+        if isinstance(spec, int) and not isinstance(spec, bool):
+            if spec < 1:
+                raise UsageError(f"topic {topic!r} is given {spec} partitions; it needs at least one")
+            numbers: list[object] = list(range(spec))
+        elif isinstance(spec, Iterable) and not isinstance(spec, str | bytes):
+            numbers = list(spec)
+        else:
+            raise UsageError(
+                f"topic {topic!r} is given {spec!r}; expected the number of partitions, or a list of numbers"
+            )
+        for number in numbers:
+            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+                raise UsageError(
+                    f"topic {topic!r} is given the partition {number!r}; expected a whole number from 0 up"
+                )
+            result.add(Partition(topic, number))
+        if not numbers:
+            raise UsageError(f"topic {topic!r} is given no partitions; it needs at least one")
+    return frozenset(result)
+
+
+def encode_partitions(partitions: Iterable[Partition]) -> bytes:
+    """``orders:0,1,2;payments:0,1;``, sorted, so that equal sets are equal bytes."""
+    by_topic: dict[str, list[int]] = {}
+    for topic, number in sorted(partitions):
+        by_topic.setdefault(topic, []).append(number)
+    return "".join(f"{topic}:{','.join(map(str, numbers))};" for topic, numbers in by_topic.items()).encode()
+
+
+def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
+    """The set a node holds; CorruptNodeError if it holds something else."""
+    result: set[Partition] = set()
+    try:
+        for part in data.decode().strip().rstrip(";").split(";"):
+            topic, _, numbers = part.partition(":")
+            if not _TOPIC.fullmatch(topic):
+                raise ValueError(topic)
+            result.update(Partition(topic, _number(n)) for n in numbers.split(","))
+    except ValueError:
+        raise CorruptNodeError(path, data, _FORM) from None
+    return frozenset(result)
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10:
+        raise ValueError(text)
+    return int(text)

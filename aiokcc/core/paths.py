@@ -1,0 +1,71 @@
+"""The names of the nodes, relative to the group's root.
+
+=============================  =====================  ==================================================================
+node                           kind                   content
+=============================  =====================  ==================================================================
+``coordinator``                persistent             the limit
+``period``                     persistent             the operator's request
+``generation``                 persistent             the one fence: ``3 worker-1 took office``
+``run``                        persistent             what the group agreed on, as JSON
+``topic-partitions``           persistent             ``orders:0,1,2;payments:0,1;``
+``progress/<member>``          ephemeral              the member's report
+``leader/c-<mark>-<number>``   ephemeral, sequential  candidates; the leader's tells its epoch
+``ids/<member>``               ephemeral              registration
+``owners/<topic>/<number>``    ephemeral              the lock of a partition
+``cuts/<slot>``                persistent             a ring of the last cuts
+=============================  =====================  ==================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiokcc.core.partitions import Partition
+
+__all__ = [
+    "COORDINATOR",
+    "CUTS",
+    "GENERATION",
+    "IDS",
+    "LEADER",
+    "OWNERS",
+    "PERIOD",
+    "PROGRESS",
+    "RUN",
+    "TOPIC_PARTITIONS",
+    "cut",
+    "member",
+    "owner",
+    "progress",
+]
+
+COORDINATOR: Final = "coordinator"
+PERIOD: Final = "period"
+GENERATION: Final = "generation"
+RUN: Final = "run"
+TOPIC_PARTITIONS: Final = "topic-partitions"
+PROGRESS: Final = "progress"
+LEADER: Final = "leader"
+IDS: Final = "ids"
+OWNERS: Final = "owners"
+CUTS: Final = "cuts"
+
+
+def progress(name: str) -> str:
+    """The report of one incarnation of a member."""
+    return f"{PROGRESS}/{name}"
+
+
+def member(name: str) -> str:
+    """The registration of one incarnation of a member."""
+    return f"{IDS}/{name}"
+
+
+def owner(partition: Partition) -> str:
+    """The lock of a partition."""
+    return f"{OWNERS}/{partition.topic}/{partition.number}"
+
+
+def cut(number: int, size: int) -> str:
+    """The slot of the ring that holds the cut with this number."""
+    return f"{CUTS}/{number % size}"

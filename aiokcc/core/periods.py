@@ -1,0 +1,134 @@
+"""Event time: integer milliseconds since the Unix epoch, cut into half-open periods.
+
+Boundaries are the multiples of the period since the epoch, so that members, a later leader and a changed period agree on
+them without further data. A record with ``ts == T`` belongs to the period after ``T``.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from aiokcc.errors import UsageError
+
+__all__ = [
+    "MAX_LIMIT",
+    "MAX_TIMESTAMP",
+    "boundary_after",
+    "check_timestamp",
+    "format_duration",
+    "format_time",
+    "parse_duration",
+    "parse_time",
+]
+
+MAX_LIMIT: Final = 2**63 - 1
+"""The greatest limit: the largest value that fits 64 signed bits."""
+MAX_TIMESTAMP: Final = MAX_LIMIT - 1
+"""The greatest timestamp: some limit must lie above it."""
+
+_UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_DURATION: Final = re.compile(r"(\d+)(ms|[smhdw])")
+_DURATION_FORMS: Final = (
+    'a whole number of milliseconds, a text like "500ms", "30s", "5m", "1h30m", "1d", or a timedelta'
+)
+_TIME_FORMS: Final = (
+    'ISO 8601 with a zone like "2026-01-31T00:00Z", a datetime with a time zone, or whole milliseconds since the epoch'
+)
+
+
+def boundary_after(ts: int, period: int) -> int:
+    """The first multiple of ``period`` greater than ``ts``, at most MAX_LIMIT."""
+    return min((ts // period + 1) * period, MAX_LIMIT)
+
+
+def check_timestamp(ts: object) -> int:
+    """``ts`` as a plain int, or a UsageError that says what is wrong with it."""
+    if isinstance(ts, bool) or ts is None or isinstance(ts, float):
+        what = {True: " (a record without a timestamp?)"}.get(ts is None, "")
+        raise UsageError(
+            f"timestamp {ts!r} is {type(ts).__name__}{what}; expected an int: milliseconds since the Unix epoch"
+        )
+    try:
+        value = operator.index(ts)  # type: ignore[arg-type]
+    except TypeError:
+        raise UsageError(
+            f"timestamp {ts!r} is {type(ts).__name__}; expected an int: milliseconds since the Unix epoch"
+        ) from None
+    if value < 0:
+        raise UsageError(f"timestamp {value} is negative; expected milliseconds since the Unix epoch")
+    if value > MAX_TIMESTAMP:
+        raise UsageError(f"timestamp {value} is beyond 64 bits; the greatest is {MAX_TIMESTAMP}")
+    return value
+
+
+def parse_duration(value: object, *, what: str = "period", least: int = 1) -> int:
+    """A duration in milliseconds from an int, a text like ``"1h30m"`` or a timedelta; UsageError otherwise."""
+    result: int | None = None
+    if isinstance(value, timedelta):
+        result, rest = divmod(value, timedelta(milliseconds=1))
+        if rest:
+            raise UsageError(f"{what} {value!r} is not a whole number of milliseconds")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        result = value
+    elif isinstance(value, str):
+        text = value.strip().lower()
+        parts = _DURATION.findall(text)
+        if parts and "".join(n + unit for n, unit in parts) == text:
+            result = sum(int(n) * _UNITS[unit] for n, unit in parts)
+        elif text.isdecimal():
+            raise UsageError(f'{what} {value!r} has no unit; write "{text}ms", "{text}s", "{text}m" …')
+    if result is None:
+        raise UsageError(f"{what} {value!r} cannot be read; expected {_DURATION_FORMS}")
+    if result < least:
+        raise UsageError(f"{what} {value!r} is too short; it must be at least {format_duration(least)}")
+    if result > MAX_LIMIT:
+        raise UsageError(f"{what} {value!r} is beyond 64 bits of milliseconds")
+    return result
+
+
+def parse_time(value: object, *, what: str = "start") -> int:
+    """A time in milliseconds since the epoch from ISO 8601, a datetime or an int; UsageError otherwise."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return check_timestamp(value)
+    moment = value
+    if isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value.strip())
+        except ValueError:
+            raise UsageError(f"{what} {value!r} cannot be read; expected {_TIME_FORMS}") from None
+    if not isinstance(moment, datetime):
+        raise UsageError(f"{what} {value!r} cannot be read; expected {_TIME_FORMS}")
+    if moment.tzinfo is None:
+        shown = value.strip() if isinstance(value, str) else moment.isoformat()
+        if len(shown) == len("2026-01-31"):
+            shown += "T00:00"
+        raise UsageError(f'{what} {value!r} has no time zone; for UTC write "{shown}Z"')
+    millis = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    if millis < 0:
+        raise UsageError(f"{what} {value!r} lies before 1970; event time starts at the Unix epoch")
+    return millis
+
+
+def format_duration(millis: int) -> str:
+    """A duration as people write it: ``90000`` is ``"1m30s"``."""
+    if millis <= 0:
+        return f"{millis}ms"
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        n, millis = divmod(millis, _UNITS[unit])
+        if n:
+            parts.append(f"{n}{unit}")
+    return "".join(parts)
+
+
+def format_time(millis: int) -> str:
+    """A timestamp as ISO 8601 in UTC with the milliseconds only where there are any; the number itself past the year 9999."""
+    try:
+        moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
+    except OverflowError:
+        return str(millis)
+    text = moment.strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{text}.{millis % 1000:03d}Z" if millis % 1000 else f"{text}Z"

@@ -1,0 +1,201 @@
+"""What members report and what the leader keeps of it: the contents of ``progress/<member>`` and ``cuts/<slot>``.
+
+A report is one text per member: a first line ``generation limit count minimum``, then one entry per partition::
+
+    3 1700000060000 3 1700000061234
+    orders.0:1700000061234@55;orders.1:idle@9;payments.0:finished@120;
+
+An entry says where the partition stands: blocked at the timestamp of its next record, *idle* at the end of the log,
+*finished* for good, or *running*, which is only written to tell people who is slow. After the ``@`` stands the offset of the
+next record, where the caller gave it. A report counts only if no entry is running.
+
+A cut is what the reports said when a boundary closed: its number, the boundary before, the boundary, the generation, then a
+line per member with the offsets by topic; ``?`` where an offset is not known, ``!`` behind a partition that has finished::
+
+    17 1700000000000 1700000060000 3
+    worker-1 orders:0@55,1@9;payments:0@120!;
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
+from aiokcc.errors import CorruptNodeError
+
+__all__ = ["FINISHED", "IDLE", "RUNNING", "Cut", "Mark", "Report"]
+
+IDLE: Final = "idle"
+FINISHED: Final = "finished"
+RUNNING: Final = "running"
+
+_BODY: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19})?;)*")
+_ENTRY: Final = re.compile(r"([^:;]+):([^;]+);")
+_REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
+_CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
+_CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(!?)")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One member's report. ``entries`` maps ``orders.0`` to ``1700000061234@55`` and the like, in a fixed order."""
+
+    generation: int
+    limit: int
+    """The limit under which it was written. Idle entries hold for this limit only; blocked ones while ``ts >= T``."""
+    entries: Mapping[str, str]
+    minimum: int | None = None
+    """The smallest timestamp a partition is blocked at; None if none is."""
+    idle: bool = False
+    """Whether an entry is idle."""
+    running: bool = False
+    """Whether an entry is running: then the report does not count."""
+    finished: bool = False
+    """Whether an entry is finished."""
+
+    @classmethod
+    def of(cls, generation: int, limit: int, entries: Mapping[str, str]) -> Report:
+        """A report from its entries. ValueError if an entry cannot be one."""
+        minimum: int | None = None
+        idle = running = finished = False
+        for value in entries.values():
+            word = value.partition("@")[0]
+            if word == IDLE:
+                idle = True
+            elif word == RUNNING:
+                running = True
+            elif word == FINISHED:
+                finished = True
+            else:
+                ts = int(word)
+                if minimum is None or ts < minimum:
+                    minimum = ts
+        return cls(generation, limit, entries, minimum, idle, running, finished)
+
+    def supersedes(self, written: Report | None) -> bool:
+        """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not."""
+        return (
+            written is None
+            or self.generation != written.generation
+            or self.entries != written.entries
+            or (self.idle and self.limit != written.limit)
+        )
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        least = RUNNING if self.running else "-" if self.minimum is None else str(self.minimum)
+        body = "".join([f"{name}:{value};" for name, value in self.entries.items()])
+        return f"{self.generation} {self.limit} {len(self.entries)} {least}\n{body}".encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Report | None:
+        """What the node holds: None while its member has not reported; CorruptNodeError if it is something else."""
+        if not data:
+            return None
+        try:
+            head, _, body = data.decode("ascii").partition("\n")
+            generation, limit, count, least = head.split(" ")
+            if not _BODY.fullmatch(body):
+                raise ValueError(body)  # noqa: TRY301 - one place turns all of them into CorruptNodeError
+            entries = dict(_ENTRY.findall(body))
+            report = cls.of(int(generation), int(limit), entries)
+            stated = RUNNING if report.running else "-" if report.minimum is None else str(report.minimum)
+            if (
+                int(count) != len(entries)
+                or body.count(";") != len(entries)
+                or least != stated
+                or not 0 <= report.limit <= MAX_LIMIT
+                or not 0 <= (report.minimum or 0) <= MAX_TIMESTAMP
+            ):
+                raise ValueError(head)  # noqa: TRY301
+        except ValueError:
+            raise CorruptNodeError(path, data, _REPORT_FORM) from None
+        return report
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where a cut lies in one partition: the first offset after it, if known, and whether more will ever come."""
+
+    offset: int | None
+    finished: bool = False
+
+    def __str__(self) -> str:
+        return f"{'?' if self.offset is None else self.offset}{'!' if self.finished else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What had been processed, partition by partition, when the boundary ``limit`` closed; and by whom."""
+
+    number: int
+    previous: int
+    limit: int
+    generation: int
+    marks: Mapping[str, Mapping[Partition, Mark]] = field(default_factory=dict)
+    """By member."""
+
+    def finished(self) -> dict[Partition, str]:
+        """The partitions that have finished, and who said so."""
+        return {p: member for member, marks in self.marks.items() for p, mark in marks.items() if mark.finished}
+
+    def owners(self) -> dict[Partition, str]:
+        """Who ran each partition."""
+        return {p: member for member, marks in self.marks.items() for p in marks}
+
+    def find(self, partition: Partition) -> Mark | None:
+        """Where the cut lies in this partition."""
+        return next((marks[partition] for marks in self.marks.values() if partition in marks), None)
+
+    @staticmethod
+    def template(member: str, partitions: Iterable[Partition]) -> str:
+        """A member's line with ``%s`` for each mark, so that a leader that writes it every period only fills it in."""
+        parts: list[str] = []
+        last = None
+        for topic, number in partitions:
+            parts.append(f"{',' if topic == last else ';' * bool(parts) + topic + ':'}{number}@%s")
+            last = topic
+        return f"{member} {''.join(parts)};"
+
+    @staticmethod
+    def header(number: int, previous: int, limit: int, generation: int) -> str:
+        """The first line."""
+        return f"{number} {previous} {limit} {generation}"
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        lines = [self.header(self.number, self.previous, self.limit, self.generation)]
+        lines += [
+            self.template(member, sorted(marks)) % tuple(str(marks[p]) for p in sorted(marks))
+            for member, marks in self.marks.items()
+            if marks
+        ]
+        return "\n".join(lines).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Cut | None:
+        """What the slot holds: None if it was not used yet; CorruptNodeError if it is something else."""
+        if not data:
+            return None
+        try:
+            head, *lines = data.decode("ascii").split("\n")
+            number, previous, limit, generation = map(int, head.split(" "))
+            marks: dict[str, dict[Partition, Mark]] = {}
+            for line in lines:
+                member, _, body = line.partition(" ")
+                mine = marks.setdefault(member, {})
+                for part in body.rstrip(";").split(";"):
+                    topic, _, items = part.partition(":")
+                    for item in items.split(","):
+                        match = _CUT_ITEM.fullmatch(item)
+                        if not topic or match is None:
+                            raise ValueError(item)  # noqa: TRY301
+                        offset = None if match[2] == "?" else int(match[2])
+                        mine[Partition(topic, int(match[1]))] = Mark(offset, bool(match[3]))
+        except ValueError:
+            raise CorruptNodeError(path, data, _CUT_FORM) from None
+        return cls(number, previous, limit, generation, marks)

@@ -1,0 +1,172 @@
+"""What the group agreed on when it started: the contents of ``run``, ``generation`` and the people's nodes.
+
+Members of one group run the same program, so they bring the same settings; one that does not is told both sides.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from aiokcc.core.partitions import Partition, encode_partitions, parse_topics
+from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
+from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
+
+__all__ = ["Generation", "Run", "Settings", "encode_member"]
+
+CUT_SLOTS: Final = 16
+MAX_LOOKAHEAD: Final = 1000
+_RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead and state"
+_GENERATION_FORM: Final = "'number leader reason'"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one member brings, checked. Times and durations are milliseconds."""
+
+    partitions: frozenset[Partition]
+    period: int
+    start: int | None = None
+    end: int | None = None
+    lookahead: int = 0
+    caught_up: int | Literal["follow", "release"] = "follow"
+    """What to do once the limit has reached the clock: keep pace with it, open the gate, or go on with this period."""
+    ahead: int = 3_600_000
+    """How far past the clock a record may pull the limit."""
+
+    @classmethod
+    def check(  # noqa: PLR0913 - these are the settings there are
+        cls,
+        *,
+        topics: object,
+        period: object,
+        start: object = None,
+        end: object = None,
+        lookahead: object = 0,
+        caught_up: object = "follow",
+        ahead: object = "1h",
+    ) -> Settings:
+        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        begin = None if start is None else parse_time(start, what="start")
+        finish = None if end is None else parse_time(end, what="end")
+        if begin is not None and finish is not None and finish <= begin:
+            raise UsageError(f"end {end!r} does not lie after start {start!r}; the run would be empty")
+        if not isinstance(lookahead, int) or isinstance(lookahead, bool) or not 0 <= lookahead <= MAX_LOOKAHEAD:
+            raise UsageError(f"lookahead {lookahead!r} is not a number of periods from 0 to {MAX_LOOKAHEAD}")
+        policy: int | Literal["follow", "release"]
+        if caught_up == "follow":
+            policy = "follow"
+        elif caught_up == "release":
+            policy = "release"
+        else:
+            try:
+                policy = parse_duration(caught_up, what="caught_up")
+            except UsageError as error:
+                raise UsageError(f'{error}; or "follow", or "release"') from None
+        return cls(
+            parse_topics(topics),
+            parse_duration(period),
+            begin,
+            finish,
+            lookahead,
+            policy,
+            parse_duration(ahead, what="ahead", least=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The content of the ``run`` node: the settings the group runs with, and whether it is still running."""
+
+    settings: Settings
+    ended: bool = False
+
+    def end(self) -> Run:
+        """The same run, over."""
+        return replace(self, ended=True)
+
+    def require(self, mine: Settings, where: str) -> None:
+        """GroupMismatchError, naming both sides, unless ``mine`` is what the group runs with."""
+        differences = [
+            f"{name} is {_shown(name, getattr(self.settings, name))} there and {_shown(name, getattr(mine, name))} here"
+            for name in Settings.__slots__
+            if getattr(self.settings, name) != getattr(mine, name)
+        ]
+        if differences:
+            raise GroupMismatchError(
+                f"the group under {where} runs with other settings: {'; '.join(differences)}. "
+                f"Join with the group's settings, or use another root"
+            )
+
+    def encode(self) -> bytes:
+        """The node's content; the partitions stand in a node of their own."""
+        s = self.settings
+        return json.dumps(
+            {
+                "version": 1,
+                "state": "ended" if self.ended else "running",
+                "start": s.start,
+                "end": s.end,
+                "period": s.period,
+                "lookahead": s.lookahead,
+                "caught_up": s.caught_up,
+                "ahead": s.ahead,
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes, partitions: frozenset[Partition]) -> Run:
+        """What the node holds; CorruptNodeError if it is something else."""
+        try:
+            raw: Any = json.loads(data)
+            if not isinstance(raw, dict) or raw["version"] != 1 or raw["state"] not in {"running", "ended"}:
+                raise ValueError(raw)  # noqa: TRY301 - one place turns all of them into CorruptNodeError
+            settings = Settings.check(
+                topics={"unused": 1},
+                **{name: raw[name] for name in ("start", "end", "period", "lookahead", "caught_up", "ahead")},
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CorruptNodeError(path, data, _RUN_FORM) from None
+        return cls(replace(settings, partitions=partitions), raw["state"] == "ended")
+
+
+def _shown(name: str, value: Any) -> str:
+    if name == "partitions":
+        text = encode_partitions(value).decode()
+        return text if len(text) <= 200 else f"{text[:200]}…"
+    if name in {"start", "end"} and value is not None:
+        return format_time(value)
+    if isinstance(value, int) and name != "lookahead":
+        return format_duration(value)
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """The one fence: every take-over adds one, and so does every change of the set."""
+
+    number: int
+    leader: str
+    """The incarnation that wrote it."""
+    reason: str
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        return f"{self.number} {self.leader} {self.reason}".encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Generation:
+        """What the node holds; CorruptNodeError if it is something else."""
+        try:
+            number, leader, reason = data.decode().split(" ", 2)
+            if not (number.isascii() and number.isdecimal()) or len(number) > 19 or not leader:
+                raise ValueError(number)  # noqa: TRY301
+            return cls(int(number), leader, reason)
+        except ValueError:
+            raise CorruptNodeError(path, data, _GENERATION_FORM) from None
+
+
+def encode_member(**facts: object) -> bytes:
+    """The content of a node for people: JSON with a version."""
+    return json.dumps({"version": 1, **facts}).encode()
