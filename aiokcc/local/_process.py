@@ -207,7 +207,11 @@ async def keep(remove: Path | None = None) -> AsyncIterator[Warden]:
     try:
         yield warden
     finally:
-        await warden.end()
+        try:
+            await warden.end()
+        finally:
+            if remove is not None:  # the warden's work, unless somebody killed it
+                shutil.rmtree(remove, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:

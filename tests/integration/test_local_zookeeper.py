@@ -315,4 +315,5 @@ def test_services_end_with_a_killed_warden() -> None:
     with parent:
         os.kill(warden_of(parent.pid), signal.SIGKILL)
         assert all(ended(int(pid)) for pid in told["pids"])
-        parent.kill()
+        parent.send_signal(signal.SIGINT)
+    assert not Path(told["home"][0]).exists()
