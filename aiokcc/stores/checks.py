@@ -21,7 +21,8 @@ MAX_REQUEST: Final = 1_000_000
 """Bytes of names and data in one request. The server's own limit is 1,048,575 with all that the protocol adds."""
 
 _MAX_VERSION: Final = 2**31 - 1
-_FORBIDDEN: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+# The last range is what UTF-16 writes as two surrogates, which the server refuses one by one: emoji among others.
+_FORBIDDEN: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -90,8 +91,8 @@ def check_size(root: str, *ops: Op) -> None:
     """TooLargeError, with the operation that went over the limit, if one request cannot carry these operations."""
     size = 0
     for index, op in enumerate(ops):
-        # Four bytes are the longest that one character takes; encoding every path to count it would cost more.
-        size += len(root) + 1 + (len(op.path) if op.path.isascii() else 4 * len(op.path))
+        # Three bytes are the longest that a character allowed in names takes; to encode every path would cost more.
+        size += 3 * len(root) + 1 + (len(op.path) if op.path.isascii() else 3 * len(op.path))
         if isinstance(op, Create | Set):
             size += len(op.data)
         if size > MAX_REQUEST:

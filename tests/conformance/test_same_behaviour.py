@@ -1,0 +1,212 @@
+"""The proof that the fake is a verified one: random programs run on memory and on ZooKeeper, and cannot tell them apart.
+
+Each program is run by two sessions of each store, step by step. After every step the results are the same, with errors
+compared by kind and attributes; at the end so are the trees, and every watch has arrived at what its store holds. Only
+what cannot be the same is translated: session ids, the unique marks of sequential nodes, and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from aiokcc.errors import NodeError
+from aiokcc.stores import ANY_VERSION, Check, Create, Delete, Node, Op, Session, Set, Store
+from tests.conformance.conftest import new_store
+from tests.conformance.seen import PATIENCE, Seen
+
+PATHS = ["", "a", "b", "a/a", "a/b", "b/a", "a/a/a"]
+WATCHED = [path for path in PATHS if path]
+
+paths = st.sampled_from(WATCHED)
+places = st.sampled_from(PATHS)
+data = st.sampled_from([b"", b"x", b"yy"])
+versions = st.sampled_from([ANY_VERSION, ANY_VERSION, 0, 0, 1, 2])
+creations = st.builds(Create, paths, data, st.booleans(), st.sampled_from([False, False, False, True]))
+ops: st.SearchStrategy[Op] = st.one_of(
+    creations,
+    creations,
+    st.builds(Set, places, data, versions),
+    st.builds(Delete, paths, versions),
+    st.builds(Check, places, versions),
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a program: a verb, who does it, and what with."""
+
+    who: int
+    verb: str
+    ops: tuple[Op, ...] = ()
+    path: str = ""
+
+
+who = st.integers(0, 1)
+steps = st.one_of(
+    st.builds(Step, who, st.just("op"), st.tuples(ops)),
+    st.builds(Step, who, st.just("op"), st.tuples(ops)),
+    st.builds(Step, who, st.just("commit"), st.lists(ops, min_size=0, max_size=5).map(tuple)),
+    st.builds(Step, who, st.sampled_from(["find", "get", "children"]), path=places),
+    st.builds(Step, who, st.just("ensure"), path=places),
+    st.builds(Step, who, st.just("reopen")),
+)
+
+
+class World:
+    """One store with two sessions, and all that must be translated to compare it with another."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sessions: list[Session] = []
+        self.open: list[contextlib.AsyncExitStack] = []
+        self.names: dict[int, str] = {0: "nobody"}
+
+    async def start(self) -> None:
+        for number in range(2):
+            self.open.append(contextlib.AsyncExitStack())
+            self.sessions.append(await self.enter(number))
+        await self.sessions[0].ensure("")
+
+    async def enter(self, number: int) -> Session:
+        session = await self.open[number].enter_async_context(self.store.session())
+        self.names[session.id] = f"session {len(self.names)}"
+        return session
+
+    async def end(self) -> None:
+        for stack in self.open:
+            await stack.aclose()
+
+    async def run(self, step: Step) -> Any:
+        """What a user would see of this step."""
+        session = self.sessions[step.who]
+        try:
+            return self.plain(await self.call(session, step))
+        except NodeError as error:
+            return type(error), error.path if step.verb != "ensure" else None, error.index
+
+    async def call(self, session: Session, step: Step) -> Any:
+        if step.verb == "reopen":
+            return await self.reopen(step.who)
+        if step.verb == "commit":
+            return await session.commit(*step.ops)
+        if step.verb != "op":
+            return await getattr(session, step.verb)(step.path)
+        match step.ops[0]:
+            case Create(path, content, ephemeral, sequential):
+                return await session.create(path, content, ephemeral=ephemeral, sequential=sequential)
+            case Set(path, content, version):
+                return await session.set(path, content, version)
+            case Delete(path, version):
+                return await session.delete(path, version)
+            case check:
+                return await session.commit(check)
+
+    async def reopen(self, number: int) -> None:
+        """Close a session and open another; done when the other session has seen the ephemeral nodes go."""
+        left, witness = self.sessions[number], self.sessions[1 - number]
+        owned = [path for path, node in (await self.tree(witness)).items() if node.owner == left.id]
+        await self.open[number].aclose()
+        with witness.watch() as watch:
+            seen = Seen(watch)
+            for path in owned:
+                watch.add(path)
+            await seen.until(lambda: all(path in seen.last and seen.last[path] is None for path in owned))
+        self.sessions[number] = await self.enter(number)
+
+    async def tree(self, session: Session, path: str = "") -> dict[str, Node]:
+        """Every node below a path, as one session reads it."""
+        node = await session.find(path)
+        if node is None:
+            return {}
+        found = {path: node}
+        for name in await session.children(path):
+            found |= await self.tree(session, f"{path}/{name}" if path else name)
+        return found
+
+    def plain(self, result: Any) -> Any:
+        """The same for both stores: without marks, ids and times."""
+        if isinstance(result, str):
+            return re.sub(r"[^/]*-(\d{10})$", r"*\1", result)
+        if isinstance(result, Node):
+            return self.plain(result.path), result.data, result.version, self.names[result.owner]
+        if isinstance(result, list):
+            return [self.plain(one) for one in result]
+        if isinstance(result, tuple):
+            return tuple(sorted(self.plain(one) for one in result))
+        if isinstance(result, dict):
+            return sorted(self.plain(node) for node in result.values())
+        return result
+
+
+async def compare(program: list[Step], stores: tuple[Store, Store]) -> None:
+    worlds = [World(store) for store in stores]
+    try:
+        for world in worlds:
+            await world.start()
+        async with contextlib.AsyncExitStack() as watching:
+            followers: list[tuple[World, Seen, Seen]] = []
+            for world in worlds:
+                witness = await watching.enter_async_context(world.store.session())
+                world.names[witness.id] = "witness"
+                nodes, names = Seen(witness.watch()), Seen(witness.watch())
+                for path in WATCHED:
+                    nodes.watch.add(path)
+                    names.watch.add_children(path)
+                followers.append((world, nodes, names))
+            for step in program:
+                one, two = [await world.run(step) for world in worlds]
+                assert one == two, step
+            trees = [await world.tree(world.sessions[0]) for world in worlds]
+            assert worlds[0].plain(trees[0]) == worlds[1].plain(trees[1])
+            for (_, nodes, names), tree in zip(followers, trees, strict=True):
+                await nodes.until(lambda nodes=nodes, tree=tree: arrived(nodes, tree))  # type: ignore[misc]
+                await names.until(lambda names=names, tree=tree: arrived_below(names, tree))  # type: ignore[misc]
+    finally:
+        for world in worlds:
+            await world.end()
+
+
+def arrived(seen: Seen, tree: dict[str, Node]) -> bool:
+    return all(path in seen.last and seen.last[path] == tree.get(path) for path in WATCHED)
+
+
+def arrived_below(seen: Seen, tree: dict[str, Node]) -> bool:
+    return all(path in seen.last and seen.names(path) == below(path, tree) for path in WATCHED)
+
+
+def below(path: str, tree: dict[str, Node]) -> tuple[str, ...] | None:
+    if path not in tree:
+        return None
+    return tuple(sorted(one.removeprefix(f"{path}/") for one in tree if re.fullmatch(f"{re.escape(path)}/[^/]+", one)))
+
+
+@pytest.mark.service
+def test_a_program_cannot_tell_memory_from_zookeeper(request: pytest.FixtureRequest) -> None:
+    request.getfixturevalue("zookeeper")  # started before the first example, which is timed by Hypothesis otherwise
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(program=st.lists(steps, min_size=1, max_size=25))
+    def check(program: list[Step]) -> None:
+        async def run() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await compare(program, (new_store("memory", request), new_store("zookeeper", request)))
+
+        asyncio.run(run())
+
+    check()
+
+
+@settings(max_examples=60, deadline=None)
+@given(program=st.lists(steps, min_size=1, max_size=25))
+def test_memory_behaves_the_same_twice(program: list[Step]) -> None:
+    """The comparison itself, without a service: what it translates is all that differs."""
+    request: Any = None
+    asyncio.run(compare(program, (new_store("memory", request), new_store("memory", request))))
