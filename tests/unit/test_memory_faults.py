@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import uuid
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,8 +17,8 @@ CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, Ses
 
 
 @pytest.fixture
-def store(request: pytest.FixtureRequest) -> MemoryStore:
-    return MemoryStore(f"faults-{id(request)}")
+def store() -> MemoryStore:
+    return MemoryStore(f"faults-{uuid.uuid4().hex}")
 
 
 @pytest.fixture
