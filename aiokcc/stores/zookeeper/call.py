@@ -1,0 +1,143 @@
+"""A request on its way: what is sent, who waits for the answer, and what becomes of it when the connection breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from aiokcc.errors import StoreError
+from aiokcc.stores.port import Op
+from aiokcc.stores.zookeeper import wire
+
+GIVE_UP_AFTER: Final = 10
+"""Connections that may break under one request. With the pause between two connections that is about one session timeout:
+a request at which the server hangs up each time, for whatever reason, must not be repeated for ever."""
+
+
+class DroppedError(Exception):
+    """The connection broke before the answer. Never leaves this package."""
+
+
+class Call:
+    """A read: sent again on the next connection, for as long as somebody waits for it.
+
+    ``sent_at``, ``zxid`` and ``doubt`` belong to the last time it was sent: when, what the store had shown us by then, and
+    whether the connection broke before the answer, so that nobody knows whether the server has got it. ``until`` is set
+    when it can no longer arrive: see ``resolve``.
+    """
+
+    __slots__ = ("decode", "doubt", "future", "path", "request", "sent_at", "tries", "until", "xid", "zxid")
+
+    ops: Sequence[Op] = ()
+
+    def __init__(self, future: asyncio.Future[object], request: bytes, decode: wire.Decoder | None, path: str) -> None:
+        self.future = future
+        self.request = request
+        self.decode = decode
+        self.path = path
+        self.doubt = False
+        self.tries = 0
+        self.sent_at = 0.0
+        self.xid = 0
+        self.zxid = 0
+        self.until = 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody waits any more."""
+        return self.future.done()
+
+    def answer(self, data: bytes, at: int, end: int) -> None:
+        """The server answered. Raises if the answer cannot be read; the call then is as if not answered."""
+        future = self.future
+        if self.decode is not None:
+            value = self.decode(data, at, end, self.path)
+            if not future.done():
+                future.set_result(value)
+        elif not future.done():
+            future.set_result(None)
+
+    def refuse(self, code: int) -> None:
+        """The server answered with an error."""
+        self.fail(wire.to_error(code, self.path))
+
+    def finish(self, value: object) -> None:
+        if not self.future.done():
+            self.future.set_result(value)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+    def drop(self, sent: bool) -> bool:
+        """The connection broke. True if the call is to be taken to the next one."""
+        self.tries += sent
+        if self.abandoned:
+            return False
+        if self.tries >= GIVE_UP_AFTER and not self.ops:
+            self.fail(given_up(self.path))
+            return False
+        return True
+
+
+class WriteCall(Call):
+    """A write: if it was sent and not answered, it is in doubt until ``resolve`` has looked at what it should have done.
+
+    ``ops`` are what is sent: the names of sequential nodes carry their marks. ``path`` is what the caller wrote.
+    """
+
+    __slots__ = ("ops",)
+
+    def __init__(
+        self,
+        future: asyncio.Future[object],
+        request: bytes,
+        decode: wire.Decoder | None,
+        path: str,
+        ops: Sequence[Op],
+    ) -> None:
+        super().__init__(future, request, decode, path)
+        self.ops = ops
+
+    def drop(self, sent: bool) -> bool:
+        # An abandoned write was perhaps applied and perhaps not, which is what cancelling a write means.
+        self.doubt |= sent
+        return super().drop(sent)
+
+
+class CommitCall(WriteCall):
+    """A transaction."""
+
+    __slots__ = ("asked", "root")
+
+    def __init__(
+        self, future: asyncio.Future[object], request: bytes, ops: Sequence[Op], asked: Sequence[Op], root: str
+    ) -> None:
+        super().__init__(future, request, None, asked[0].path, ops)
+        self.asked = asked
+        self.root = root
+
+    def answer(self, data: bytes, at: int, end: int) -> None:
+        outcome = wire.decode_multi(data, at, end, self.asked, self.root)
+        if isinstance(outcome, StoreError):
+            self.fail(outcome)
+        else:
+            self.finish(outcome)
+
+
+class Inquiry(Call):
+    """A request that means something on this connection only; its sender learns of the break and asks anew."""
+
+    __slots__ = ()
+
+    def drop(self, sent: bool) -> bool:
+        self.fail(DroppedError())
+        return False
+
+
+def given_up(path: str) -> StoreError:
+    return StoreError(
+        f"{path or 'the root'}: {GIVE_UP_AFTER} connections in a row broke before this request was answered; "
+        f"the request was not applied. The log of the ZooKeeper server tells why it hangs up"
+    )

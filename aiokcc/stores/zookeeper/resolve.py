@@ -1,0 +1,206 @@
+"""Was it applied? What becomes of a write whose answer was lost with the connection.
+
+**Nothing of the old connection can be applied later.** Once a server has accepted our session on a new connection, it has
+closed the old one if that was its own; what it had read from it by then stands in its queue in front of everything that
+the new connection sends. If the old connection led to another server, the leader has noted that the session moved, and
+refuses what still arrives from there (SessionMoved). What the leader had accepted before that may be on its way to our
+server without having arrived. Therefore we first send a ``sync``: the leader answers it only behind all that it has
+accepted so far, and our reads wait for that answer. So what they show is final: the write was applied before them, or
+it never will be unless we send it again.
+
+**What the node shows.** ``call.zxid`` is the newest transaction we had been shown when the write was sent. A node or a
+change with a zxid up to that is older than the write and cannot be its doing; a newer one may be. Then the owner, the
+mark in the name, the version and the data decide:
+
+* Sequential node: the mark in its name is ours alone. There or not there.
+* Ephemeral node: newer and owned by this session, it is ours; otherwise not applied.
+* Set at version v: v again is not applied; v+1 with our data is ours; v+1 with other data is somebody else's, and ours
+  was refused. Beyond v+1, or gone: nobody can tell.
+* Set at any version: our data is ours, anything else is written again: nobody else writes such a node.
+* Delete: gone is ours (or it was gone before, which comes to the same); an older node is still there, not applied; a
+  newer one has taken its place, nobody can tell.
+* Persistent node: newer, with our data and never written, it is ours. If two create the same node with the same data at
+  the same time and one of them loses the answer, both believe that it was theirs. Who must know creates an ephemeral or
+  a sequential node, or writes something of his own into it.
+* Transaction: all or nothing, so the first operation that can tell tells for all.
+
+What was not applied is sent again, and the server's answer is the answer. Several writes may be in doubt at once; they
+are resolved in order, and what one has taken as its own doing (``taken``) is not evidence for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Iterable, Sequence
+
+from aiokcc.errors import NoNodeError, OutcomeUnknownError, StoreError
+from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Op, OpResult, Set
+from aiokcc.stores.zookeeper import wire
+from aiokcc.stores.zookeeper.call import Call, CommitCall, DroppedError, Inquiry
+from aiokcc.stores.zookeeper.connection import Connection
+
+
+class Verdict(enum.Enum):
+    """What became of an operation."""
+
+    APPLIED = enum.auto()
+    """Done; the caller gets its result."""
+    NOT_APPLIED = enum.auto()
+    """Not done, and never will be: send it again."""
+    UNKNOWN = enum.auto()
+    """This operation does not tell."""
+
+
+class Resolver:
+    """Looks at the store through one new connection, for the writes in doubt of one session."""
+
+    def __init__(self, connection: Connection, root: str, session_id: int) -> None:
+        self._connection = connection
+        self._root = root
+        self._session_id = session_id
+        self._taken: set[tuple[str, int]] = set()
+
+    async def sync(self) -> None:
+        """Wait until our server has all that the leader has accepted from us. Before anything else."""
+        await self._ask(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing)
+
+    async def settle(self, call: Call, later: Iterable[Call]) -> bool:
+        """Answer the call if it was applied or nobody can tell; False if it is to be sent again.
+
+        ``later`` are the calls behind it. Raises DroppedError if the connection breaks; the call is then as before.
+        """
+        verdict = Verdict.UNKNOWN
+        try:
+            for op in sorted(call.ops, key=_strength):
+                verdict = await self._judge(op, call, later)
+                if verdict is not Verdict.UNKNOWN:
+                    break
+        except StoreError:  # we may write there and not read
+            verdict = Verdict.UNKNOWN
+        if verdict is Verdict.NOT_APPLIED:
+            return False
+        if verdict is Verdict.APPLIED:
+            results = [await self._result(op) for op in call.ops]
+            call.finish(results if isinstance(call, CommitCall) else results[0])
+        else:
+            call.fail(
+                OutcomeUnknownError(
+                    f"{call.path or 'the root'}: the connection broke before the answer, and what is there now does not "
+                    f"tell whether the write was applied; read and decide again"
+                )
+            )
+        return True
+
+    async def _judge(self, op: Op, call: Call, later: Iterable[Call]) -> Verdict:
+        if isinstance(op, Check):
+            return Verdict.UNKNOWN
+        if isinstance(op, Create) and op.sequential:
+            return Verdict.APPLIED if await self._find_marked(op) else Verdict.NOT_APPLIED
+        found = await self._read(op.path)
+        if isinstance(op, Create):
+            verdict = self._judge_create(op, found, call)
+        elif isinstance(op, Set):
+            verdict = self._judge_set(op, found, call, later)
+        else:
+            verdict = self._judge_delete(op, found, call)
+        if verdict is Verdict.APPLIED and found is not None:
+            stat = found[1]
+            self._taken.add((op.path, stat.czxid if isinstance(op, Create) else stat.mzxid))
+        return verdict
+
+    def _judge_create(self, op: Create, found: tuple[bytes, wire.Stat] | None, call: Call) -> Verdict:
+        if found is None:
+            return Verdict.NOT_APPLIED
+        data, stat = found
+        if not self._possible(op.path, stat.czxid, call):
+            return Verdict.NOT_APPLIED
+        if op.ephemeral:
+            return Verdict.APPLIED if stat.owner == self._session_id else Verdict.NOT_APPLIED
+        if stat.owner or (stat.version == 0 and data != op.data):
+            return Verdict.NOT_APPLIED
+        return Verdict.APPLIED if stat.version == 0 else Verdict.UNKNOWN
+
+    def _judge_set(self, op: Set, found: tuple[bytes, wire.Stat] | None, call: Call, later: Iterable[Call]) -> Verdict:
+        if found is None:
+            return Verdict.NOT_APPLIED if op.version == ANY_VERSION else Verdict.UNKNOWN
+        data, stat = found
+        if op.version == ANY_VERSION:
+            if not self._possible(op.path, stat.mzxid, call):
+                return Verdict.NOT_APPLIED
+            # What a later write of ours has left there was written after this one: requests arrive in order.
+            return Verdict.APPLIED if data in (op.data, *_data_written(later, op.path)) else Verdict.NOT_APPLIED
+        if stat.mzxid <= call.zxid:
+            return Verdict.NOT_APPLIED
+        if stat.version <= op.version:
+            return Verdict.NOT_APPLIED if self._older(op.path, stat, call) else Verdict.UNKNOWN
+        if stat.version == op.version + 1:
+            ours = data == op.data and self._possible(op.path, stat.mzxid, call)
+            return Verdict.APPLIED if ours else Verdict.NOT_APPLIED
+        return Verdict.UNKNOWN
+
+    def _judge_delete(self, op: Delete, found: tuple[bytes, wire.Stat] | None, call: Call) -> Verdict:
+        if found is None:
+            return Verdict.APPLIED
+        return Verdict.NOT_APPLIED if self._older(op.path, found[1], call) else Verdict.UNKNOWN
+
+    def _possible(self, path: str, zxid: int, call: Call) -> bool:
+        """Whether the transaction that made or changed this node can be the call's."""
+        return call.zxid < zxid <= call.until and (path, zxid) not in self._taken
+
+    def _older(self, path: str, stat: wire.Stat, call: Call) -> bool:
+        """Whether the node is the one that was there when the call arrived, and not another of the same name."""
+        return stat.czxid <= call.zxid or (path, stat.czxid) in self._taken
+
+    async def _result(self, op: Op) -> OpResult:
+        """What the server would have answered to an operation that it has applied."""
+        if isinstance(op, Create):
+            return await self._find_marked(op) if op.sequential else op.path
+        if isinstance(op, Set):
+            if op.version != ANY_VERSION:
+                return op.version + 1
+            found = await self._read(op.path)
+            return found[1].version if found else 0
+        return None
+
+    async def _find_marked(self, op: Create) -> str | None:
+        parent, _, prefix = op.path.rpartition("/")
+        try:
+            names = await self._ask(
+                wire.children_request(wire.encode_path(self._root, parent)), wire.decode_names, parent
+            )
+        except NoNodeError:
+            return None
+        assert isinstance(names, tuple)
+        return next((f"{parent}/{name}" if parent else name for name in names if name.startswith(prefix)), None)
+
+    async def _read(self, path: str) -> tuple[bytes, wire.Stat] | None:
+        try:
+            found = await self._ask(
+                wire.get_request(wire.encode_path(self._root, path)), wire.decode_node_and_stat, path
+            )
+        except NoNodeError:
+            return None
+        assert isinstance(found, tuple)
+        return found
+
+    async def _ask(self, request: bytes, decode: wire.Decoder, path: str = "") -> object:
+        if self._connection.closed.is_set():
+            raise DroppedError
+        call = Inquiry(asyncio.get_running_loop().create_future(), request, decode, path)
+        self._connection.send(call)
+        return await call.future
+
+
+def _strength(op: Op) -> int:
+    """Which operation of a transaction to ask first: those that only we can have done, then those that tell less."""
+    if isinstance(op, Create):
+        return 0 if op.sequential or op.ephemeral else 1
+    if isinstance(op, Set):
+        return 0 if op.version != ANY_VERSION else 3
+    return 2
+
+
+def _data_written(later: Iterable[Call], path: str) -> Sequence[bytes]:
+    """What the writes in doubt behind this one would have left at the path."""
+    return [op.data for call in later if call.doubt for op in call.ops if isinstance(op, Set) and op.path == path]

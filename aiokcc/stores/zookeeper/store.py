@@ -1,0 +1,162 @@
+"""Where ``zk://`` URLs lead: the servers, the root, and how to open a session there."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from ssl import SSLContext
+from typing import Final, NoReturn, Self
+from urllib.parse import unquote
+
+import anyio
+
+from aiokcc.errors import UsageError
+from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
+from aiokcc.stores.port import Session, Store
+from aiokcc.stores.zookeeper import wire
+from aiokcc.stores.zookeeper.acl import AclChoice, resolve_acl
+from aiokcc.stores.zookeeper.dial import Address, Server
+from aiokcc.stores.zookeeper.session import ZooKeeperSession
+
+__all__ = ["DEFAULT_PORT", "ZooKeeperStore"]
+
+DEFAULT_PORT: Final = 2181
+_SCHEME: Final = "zk://"
+_FORM: Final = "write zk://[user:password@]host[:port][,host[:port]…][/root], as in 'zk://127.0.0.1:2181/replay'"
+_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[^\s\[\]:@/?#,]+))(?::(?P<port>.*))?")
+
+
+class ZooKeeperStore(Store):
+    """A root on a ZooKeeper server or ensemble. ::
+
+        store = ZooKeeperStore.from_url("zk://10.0.0.1:2181,10.0.0.2:2181/replay", auth=("user", "password"))
+        async with store.session() as session:
+            await session.ensure("")
+
+    * ``auth``: user and password, shown to the server (scheme ``digest``) on every connection before anything else.
+    * ``acl``: who may use the nodes created: ``"open"`` (everybody; the default), ``"creator"`` (only ``auth``'s user), or
+      a list of :class:`Acl`.
+    * ``ssl``: connect with TLS, by this context.
+
+    A create that is cancelled may have been applied: an ephemeral node then lives until the session ends. Sessions of
+    one store share what they have seen: a later one never reads an older state than an earlier one did.
+    """
+
+    def __init__(
+        self,
+        servers: Iterable[tuple[str, int]],
+        root: str = DEFAULT_ROOT,
+        *,
+        auth: tuple[str, str] | None = None,
+        acl: AclChoice = "open",
+        ssl: SSLContext | None = None,
+    ) -> None:
+        self.servers = tuple(dict.fromkeys(Server(host, port) for host, port in servers))
+        if not self.servers:
+            raise UsageError(f"no server is given; {_FORM}")
+        if auth is not None and not (
+            isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(part, str) and part for part in auth)
+        ):
+            raise UsageError("auth is a pair of two strings, (user, password), neither of them empty")
+        if auth is not None and ":" in auth[0]:
+            raise UsageError("the user in auth contains a ':', which ZooKeeper takes for the end of the name")
+        if ssl is not None and not isinstance(ssl, SSLContext):
+            raise UsageError("ssl is an ssl.SSLContext, as made by ssl.create_default_context()")
+        self.root = check_root(root)
+        self.url = f"{_SCHEME}{','.join(map(str, self.servers))}{self.root}"
+        self._acl = wire.encode_acl(resolve_acl(acl, authenticated=auth is not None))
+        self._address = Address(self.servers, ssl, auth)
+
+    @classmethod
+    def from_url(
+        cls,
+        url: str,
+        *,
+        auth: tuple[str, str] | None = None,
+        acl: AclChoice = "open",
+        ssl: SSLContext | None = None,
+    ) -> Self:
+        """The store behind a URL. Without a port it is 2181, without a root ``/aiokcc/default``."""
+        servers, root, found = _parse(url)
+        if found is not None and auth is not None:
+            raise UsageError("the URL has a user and a password, and auth is given as well: leave one of them out")
+        return cls(servers, root, auth=auth or found, acl=acl, ssl=ssl)
+
+    def __repr__(self) -> str:
+        return f"<ZooKeeperStore {self.url}>"
+
+    def describe(self, path: str) -> str:
+        return f"{self.root}/{path}" if check_path(path) else self.root
+
+    def session(
+        self, *, timeout: float = 10.0, connect_timeout: float | None = 10.0
+    ) -> AbstractAsyncContextManager[Session]:
+        if not 0 < timeout < math.inf:
+            raise UsageError(f"timeout is {timeout!r}; it must be a positive number of seconds")
+        if connect_timeout is not None and not connect_timeout > 0:
+            raise UsageError(f"connect_timeout is {connect_timeout!r}; it must be positive, or None to wait for ever")
+        return self._opened(timeout, connect_timeout)
+
+    @asynccontextmanager
+    async def _opened(self, timeout: float, connect_timeout: float | None) -> AsyncIterator[Session]:
+        session = ZooKeeperSession(self._address, self.root, self._acl, timeout)
+        failure: BaseException | None = None
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(session.run)
+                try:
+                    await session.opened(connect_timeout)
+                    yield session
+                except asyncio.CancelledError:
+                    raise  # for the scope it belongs to, which may be the one of this group
+                except BaseException as error:  # noqa: BLE001 - raised again below
+                    failure = error  # not through the group, which would wrap it
+                finally:
+                    await session.finish()
+        except BaseExceptionGroup as bugs:
+            # The body's own errors do not come this way: this is ours, and it has cancelled the body.
+            raise _innermost(bugs) from None
+        if failure is not None:
+            raise failure
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None]:
+    """Servers, root and credentials of a URL. What it complains about never contains the password."""
+    if not isinstance(url, str) or not url.startswith(_SCHEME):
+        _refuse(url, f"it does not begin with {_SCHEME}")
+    rest = url.removeprefix(_SCHEME)
+    # The password may contain anything but '@' and what ends the servers' part; both can be written as %40 and %2F.
+    authority, slash, root = rest.partition("/")
+    secret, at, hosts = authority.rpartition("@")
+    auth = None
+    if at:
+        user, colon, password = secret.partition(":")
+        if not (user and colon and password):
+            _refuse(url, "before the '@' there must be a user and a password, 'user:password@'")
+        auth = unquote(user), unquote(password)
+    if mark := re.search(r"[?#]", hosts + slash + root):
+        _refuse(url, f"it contains a '{mark.group()}'; options are given as arguments")
+    servers = []
+    for host in hosts.split(","):
+        found = _HOST.fullmatch(host)
+        if found is None:
+            _refuse(url, f"{host!r} is not a host and port" if host else "a host is missing")
+        port = found["port"]
+        if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            _refuse(url, f"{port!r} is not a port number from 1 to 65535")
+        servers.append((found["six"] or found["name"], DEFAULT_PORT if port is None else int(port)))
+    return servers, check_root(slash + root), auth
+
+
+def _refuse(url: object, problem: str) -> NoReturn:
+    shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url
+    raise UsageError(f"{shown!r} is not the URL of a ZooKeeper: {problem}; {_FORM}")

@@ -1,0 +1,330 @@
+"""ZooKeeper's wire format: what a request looks like as bytes, and what the bytes of a reply mean.
+
+A request is ``length, xid, opcode, record``; a reply is ``length, xid, zxid, error, record``. Requests are built here
+without their length and xid (:func:`frame` adds both), because a request that outlives its connection is sent again under
+another xid.
+
+The records that travel all the time (reads, writes, transactions, events) are packed and unpacked by hand: aiozk builds
+a ``Struct`` per field, eleven for one Stat, which costs more than the round trip through the kernel. All that is rare
+(handshake, credentials, closing, sync, removing watches) and the names of the errors come from aiozk. This module and its
+imports are all that aiokcc knows of aiozk.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from aiozk import exc, protocol  # type: ignore[import-untyped]
+
+from aiokcc.errors import (
+    BadVersionError,
+    EphemeralParentError,
+    NoAuthError,
+    NodeError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    StoreError,
+)
+from aiokcc.stores.checks import check_path
+from aiokcc.stores.port import Check, Children, Create, Delete, Node, Op, OpResult, Set
+from aiokcc.stores.zookeeper.acl import Acl
+
+FRAME_LIMIT: Final = 1_040_000
+"""Bytes of one request with everything around its data. The server hangs up from 1,048,575 on."""
+REPLY_LIMIT: Final = 64 * 1024 * 1024
+"""A longer reply is not a reply: the length is garbage."""
+
+LENGTH: Final = struct.Struct("!i")
+REPLY: Final = struct.Struct("!iqi")
+EVENT_XID: Final = -1
+PING_XID: Final = -2
+AUTH_XID: Final = -4
+
+NO_NODE: Final = -101
+NODE_EXISTS: Final = -110
+SESSION_EXPIRED: Final = -112
+SESSION_MOVED: Final = -118
+
+CREATED: Final = 1
+DELETED: Final = 2
+DATA_CHANGED: Final = 3
+CHILDREN_CHANGED: Final = 4
+
+_PAIR: Final = struct.Struct("!ii")
+_STAT: Final = struct.Struct("!qqqqiiiqiiq")
+_PART: Final = struct.Struct("!i?i")
+_END_OF_PARTS: Final = _PART.pack(-1, True, -1)
+
+_CREATE, _DELETE, _EXISTS, _GET, _SET, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 8, 13, 14
+_RUNTIME_INCONSISTENCY: Final = -2
+
+_ERRORS: Final[dict[int, type[NodeError]]] = {
+    NO_NODE: NoNodeError,
+    -102: NoAuthError,
+    -103: BadVersionError,
+    -108: EphemeralParentError,
+    NODE_EXISTS: NodeExistsError,
+    -111: NotEmptyError,
+}
+
+Decoder: TypeAlias = Callable[[bytes, int, int, str], object]
+"""From the bytes of a reply, where its record begins and ends, and the path as the caller wrote it, to the result."""
+
+
+class MalformedReplyError(Exception):
+    """The bytes do not follow the protocol: nothing that comes after them on this connection can be trusted."""
+
+
+class Stat(NamedTuple):
+    """What the server knows about a node besides its data. A zxid names the transaction that made or changed it."""
+
+    czxid: int
+    mzxid: int
+    ctime: int
+    mtime: int
+    version: int
+    cversion: int
+    aversion: int
+    owner: int
+    length: int
+    children: int
+    pzxid: int
+
+
+class Handshake(NamedTuple):
+    """The server's answer to a ConnectRequest. Session id and timeout are 0 if it does not know the session."""
+
+    session_id: int
+    timeout: float
+    password: bytes
+
+
+# -- Requests -----------------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=4096)
+def encode_path(root: str, path: str) -> bytes:
+    """The full name of a node as a counted string. Cached: the same few paths are used all the time."""
+    check_path(path)
+    name = (f"{root}/{path}" if path else root or "/").encode()
+    return LENGTH.pack(len(name)) + name
+
+
+def encode_acl(acl: Sequence[Acl]) -> bytes:
+    """A counted list of access rules."""
+    rules = (LENGTH.pack(rule.perms) + _string(rule.scheme) + _string(rule.id) for rule in acl)
+    return LENGTH.pack(len(acl)) + b"".join(rules)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return LENGTH.pack(len(data)) + data
+
+
+_GET_OP: Final = LENGTH.pack(_GET)
+_EXISTS_OP: Final = LENGTH.pack(_EXISTS)
+_CHILDREN_OP: Final = LENGTH.pack(_CHILDREN)
+_WATCH: Final = (b"\0", b"\1")
+
+
+def get_request(name: bytes, watch: bool = False) -> bytes:
+    return _GET_OP + name + _WATCH[watch]
+
+
+def exists_request(name: bytes, watch: bool = False) -> bytes:
+    return _EXISTS_OP + name + _WATCH[watch]
+
+
+def children_request(name: bytes, watch: bool = False) -> bytes:
+    return _CHILDREN_OP + name + _WATCH[watch]
+
+
+def set_request(name: bytes, data: bytes, version: int) -> bytes:
+    return b"".join((LENGTH.pack(_SET), name, LENGTH.pack(len(data)), data, LENGTH.pack(version)))
+
+
+def create_request(name: bytes, data: bytes, acl: bytes, flags: int) -> bytes:
+    return b"".join((LENGTH.pack(_CREATE), name, LENGTH.pack(len(data)), data, acl, LENGTH.pack(flags)))
+
+
+def delete_request(name: bytes, version: int) -> bytes:
+    return LENGTH.pack(_DELETE) + name + LENGTH.pack(version)
+
+
+def op_request(root: str, op: Op, acl: bytes) -> bytes:
+    """One write as a request of its own."""
+    name = encode_path(root, op.path)
+    if isinstance(op, Set):
+        return set_request(name, op.data, op.version)
+    if isinstance(op, Create):
+        return create_request(name, op.data, acl, op.ephemeral | op.sequential << 1)
+    if isinstance(op, Delete):
+        return delete_request(name, op.version)
+    return LENGTH.pack(_CHECK) + name + LENGTH.pack(op.version)
+
+
+def multi_request(root: str, ops: Sequence[Op], acl: bytes) -> bytes:
+    parts = [LENGTH.pack(_MULTI)]
+    for op in ops:
+        request = op_request(root, op, acl)
+        parts += (request[:4], b"\0\xff\xff\xff\xff", request[4:])
+    parts.append(_END_OF_PARTS)
+    return b"".join(parts)
+
+
+def frame(xid: int, request: bytes) -> bytes:
+    return _PAIR.pack(len(request) + 4, xid) + request
+
+
+def connect_frame(zxid: int, timeout: float, session_id: int, password: bytes) -> bytes:
+    request: bytes = protocol.ConnectRequest(
+        protocol_version=0,
+        last_seen_zxid=zxid,
+        timeout=round(timeout * 1000),
+        session_id=session_id,
+        password=password or bytes(16),
+        read_only=False,
+    ).serialize()
+    return LENGTH.pack(len(request)) + request
+
+
+def auth_frame(user: str, password: str) -> bytes:
+    request: bytes = protocol.AuthRequest(type=0, scheme="digest", auth=f"{user}:{password}").serialize()
+    return frame(AUTH_XID, request)
+
+
+def sync_request(name: bytes) -> bytes:
+    request: bytes = protocol.SyncRequest(path=name[4:].decode()).serialize()
+    return request
+
+
+def remove_watches_request(name: bytes, kind: int) -> bytes:
+    """``kind``: 1 the children's, 2 the data's, 3 all watches of this connection on the node."""
+    request: bytes = protocol.RemoveWatchesRequest(path=name[4:].decode(), type=kind).serialize()
+    return request
+
+
+PING_FRAME: Final = frame(PING_XID, protocol.PingRequest().serialize())
+CLOSE_REQUEST: Final[bytes] = protocol.CloseRequest().serialize()
+
+
+# -- Replies ------------------------------------------------------------------------------------------------------------
+
+
+def _counted(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+    (length,) = LENGTH.unpack_from(data, at)
+    at += 4
+    if length < 0:
+        return b"", at
+    if at + length > end:
+        raise MalformedReplyError(f"a field of {length} bytes in a reply that has {end - at} left")
+    return data[at : at + length], at + length
+
+
+def decode_handshake(data: bytes, at: int, end: int) -> Handshake:
+    try:
+        answer = protocol.ConnectResponse.deserialize(data[at:end])
+        return Handshake(answer.session_id, answer.timeout / 1000, answer.password or b"")
+    except (struct.error, TypeError, ValueError) as error:
+        raise MalformedReplyError(f"the answer to the handshake: {error}") from error
+
+
+def decode_node(data: bytes, at: int, end: int, path: str) -> Node:
+    content, at = _counted(data, at, end)
+    stat = _STAT.unpack_from(data, at)
+    return Node(path, content, stat[4], stat[7], stat[2], stat[3])
+
+
+def decode_node_and_stat(data: bytes, at: int, end: int, _path: str) -> tuple[bytes, Stat]:
+    content, at = _counted(data, at, end)
+    return content, Stat._make(_STAT.unpack_from(data, at))
+
+
+def decode_stat(data: bytes, at: int, _end: int, _path: str) -> Stat:
+    return Stat._make(_STAT.unpack_from(data, at))
+
+
+def decode_version(data: bytes, at: int, _end: int, _path: str) -> int:
+    version: int = _STAT.unpack_from(data, at)[4]
+    return version
+
+
+def decode_names(data: bytes, at: int, end: int, _path: str) -> tuple[str, ...]:
+    (count,) = LENGTH.unpack_from(data, at)
+    at += 4
+    names = []
+    for _ in range(count):
+        name, at = _counted(data, at, end)
+        names.append(name.decode())
+    names.sort()
+    return tuple(names)
+
+
+def decode_children(data: bytes, at: int, end: int, path: str) -> Children:
+    return Children(path, decode_names(data, at, end, path))
+
+
+def decode_created(data: bytes, at: int, end: int, _path: str) -> str:
+    """The full name of the node created."""
+    return _counted(data, at, end)[0].decode()
+
+
+def decode_nothing(_data: bytes, _at: int, _end: int, _path: str) -> None:
+    return None
+
+
+def decode_event(data: bytes, at: int, end: int) -> tuple[int, str]:
+    """What happened, and the full name of the node."""
+    (kind,) = LENGTH.unpack_from(data, at)
+    return kind, _counted(data, at + 8, end)[0].decode()
+
+
+def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -> list[OpResult] | StoreError:
+    """The results of a transaction, or the error of the operation that made it fail.
+
+    In a failed transaction the server marks what came before the culprit with 0 and what came after with
+    RuntimeInconsistency; only the culprit carries its own error.
+    """
+    results: list[OpResult] = []
+    failure: StoreError | None = None
+    failed = False
+    for index, op in enumerate(ops):
+        kind, done, _ = _PART.unpack_from(data, at)
+        at += _PART.size
+        if done:
+            raise MalformedReplyError(f"a transaction of {len(ops)} operations was answered with {index} results")
+        if kind == -1:
+            (code,) = LENGTH.unpack_from(data, at)
+            at += 4
+            failed = True
+            if failure is None and code not in (0, _RUNTIME_INCONSISTENCY):
+                failure = to_error(code, op.path, index)
+        elif isinstance(op, Set):
+            results.append(_STAT.unpack_from(data, at)[4])
+            at += _STAT.size
+        elif isinstance(op, Create):
+            name, at = _counted(data, at, end)
+            results.append(relative(root, name.decode()))
+        elif isinstance(op, Check | Delete):
+            results.append(None)
+    if failed and failure is None:
+        raise MalformedReplyError("a transaction failed and none of its operations is to blame")
+    return failure or results
+
+
+def relative(root: str, name: str) -> str:
+    """A full name as the caller writes it."""
+    return name[len(root) + 1 :]
+
+
+def to_error(code: int, path: str, index: int | None = None) -> StoreError:
+    """What an error code of the server is called here."""
+    if known := _ERRORS.get(code):
+        return known(path, index)
+    name = getattr(exc.response_error_xref.get(code), "__name__", f"error {code}")
+    where = "" if index is None else f" (operation {index} of the transaction)"
+    return StoreError(f"{path or 'the root'}: ZooKeeper refused the request with {name}{where}")
