@@ -40,13 +40,17 @@ _CUT_FORM: Final = "a first line 'number previous limit generation', then lines 
 _CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(!?)")
 
 
+def _is_number(word: str) -> bool:
+    return word.isdecimal() and len(word) <= 19
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """One member's report. ``entries`` maps ``orders.0`` to ``1700000061234@55`` and the like, in a fixed order."""
 
     generation: int
     limit: int
-    """The limit under which it was written. Idle entries hold for this limit only; blocked ones while ``ts >= T``."""
+    """The floor under which it was written. Idle entries hold for this floor only; blocked ones while ``ts >= T``."""
     entries: Mapping[str, str]
     minimum: int | None = None
     """The smallest timestamp a partition is blocked at; None if none is."""
@@ -99,8 +103,8 @@ class Report:
         try:
             head, _, body = data.decode("ascii").partition("\n")
             generation, limit, count, least = head.split(" ")
-            if not _BODY.fullmatch(body):
-                raise ValueError(body)  # noqa: TRY301 - one place turns all of them into CorruptNodeError
+            if not _BODY.fullmatch(body) or not (_is_number(generation) and _is_number(limit) and _is_number(count)):
+                raise ValueError(body)
             entries = dict(_ENTRY.findall(body))
             report = cls.of(int(generation), int(limit), entries)
             stated = RUNNING if report.running else "-" if report.minimum is None else str(report.minimum)
@@ -108,10 +112,10 @@ class Report:
                 int(count) != len(entries)
                 or body.count(";") != len(entries)
                 or least != stated
-                or not 0 <= report.limit <= MAX_LIMIT
-                or not 0 <= (report.minimum or 0) <= MAX_TIMESTAMP
+                or report.limit > MAX_LIMIT
+                or (report.minimum or 0) > MAX_TIMESTAMP
             ):
-                raise ValueError(head)  # noqa: TRY301
+                raise ValueError(head)
         except ValueError:
             raise CorruptNodeError(path, data, _REPORT_FORM) from None
         return report
@@ -139,9 +143,9 @@ class Cut:
     marks: Mapping[str, Mapping[Partition, Mark]] = field(default_factory=dict)
     """By member."""
 
-    def finished(self) -> dict[Partition, str]:
-        """The partitions that have finished, and who said so."""
-        return {p: member for member, marks in self.marks.items() for p, mark in marks.items() if mark.finished}
+    def finished(self) -> dict[Partition, tuple[str, Mark]]:
+        """The partitions that have finished, who said so, and where."""
+        return {p: (member, mark) for member, marks in self.marks.items() for p, mark in marks.items() if mark.finished}
 
     def owners(self) -> dict[Partition, str]:
         """Who ran each partition."""
@@ -159,7 +163,7 @@ class Cut:
         for topic, number in partitions:
             parts.append(f"{',' if topic == last else ';' * bool(parts) + topic + ':'}{number}@%s")
             last = topic
-        return f"{member} {''.join(parts)};"
+        return f"{member.replace('%', '%%')} {''.join(parts)};"
 
     @staticmethod
     def header(number: int, previous: int, limit: int, generation: int) -> str:
@@ -183,19 +187,29 @@ class Cut:
             return None
         try:
             head, *lines = data.decode("ascii").split("\n")
-            number, previous, limit, generation = map(int, head.split(" "))
+            words = head.split(" ")
+            number, previous, limit, generation = map(int, words)
+            if not all(map(_is_number, words)) or max(previous, limit) > MAX_LIMIT:
+                raise ValueError(head)
             marks: dict[str, dict[Partition, Mark]] = {}
+            seen: set[Partition] = set()
             for line in lines:
                 member, _, body = line.partition(" ")
+                if not member or not body.endswith(";"):
+                    raise ValueError(line)
                 mine = marks.setdefault(member, {})
-                for part in body.rstrip(";").split(";"):
+                for part in body[:-1].split(";"):
                     topic, _, items = part.partition(":")
                     for item in items.split(","):
                         match = _CUT_ITEM.fullmatch(item)
                         if not topic or match is None:
-                            raise ValueError(item)  # noqa: TRY301
+                            raise ValueError(item)
                         offset = None if match[2] == "?" else int(match[2])
-                        mine[Partition(topic, int(match[1]))] = Mark(offset, bool(match[3]))
+                        partition = Partition(topic, int(match[1]))
+                        if partition in seen:
+                            raise ValueError(item)
+                        seen.add(partition)
+                        mine[partition] = Mark(offset, bool(match[3]))
         except ValueError:
             raise CorruptNodeError(path, data, _CUT_FORM) from None
         return cls(number, previous, limit, generation, marks)

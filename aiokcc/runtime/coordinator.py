@@ -1,0 +1,208 @@
+"""Level 1 of the API: connect to a group, open gates, and steer it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import anyio
+
+from aiokcc.core.limit import Mode, Request, RequestKind
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import parse_duration
+from aiokcc.core.run import Settings
+from aiokcc.errors import PartitionError, SessionLostError, UsageError
+from aiokcc.runtime.gate import Gate
+from aiokcc.runtime.member import Member, NoSession
+from aiokcc.runtime.operator import ask
+from aiokcc.runtime.status import Status, read_status
+from aiokcc.stores import open_store
+from aiokcc.stores.port import Session, Store
+
+__all__ = ["Coordinator", "connect"]
+
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def connect(
+    store: str | Store,
+    *,
+    topics: Mapping[str, int | list[int]],
+    period: str | int | timedelta,
+    start: str | int | datetime | None = None,
+    end: str | int | datetime | None = None,
+    lookahead: int = 0,
+    caught_up: str | int | timedelta = "follow",
+    ahead: str | int | timedelta = "1h",
+    member: str | None = None,
+    session_timeout: float = 10.0,
+    connect_timeout: float = 10.0,
+    claim_timeout: float | None = None,
+    clock: Callable[[], int] | None = None,
+    **options: Any,
+) -> AbstractAsyncContextManager[Coordinator]:
+    """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as coordinator``.
+
+    All members bring the same settings; one that does not gets a GroupMismatchError that names both sides. What is passed is
+    checked at once, before anything is connected.
+
+    :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name``, or a store
+    :param topics: ``{"orders": 8}`` for the partitions 0 to 7, or ``{"orders": [0, 3]}``
+    :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
+    :param start: where the replay starts; by default at the earliest record anybody has
+    :param end: where it ends; records from there on never pass. By default it goes on
+    :param lookahead: how many periods a partition may run ahead of the slowest
+    :param caught_up: once the limit has reached the clock: ``"follow"`` it, ``"release"`` the gate, or a longer period
+    :param ahead: how far past the clock a record may pull the limit
+    :param member: this member's name; made from host, process and chance if not given
+    :param session_timeout: seconds after which a member that is gone is known to be gone
+    :param connect_timeout: seconds to wait for the first answer; then StoreUnreachableError
+    :param claim_timeout: seconds to wait for a partition another member holds (default: twice the session timeout)
+    :param clock: milliseconds since the epoch; the wall clock by default
+    :param options: for the store behind a URL
+
+    Leaving the block normally waits until what its finished partitions said is recorded, then leaves the group. If the group
+    cannot go on (a node was deleted or cannot be read), the block is cancelled and the error raised from it.
+    """
+    settings = Settings.check(
+        topics=topics, period=period, start=start, end=end, lookahead=lookahead, caught_up=caught_up, ahead=ahead
+    )
+    if member is not None and (not isinstance(member, str) or not _NAME.fullmatch(member)):
+        raise UsageError(f"member {member!r} cannot name a member; use letters, digits, '.', '_' and '-', at most 100")
+    for what, seconds in (("session_timeout", session_timeout), ("connect_timeout", connect_timeout)):
+        _check_seconds(what, seconds)
+    if claim_timeout is not None:
+        _check_seconds("claim_timeout", claim_timeout)
+    if isinstance(store, Store):
+        if options:
+            raise UsageError(f"{', '.join(options)}: options go with a store's URL; give them to the store you made")
+    else:
+        store = open_store(store, **options)
+    engine = Member(
+        store,
+        settings,
+        member or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:60]}-{os.getpid()}-{secrets.token_hex(2)}",
+        session_timeout=session_timeout,
+        connect_timeout=connect_timeout,
+        claim_timeout=claim_timeout,
+        clock=clock or _wall_clock,
+    )
+    return _connected(engine)
+
+
+def _wall_clock() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _check_seconds(what: str, seconds: object) -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise UsageError(f"{what} {seconds!r} is not a number of seconds above 0")
+
+
+@asynccontextmanager
+async def _connected(member: Member) -> AsyncIterator[Coordinator]:
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+
+        async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+            await member.serve(task_status=task_status)
+            if member.failure is not None:
+                tasks.cancel_scope.cancel()  # the block cannot go on
+
+        try:
+            await tasks.start(serve)
+            yield Coordinator(member)
+            await member.settled()
+        except Exception as error:  # noqa: BLE001 - raised below, outside the group that would wrap it
+            failure = error
+        finally:
+            tasks.cancel_scope.cancel()
+    if failure is None:
+        failure = member.failure
+    if failure is not None:
+        raise failure
+
+
+class Coordinator:
+    """This process's place in the group. Made by :func:`connect`."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+
+    @property
+    def member(self) -> str:
+        """This member's name."""
+        return self._member.name
+
+    @property
+    def limit(self) -> int:
+        """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
+        return self._member.ledger.limit.value
+
+    @property
+    def released(self) -> bool:
+        """Whether the gate was opened for all, for good."""
+        return self._member.ledger.limit.mode is Mode.OPEN
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run is over."""
+        return self._member.ledger.limit.mode is Mode.END
+
+    @property
+    def epoch(self) -> int | None:
+        """The generation under which this member leads; None if it does not lead."""
+        incarnation = self._member.incarnation
+        office = None if incarnation is None else incarnation.office
+        return None if office is None else office.epoch
+
+    def gate(self, topic: str, partition: int) -> Gate:
+        """The gate of one partition: ``async with coordinator.gate("orders", 3) as gate``.
+
+        PartitionError if the partition is not in the agreed set.
+        """
+        wanted = Partition(topic, partition)
+        agreed = self._member.settings.partitions
+        if wanted not in agreed or isinstance(partition, bool):
+            numbers = sorted(p.number for p in agreed if p.topic == topic)
+            there = (
+                f"{topic} has the partitions {_ranges(numbers)}"
+                if numbers
+                else f"the topics are {', '.join(sorted({p.topic for p in agreed}))}"
+            )
+            raise PartitionError(f"partition {partition!r} of {topic!r} is not in the agreed set; {there}")
+        return Gate(self._member, wanted)
+
+    async def status(self) -> Status:
+        """How the whole group stands: which partition blocks, on which member, for how long."""
+        return await read_status(self._member.store, self._session())
+
+    async def set_period(self, period: str | int | timedelta) -> None:
+        """Change the period for all, from the next boundary on; ends a hold."""
+        await ask(self._member.store, self._session(), Request.every(parse_duration(period)))
+
+    async def hold(self) -> None:
+        """Keep the limit where it is. Once this has returned it does not move until a period is set again."""
+        await ask(self._member.store, self._session(), Request(RequestKind.HOLD))
+
+    async def release(self) -> None:
+        """Open the gate for all, for good."""
+        await ask(self._member.store, self._session(), Request(RequestKind.OFF))
+
+    def _session(self) -> Session:
+        if isinstance(self._member.session, NoSession):
+            raise SessionLostError("there is no session with the store at present; it is being opened again")
+        return self._member.session
+
+
+def _ranges(numbers: list[int]) -> str:
+    if numbers == list(range(len(numbers))) and len(numbers) > 1:
+        return f"0 to {numbers[-1]}"
+    return ", ".join(map(str, numbers[:20])) + (" …" if len(numbers) > 20 else "")

@@ -1,0 +1,186 @@
+"""The gate of one partition: ``await gate.wait_until(ts)`` before each record.
+
+An open gate is two comparisons and a look at the clock. The clock is there for the one fault that nothing else shows: a process
+that was stopped for longer than its session lasts must not start another record when it goes on.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from aiokcc.core.ledger import Lane, LaneState
+from aiokcc.core.limit import Mode
+from aiokcc.core.periods import check_timestamp
+from aiokcc.errors import AiokccError, RunEnded, SessionLostError, UsageError
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import boottime
+
+if TYPE_CHECKING:
+    from aiokcc.core.partitions import Partition
+    from aiokcc.runtime.member import Member
+
+__all__ = ["Gate"]
+
+
+class Gate:
+    """One partition's way through the barrier, for one task. Open it with ``async with coordinator.gate(topic, number)``.
+
+    ::
+
+        async with coordinator.gate("orders", 3) as gate:
+            async for record in my_consumer:
+                await gate.wait_until(record.timestamp)
+                await handle(record)
+            gate.finish()
+
+    Coming back for the next record says that the one before is done. Leaving without :meth:`finish` gives the partition
+    up: the limit then waits until somebody opens it again. When the run ends, the block ends too: :class:`RunEnded` is
+    swallowed at its edge.
+    """
+
+    __slots__ = ("_lane", "_member", "busy", "failure", "late", "partition", "resume_offset", "session", "signal")
+
+    def __init__(self, member: Member, partition: Partition) -> None:
+        self._member = member
+        self._lane = Lane(partition)  # replaced by the ledger's own when the gate is opened
+        self.busy = False
+        """Whether a task waits here."""
+        self.partition = partition
+        self.session = member.session
+        self.signal = Signal()
+        self.failure: AiokccError | None = None
+        self.late = 0
+        """How many records came after their period had closed."""
+        self.resume_offset: int | None = None
+        """Where to go on: the first offset that no closed period holds, if the last cut knows it."""
+
+    # -- the record's way --------------------------------------------------------------------------------------------
+
+    async def wait_until(self, ts: int, offset: int | None = None) -> None:
+        """Return when a record with this timestamp may be processed: at once while its period is open.
+
+        ``offset``, where given, makes the cuts exact. Raises RunEnded when the run is over, PartitionOwnedError if the
+        lock was lost to another member, UsageError for what cannot be a timestamp. Cancelling leaves the partition where
+        it was; waiting is the only place where this call can be cancelled.
+        """
+        lane = self._lane
+        if type(ts) is int and lane.late_below <= ts < lane.open_below and boottime() < self.session.stop_at:
+            return
+        await self._wait(ts, offset)
+
+    def is_open(self, ts: int) -> bool:
+        """Whether a record with this timestamp may be processed now."""
+        ts = check_timestamp(ts)
+        lane, limit = self._lane, self._member.ledger.limit
+        return (
+            lane.owned
+            and lane.state is not LaneState.FINISHED
+            and ts < limit.value
+            and boottime() < self.session.stop_at
+        )
+
+    @property
+    def limit(self) -> int:
+        """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
+        return self._member.ledger.limit.value
+
+    async def idle(self, *, as_of: int | None = None, offset: int | None = None) -> int:
+        """Say that the log holds nothing more, and wait until the limit has moved; the new limit.
+
+        Look at the end of the log *after* reading ``gate.limit``, and pass that limit as ``as_of``: if it has moved since, this
+        returns at once, and you look again. When a record arrives first, cancel: the partition is then running again.
+        """
+        self._enter()
+        try:
+            if as_of is None:
+                as_of = self.limit
+            self._check_offset(offset)
+            while True:
+                await self._usable()
+                if self.limit != as_of or not self._member.ledger.idle(self._lane, as_of, offset):
+                    return self.limit
+                self._member.arrived()
+                await self.signal.wait()
+        finally:
+            self.busy = False
+            self._member.ledger.resume(self._lane)
+
+    def finish(self, offset: int | None = None) -> None:
+        """Say that this partition brings nothing more before the run's end. The others no longer wait for it."""
+        if self.busy:
+            raise UsageError(f"{self.partition} is waiting in another task; finish it in the task that reads it")
+        self._check_offset(offset)
+        self._member.ledger.finish(self._lane, offset)
+        self._member.arrived()
+
+    @property
+    def lane(self) -> Lane:
+        """The partition's line in the member's ledger."""
+        return self._lane
+
+    @lane.setter
+    def lane(self, lane: Lane) -> None:
+        self._lane = lane
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    async def _wait(self, ts: int, offset: int | None) -> None:
+        ts = check_timestamp(ts)
+        self._check_offset(offset)
+        self._enter()
+        ledger, lane = self._member.ledger, self._lane
+        try:
+            while True:
+                await self._usable()
+                if ledger.approach(lane, ts, offset):
+                    if ts < lane.late_below:
+                        self.late += 1
+                    return
+                self._member.arrived()
+                await self.signal.wait()
+        except BaseException:
+            ledger.resume(lane)
+            raise
+        finally:
+            self.busy = False
+
+    async def _usable(self) -> None:
+        """Return once we hold the lock in a session that can be relied on."""
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if self._member.ledger.limit.mode is Mode.END:
+                raise RunEnded(f"the run has ended; {self.partition} gets nothing more")
+            if self._lane.owned:
+                if boottime() < self.session.stop_at:
+                    return
+                try:
+                    await self._member.confirm()
+                    continue
+                except SessionLostError:
+                    pass
+            await self.signal.wait()
+
+    def _enter(self) -> None:
+        if self.busy:
+            raise UsageError(f"{self.partition} is waiting in another task; a gate serves one task at a time")
+        if self._lane.state is LaneState.FINISHED:
+            raise UsageError(f"{self.partition} was declared finished; it cannot bring another record")
+        if self._member.gates.get(self.partition) is not self and self.failure is None:
+            raise UsageError(f"the gate of {self.partition} is not open; use it inside its 'async with'")
+        self.busy = True
+
+    def _check_offset(self, offset: int | None) -> None:
+        if offset is not None and (type(offset) is not int or not 0 <= offset < 2**63):
+            raise UsageError(f"offset {offset!r} of {self.partition} is not a whole number from 0 up")
+
+    async def __aenter__(self) -> Self:
+        await self._member.open(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        await self._member.close(self)
+        return isinstance(error, RunEnded)

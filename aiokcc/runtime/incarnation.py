@@ -1,0 +1,365 @@
+"""One member in one session: it joins, takes the locks of its partitions, follows the limit, and reports.
+
+A new session is a new incarnation with new node names, so that it never meets what it left behind. All of its writes go through
+the session in which they were decided, which refuses them once it is lost.
+
+Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes what the ledger says whenever it
+differs from what the node holds, *campaign* stands for election and leads. While we lead, the leader's own report travels
+in the transaction that moves the limit, and *follow* does not need to be told what we wrote ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.limit import END, Limit, Request
+from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
+from aiokcc.core.progress import Report
+from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
+from aiokcc.errors import (
+    BadVersionError,
+    MissingNodeError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+    PartitionOwnedError,
+    RunEnded,
+    SessionLostError,
+)
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.election import campaign
+from aiokcc.runtime.office import Office
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Session, SessionState, Set
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.member import Member
+
+__all__ = ["Incarnation"]
+
+log = logging.getLogger("aiokcc.member")
+
+LATE: Final = 1.0
+"""Seconds after which a member whose partitions are still at work says which, for whoever looks at the status."""
+_BATCH: Final = 500
+"""Locks taken or given back in one transaction: far below the store's 1 MB."""
+
+
+class Incarnation:
+    """One member in one session."""
+
+    def __init__(self, member: Member, session: Session) -> None:
+        self.member = member
+        self.session = session
+        self.store = member.store
+        self.name = f"{member.name}-{session.id:x}"
+        self.generation = Generation(0, "-", "-")
+        self.generation_version = ANY_VERSION
+        self.written: Report | None = None
+        """What our node holds."""
+        self.office: Office | None = None
+        self.want = Signal()
+        self._say = Signal()
+        self._leaving: dict[Partition, asyncio.Future[None]] = {}
+        self.late = False
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._moved_at = 0.0
+
+    # -- joining ------------------------------------------------------------------------------------------------------
+
+    async def join(self, *, first: bool) -> None:
+        """Find the group's agreement or make it, compare it with what we bring, and register.
+
+        GroupMismatchError if the group runs with other settings; RunEnded if it has ended before we ever took part.
+        """
+        settings, session = self.member.settings, self.session
+        run = await self._agreement()
+        if run.ended:
+            if first:
+                raise RunEnded(
+                    f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
+                )
+            self.member.see(END)
+        run.require(settings, self.store.describe(""))
+        facts = {
+            "id": self.name,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "timestamp": self.member.clock(),
+            "subscription": encode_partitions(settings.partitions).decode(),
+            "pattern": None,
+        }
+        await session.commit(
+            Create(paths.progress(self.name), b"", ephemeral=True),
+            Create(paths.member(self.name), encode_member(**facts), ephemeral=True),
+        )
+        self.see_generation(await session.get(paths.GENERATION))
+        node = await session.get(paths.COORDINATOR)
+        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+
+    async def _agreement(self) -> Run:
+        session, settings = self.session, self.member.settings
+        while True:
+            node = await session.find(paths.RUN)
+            if node is not None:
+                path = self.store.describe(paths.TOPIC_PARTITIONS)
+                listed = await session.find(paths.TOPIC_PARTITIONS)
+                if listed is None:
+                    raise MissingNodeError(path)
+                return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
+            for directory in ("", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS):
+                await session.ensure(directory)
+            limit = Limit.first(settings.start, settings.period, settings.lookahead, settings.end)
+            try:
+                await session.commit(
+                    Create(paths.GENERATION, Generation(0, self.name, "founded").encode()),
+                    Create(paths.RUN, Run(settings).encode()),
+                    Create(paths.COORDINATOR, limit.encode()),
+                    Create(paths.PERIOD, Request.every(settings.period).encode()),
+                    Create(paths.TOPIC_PARTITIONS, encode_partitions(settings.partitions)),
+                    *(Create(paths.cut(n, CUT_SLOTS)) for n in range(CUT_SLOTS)),
+                )
+            except NodeExistsError as error:
+                if await session.find(paths.RUN) is None:  # not another founder, but the remains of something else
+                    raise MissingNodeError(self.store.describe(paths.RUN)) from error
+            except OutcomeUnknownError:
+                pass
+            else:
+                log.info("%s founded the group under %s", self.name, self.store.describe(""))
+
+    # -- taking part --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part until the session is lost (SessionLostError), the run is over (returns), or we are cancelled."""
+        self.want.set()
+        errors: list[Exception] = []
+        try:
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                for task in (self._follow, self._claim, self._report, self._campaign, self._mourn):
+                    tasks.start_soon(task)
+        except ExceptionGroup as group:
+            errors = list(_leaves(group))
+        finally:
+            if self._late_timer is not None:
+                self._late_timer.cancel()
+            for done in self._leaving.values():
+                if not done.done():
+                    done.set_result(None)
+        if errors:
+            raise next((e for e in errors if not isinstance(e, SessionLostError)), errors[0])
+
+    async def _mourn(self) -> None:
+        await self.session.until(SessionState.LOST)
+        raise SessionLostError("the session is over")
+
+    async def _follow(self) -> None:
+        with self.session.watch() as watch:
+            self._watch = watch
+            watch.add(paths.GENERATION)
+            if self.office is None:
+                watch.add(paths.COORDINATOR)
+            while True:
+                for change in await watch.changes():
+                    node = change.now
+                    if not isinstance(node, Node):
+                        raise MissingNodeError(self.store.describe(change.path))
+                    if change.path == paths.GENERATION:
+                        self.see_generation(node)
+                    else:
+                        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+
+    def see_generation(self, node: Node) -> None:
+        """The generation was read, or written by us: from now on our reports carry it."""
+        if node.version <= self.generation_version:
+            return
+        self.generation = Generation.decode(self.store.describe(node.path), node.data)
+        self.generation_version = node.version
+        self.member.ledger.generation = self.generation.number
+        if self.office is not None and self.generation.leader != self.name:
+            self.office.depose()
+        self.member.arrived()
+
+    def poke(self) -> None:
+        """The ledger has something to say, or may have."""
+        (self._say if self.office is None else self.office.wake).set()
+
+    def limit_moved(self) -> None:
+        """From now on counts the time after which a member says who is slow."""
+        self.late = False
+        loop = asyncio.get_running_loop()
+        self._moved_at = loop.time()
+        if self._late_timer is None:
+            self._late_timer = loop.call_later(LATE, self._be_late)
+
+    def _be_late(self) -> None:
+        """One timer for all periods: it finds out how old the present limit is, instead of being set anew for each."""
+        loop = asyncio.get_running_loop()
+        left = self._moved_at + LATE - loop.time()
+        if left > 0:
+            self._late_timer = loop.call_later(left, self._be_late)
+            return
+        self._late_timer = None
+        self.late = True
+        self._say.set()
+
+    async def _report(self) -> None:
+        """Write the report whenever it differs from what the node holds; while leading, only when it is late."""
+        while True:
+            await self._say.wait()
+            if self._leaving:
+                await self._give_up(list(self._leaving)[:_BATCH])
+                self._say.set()
+            elif self.office is None or self.late:
+                report = self.member.ledger.report(even_running=self.late)
+                if report is not None and report.supersedes(self.written):
+                    await self._write(report)
+
+    async def _write(self, report: Report) -> None:
+        path = paths.progress(self.name)
+        try:
+            await self.session.set(path, report.encode(), ANY_VERSION)  # nobody else writes this node
+        except NoNodeError:  # somebody deleted it
+            await self.session.create(path, report.encode(), ephemeral=True)
+        self.written = report
+
+    # -- locks --------------------------------------------------------------------------------------------------------
+
+    async def _claim(self) -> None:
+        asked: set[Partition] = set()
+        while True:
+            await self.want.wait()
+            ledger = self.member.ledger
+            wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in asked]
+            for n in range(0, len(wanted), _BATCH):
+                taken, refused = await self._take(wanted[n : n + _BATCH])
+                for partition in refused:
+                    asked.add(partition)
+                    self._tasks.start_soon(self._await_release, partition, asked)
+                if taken:
+                    await self._read_after_claim(taken)
+
+    async def _take(self, wanted: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+        """Take all of these locks in one transaction, without those that somebody else holds; both lists."""
+        refused: list[Partition] = []
+        ours: list[Partition] = []
+        for topic in {p.topic for p in wanted}:
+            await self.session.ensure(f"{paths.OWNERS}/{topic}")
+        while wanted:
+            locks = [Create(paths.owner(p), self.name.encode(), ephemeral=True) for p in wanted]
+            try:
+                await self.session.commit(Check(paths.GENERATION, self.generation_version), *locks)
+            except BadVersionError:
+                self.see_generation(await self.session.get(paths.GENERATION))
+            except NodeExistsError as error:
+                partition = wanted.pop((error.index or 1) - 1)
+                node = await self.session.find(paths.owner(partition))
+                # ours already: an answer that never came, or given up and opened again before it was given back
+                (ours if node is not None and node.owner == self.session.id else refused).append(partition)
+            except OutcomeUnknownError:
+                continue
+            else:
+                break
+        return ours + wanted, refused
+
+    async def _read_after_claim(self, taken: list[Partition]) -> None:
+        node = await self.session.get(paths.COORDINATOR)
+        cut = await last_cut(self.store, self.session, node.version)
+        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+        if cut is not None:
+            self.member.ledger.closed(cut.limit)
+            for partition in taken:
+                gate, mark = self.member.gates.get(partition), cut.find(partition)
+                if gate is not None and mark is not None:
+                    gate.resume_offset = mark.offset
+        self.member.claimed(taken)
+
+    async def _await_release(self, partition: Partition, asked: set[Partition]) -> None:
+        """Wait until the other owner is gone, then try again; give up after a while, and say whose it is."""
+        timeout = self.member.claim_timeout
+        if timeout is None:
+            timeout = 2 * self.session.timeout
+        owner = "?"
+        with anyio.move_on_after(timeout) as scope, self.session.watch() as watch:
+            watch.add(paths.owner(partition))
+            async for change in watch:
+                if not isinstance(change.now, Node):
+                    break
+                owner = change.now.data.decode(errors="replace")
+        asked.discard(partition)
+        gate = self.member.gates.get(partition)
+        if scope.cancelled_caught:
+            if gate is not None:
+                gate.failure = PartitionOwnedError(str(partition), owner, timeout)
+                gate.signal.set()
+            self.member.ledger.drop(partition)
+        self.want.set()
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition's lock back, with others that are given back at the same time."""
+        done = self._leaving.setdefault(partition, asyncio.get_running_loop().create_future())
+        self._say.set()
+        await asyncio.shield(done)
+
+    async def _give_up(self, partitions: list[Partition]) -> None:
+        """The report without these partitions and the deletion of their locks, in one transaction."""
+        report = self.member.ledger.report(even_running=True)
+        content = b"" if report is None else report.encode()
+        try:
+            ours = [path for path in map(paths.owner, partitions) if await self._is_ours(path)]
+            await self.session.commit(
+                Check(paths.GENERATION, self.generation_version),
+                Set(paths.progress(self.name), content, ANY_VERSION),
+                *(Delete(path, ANY_VERSION) for path in ours),
+            )
+        except BadVersionError:
+            self.see_generation(await self.session.get(paths.GENERATION))
+            return
+        except (NoNodeError, OutcomeUnknownError):
+            return
+        self.written = report
+        for partition in partitions:
+            done = self._leaving.pop(partition)
+            if not done.done():
+                done.set_result(None)
+
+    async def _is_ours(self, path: str) -> bool:
+        node = await self.session.find(path)
+        return node is not None and node.owner == self.session.id
+
+    # -- office -------------------------------------------------------------------------------------------------------
+
+    async def _campaign(self) -> None:
+        """Stand for election for as long as the session lasts; lead when it is our turn."""
+        while True:
+            async with campaign(self.session, self.name, self.member.clock) as candidate:
+                office = Office(self)
+                if not await office.take(candidate):
+                    continue
+                log.info("%s leads under generation %d", self.name, office.epoch)
+                self.office = office
+                self._watch.remove(paths.COORDINATOR)
+                try:
+                    await office.serve()
+                finally:
+                    self.office = None
+                    self._watch.add(paths.COORDINATOR)
+                    self._say.set()
+                log.info("%s no longer leads", self.name)
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[Exception]:
+    result: list[Exception] = []
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            result += _leaves(error)
+        elif isinstance(error, Exception):
+            result.append(error)
+    return result

@@ -1,0 +1,217 @@
+"""This process's side of the group: its gates, what they have said, and the session it says it in.
+
+The member outlives its sessions. Each session is one :class:`~aiokcc.runtime.incarnation.Incarnation`; nothing is carried from
+one to the next but the highest limit seen and what the partitions themselves know. Between two sessions every gate is shut.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.ledger import LaneState, Ledger
+from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import (
+    AiokccError,
+    PartitionError,
+    SessionLostError,
+)
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokcc.core.run import Settings
+    from aiokcc.runtime.gate import Gate
+    from aiokcc.stores.port import Session, Store
+
+__all__ = ["Member", "NoSession"]
+
+log = logging.getLogger("aiokcc.member")
+
+
+class NoSession:
+    """Stands in a gate where there is no session: nothing that depends on one may start."""
+
+    stop_at: Final = float("-inf")
+
+
+class Member:
+    """One process of the group. Driven by :meth:`serve`; used by the gates."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: Settings,
+        name: str,
+        *,
+        session_timeout: float,
+        connect_timeout: float,
+        claim_timeout: float | None,
+        clock: Callable[[], int],
+    ) -> None:
+        self.store = store
+        self.settings = settings
+        self.name = name
+        self.session_timeout = session_timeout
+        self.connect_timeout = connect_timeout
+        self.claim_timeout = claim_timeout
+        self.clock = clock
+        self.ledger = Ledger()
+        self.gates: dict[Partition, Gate] = {}
+        self.session: Session | NoSession = NoSession()
+        self.incarnation: Incarnation | None = None
+        self.failure: AiokccError | None = None
+        self.moved = Signal()
+        """Set whenever the limit has moved: for the one task that waits for the end."""
+
+    # -- life ---------------------------------------------------------------------------------------------------------
+
+    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Join, take part, and join again after a lost session, until cancelled or failed for good."""
+        first = True
+        try:
+            while first or self.ledger.limit.mode is not Mode.END:
+                connect_timeout = self.connect_timeout if first else None
+                async with self.store.session(timeout=self.session_timeout, connect_timeout=connect_timeout) as session:
+                    incarnation = Incarnation(self, session)
+                    try:
+                        await incarnation.join(first=first)
+                        self._begin(incarnation)
+                        if first:
+                            task_status.started()
+                            first = False
+                        await incarnation.run()
+                    except SessionLostError as error:
+                        log.warning("%s: %s; joining again", incarnation.name, error)
+                    finally:
+                        self._end()
+        except AiokccError as error:
+            self.fail(error)
+            if first:
+                raise
+            return
+
+    def _begin(self, incarnation: Incarnation) -> None:
+        self.incarnation = incarnation
+        self.session = incarnation.session
+        for gate in self.gates.values():
+            gate.session = self.session
+
+    def _end(self) -> None:
+        self.incarnation = None
+        self.session = NoSession()
+        self.ledger.lose()
+        for gate in self.gates.values():
+            gate.session = self.session
+
+    def fail(self, error: AiokccError) -> None:
+        """Nothing more can be agreed on: every gate raises the error."""
+        self.failure = error
+        for gate in self.gates.values():
+            gate.failure = error
+            gate.signal.set()
+        self.moved.set()
+
+    # -- gates --------------------------------------------------------------------------------------------------------
+
+    async def open(self, gate: Gate) -> None:
+        """Take the partition's lock; return once we hold it and have read the limit after that."""
+        partition = gate.partition
+        if partition in self.gates or partition in self.ledger.lanes:
+            raise PartitionError(f"{partition} is open in this member already; each partition has one gate")
+        if self.failure is not None:
+            raise self.failure
+        self.gates[partition] = gate
+        gate.lane = self.ledger.add(partition)
+        gate.session = self.session
+        if self.incarnation is not None:
+            self.incarnation.want.set()
+        try:
+            while not gate.lane.owned and self.ledger.limit.mode is not Mode.END:
+                if gate.failure is not None:
+                    raise gate.failure
+                await gate.signal.wait()
+        except BaseException:
+            self._forget(gate)
+            raise
+
+    async def close(self, gate: Gate) -> None:
+        """Give the partition up, unless it has finished: then what it said must stand until a cut holds it."""
+        if self.gates.get(gate.partition) is not gate:
+            return
+        if gate.lane.state is LaneState.FINISHED and gate.failure is None:
+            del self.gates[gate.partition]
+            return
+        if gate.failure is None and self.ledger.limit.mode is Mode.GATED:
+            log.warning(
+                "%s: %s was given up before it had finished; the limit waits for its next owner",
+                self.name,
+                gate.partition,
+            )
+        self._forget(gate)
+        if self.incarnation is not None:
+            await self.incarnation.release(gate.partition)
+
+    def _forget(self, gate: Gate) -> None:
+        self.gates.pop(gate.partition, None)
+        self.ledger.drop(gate.partition)
+
+    def arrived(self) -> None:
+        """A partition has arrived: if it was the last, or if the others are late, there is something to say."""
+        if self.incarnation is not None and (self.ledger.ready or self.incarnation.late):
+            self.incarnation.poke()
+
+    def claimed(self, partitions: list[Partition]) -> None:
+        """We hold these locks, and have read the limit since."""
+        self.ledger.claim(partitions)
+        for partition in partitions:
+            gate = self.gates.get(partition)
+            if gate is not None:
+                gate.signal.set()
+        self.arrived()
+
+    async def confirm(self) -> None:
+        """Ask the store anything: an answer in this session proves that it is alive, and lifts the deadline."""
+        if isinstance(self.session, NoSession):
+            raise SessionLostError("there is no session at present")
+        node = await self.session.get(paths.COORDINATOR)
+        self.see(Limit.decode(self.store.describe(node.path), node.data))
+
+    # -- the limit ----------------------------------------------------------------------------------------------------
+
+    def see(self, limit: Limit) -> None:
+        """A limit was read: wake exactly the tasks for which it changes something."""
+        if not self.ledger.see(limit):
+            return
+        if self.incarnation is not None:
+            self.incarnation.limit_moved()
+        for gate in self.gates.values():
+            if limit.mode is Mode.END or (gate.busy and gate.lane.state is LaneState.RUNNING):
+                gate.signal.set()
+        self.moved.set()
+        self.arrived()
+
+    async def settled(self) -> None:
+        """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more."""
+        while self.failure is None and self.ledger.limit.mode is Mode.GATED:
+            finished = {p for p, lane in self.ledger.lanes.items() if lane.state is LaneState.FINISHED}
+            if not finished:
+                return
+            session = self.session
+            if not isinstance(session, NoSession):
+                try:
+                    self.moved.clear()
+                    node = await session.get(paths.COORDINATOR)
+                    cut = await last_cut(self.store, session, node.version)
+                except SessionLostError:
+                    cut = None
+                if cut is not None and finished <= cut.finished().keys():
+                    return
+            await self.moved.wait()

@@ -1,0 +1,246 @@
+"""The leader in office: it reads everything after its take-over, watches the reports, and moves the limit.
+
+Every write is one transaction that checks the generation (nobody has taken over since), checks the operator's request (after
+``hold`` was acknowledged no advance can succeed) and sets the limit at the version it read. One is in flight at a time; what is
+refused, or what nobody knows the outcome of, is read again and decided again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.leader import Advance, Leader, Wait
+from aiokcc.core.limit import Limit, Mode, Request
+from aiokcc.core.partitions import decode_partitions
+from aiokcc.core.progress import Report
+from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
+from aiokcc.errors import (
+    BadVersionError,
+    CorruptNodeError,
+    MissingNodeError,
+    NoNodeError,
+    OutcomeUnknownError,
+)
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, Set, Watch
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.incarnation import Incarnation
+
+__all__ = ["Office"]
+
+log = logging.getLogger("aiokcc.leader")
+
+
+class Office:
+    """One term: from the take-over to the successor's, or to the end of the session."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._us = incarnation
+        self._session = incarnation.session
+        self._store = incarnation.store
+        self._member = incarnation.member
+        self.epoch = 0
+        self.wake = Signal()
+        self._generation_version = ANY_VERSION
+        self._request_version = ANY_VERSION
+        self._run_version = ANY_VERSION
+        self._run: Run
+        self._leader: Leader
+        self._scope = anyio.CancelScope()
+
+    async def take(self, candidate: str) -> bool:
+        """Take office: bump the generation, and only then read. False: our candidate node is gone, stand again."""
+        while True:
+            node = await self._get(paths.GENERATION)
+            before = Generation.decode(self._store.describe(node.path), node.data)
+            self.epoch = before.number + 1
+            mine = Generation(self.epoch, self._us.name, "took office")
+            facts = encode_member(id=self._us.name, timestamp=self._member.clock(), epoch=self.epoch)
+            try:
+                results = await self._session.commit(
+                    Set(paths.GENERATION, mine.encode(), node.version), Set(candidate, facts, ANY_VERSION)
+                )
+            except NoNodeError as error:
+                if error.index == 1:
+                    return False
+                raise MissingNodeError(self._store.describe(paths.GENERATION)) from error
+            except (BadVersionError, OutcomeUnknownError):
+                continue
+            assert isinstance(results[0], int)
+            self._generation_version = results[0]
+            self._us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
+            await self._read_everything()
+            return True
+
+    async def _read_everything(self) -> None:
+        listed = await self._get(paths.TOPIC_PARTITIONS)
+        partitions = decode_partitions(self._store.describe(listed.path), listed.data)
+        run_node = await self._get(paths.RUN)
+        self._run = Run.decode(self._store.describe(run_node.path), run_node.data, partitions)
+        self._run_version = run_node.version
+        self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
+        await self._read_limit()
+
+    async def _read_limit(self) -> None:
+        """The limit, and what the cut that led to it proves."""
+        leader = self._leader
+        node = await self._get(paths.COORDINATOR)
+        limit = Limit.decode(self._store.describe(node.path), node.data)
+        if node.version != leader.version:
+            cut = await last_cut(self._store, self._session, node.version)
+            leader.limit, leader.version = limit, node.version
+            leader.closed = cut.limit if cut is not None else leader.settings.start or 0
+            leader.finished = {} if cut is None else cut.finished()
+        self._member.see(limit)
+
+    def depose(self) -> None:
+        """Somebody else has taken over: the term ends where it stands."""
+        self._scope.cancel()
+
+    async def serve(self) -> None:
+        """Move the limit whenever it may move, until deposed or until the session is lost."""
+        with self._scope:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._observe)
+                tasks.start_soon(self._decide)
+
+    # -- what the leader sees -----------------------------------------------------------------------------------------
+
+    async def _observe(self) -> None:
+        with self._session.watch() as watch:
+            watch.add(paths.PERIOD)
+            watch.add_children(paths.PROGRESS)
+            while True:
+                for change in await watch.changes():
+                    self._learn(change, watch)
+                self.wake.set()
+
+    def _learn(self, change: Change, watch: Watch) -> None:
+        leader, own = self._leader, paths.progress(self._us.name)
+        if isinstance(change.now, Children):
+            present = {paths.progress(name) for name in change.now.names} - {own}
+            for path in present:
+                watch.add(path)
+            for name in [name for name in leader.reports if paths.progress(name) not in present]:
+                if name != self._us.name:
+                    gone = leader.reports.pop(name)
+                    watch.remove(paths.progress(name))
+                    left = [p for p, value in gone.entries.items() if not value.startswith("finished")]
+                    if left:
+                        log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
+        elif change.path == paths.PERIOD:
+            self._learn_request(change.now)
+        elif change.path == paths.PROGRESS:
+            raise MissingNodeError(self._store.describe(paths.PROGRESS))
+        else:
+            self._learn_report(change)
+
+    def _learn_request(self, node: Node | None) -> None:
+        self._leader.request = None
+        if node is None:
+            log.error("%s was deleted; the limit stays where it is", self._store.describe(paths.PERIOD))
+            return
+        self._request_version = node.version
+        try:
+            self._leader.request = Request.decode(self._store.describe(node.path), node.data)
+        except CorruptNodeError as error:
+            log.error("%s; the limit stays where it is", error)
+
+    def _learn_report(self, change: Change) -> None:
+        name = change.path.removeprefix(f"{paths.PROGRESS}/")
+        report: Report | None = None
+        if isinstance(change.now, Node):
+            try:
+                report = Report.decode(self._store.describe(change.path), change.now.data)
+            except CorruptNodeError as error:
+                log.error("%s; its partitions count as not reported", error)
+        if report is None:
+            self._leader.reports.pop(name, None)
+        else:
+            self._leader.reports[name] = report
+
+    # -- what the leader does -----------------------------------------------------------------------------------------
+
+    async def _decide(self) -> None:
+        leader = self._leader
+        while True:
+            own = self._own_report()
+            decision = leader.decide(self._member.clock())
+            if isinstance(decision, Advance):
+                await self._advance(decision, own)
+            else:
+                await self._pause(decision)
+
+    async def _pause(self, decision: Wait) -> None:
+        log.debug("waiting: %s", decision.reason)
+        if decision.until is None:
+            await self.wake.wait()
+            return
+        with anyio.move_on_after(max(0.001, (decision.until - self._member.clock()) / 1000)):
+            await self.wake.wait()
+
+    def _own_report(self) -> Report | None:
+        """Our own report needs no trip through the store: it is written with the advance it leads to."""
+        own = self._member.ledger.report()
+        if own is None or own.generation != self.epoch:
+            self._leader.reports.pop(self._us.name, None)
+            return None
+        self._leader.reports[self._us.name] = own
+        return own
+
+    async def _advance(self, decision: Advance, own: Report | None) -> None:
+        leader = self._leader
+        fold = own if own is not None and own.supersedes(self._us.written) else None
+        ops: list[Op] = [
+            Set(paths.COORDINATOR, decision.limit.encode(), leader.version),
+            Check(paths.GENERATION, self._generation_version),
+            Check(paths.PERIOD, self._request_version)
+            if decision.request is None
+            else Set(paths.PERIOD, decision.request.encode(), self._request_version),
+        ]
+        if decision.cut is not None:
+            ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode(), ANY_VERSION))
+        if fold is not None:
+            ops.append(Set(paths.progress(self._us.name), fold.encode(), ANY_VERSION))
+        if decision.limit.mode is Mode.END:
+            ops.append(Set(paths.RUN, self._run.end().encode(), self._run_version))
+        try:
+            await self._session.commit(*ops)
+        except NoNodeError as error:
+            await self._read_again(error)
+            return
+        except (BadVersionError, OutcomeUnknownError):
+            await self._read_again(None)
+            return
+        if fold is not None:
+            self._us.written = fold
+        if decision.request is not None:
+            self._request_version += 1
+        leader.advanced(decision)
+        self._member.see(decision.limit)
+
+    async def _read_again(self, missing: NoNodeError | None) -> None:
+        """A write was refused, or nobody knows: find out what stands now. Deposed if the generation is not ours."""
+        node = await self._get(paths.GENERATION)
+        if node.version != self._generation_version:
+            self.depose()
+            await anyio.lowlevel.checkpoint()
+        await self._read_limit()
+        self._learn_request(await self._session.find(paths.PERIOD))
+        if missing is not None and await self._session.find(paths.progress(self._us.name)) is None:
+            await self._session.create(paths.progress(self._us.name), b"", ephemeral=True)
+            self._us.written = None
+        elif missing is not None and self._leader.request is not None:  # neither ours nor the operator's
+            raise MissingNodeError(missing.path) from missing
+
+    async def _get(self, path: str) -> Node:
+        node = await self._session.find(path)
+        if node is None:
+            raise MissingNodeError(self._store.describe(path))
+        return node

@@ -1,0 +1,239 @@
+"""How the group stands, read from the store by anybody: which partition blocks, on which member, for how long."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.leader import blockers
+from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.partitions import Partition, decode_partitions
+from aiokcc.core.progress import Cut, Report
+from aiokcc.core.run import Generation, Run
+from aiokcc.errors import CorruptNodeError, NoNodeError, UsageError
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.election import queue
+from aiokcc.stores.port import Node, Session, Store
+
+__all__ = ["Blocking", "MemberStatus", "PartitionStatus", "Status", "read_status"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition of the agreed set."""
+
+    partition: str
+    member: str | None
+    """Who holds its lock; None if nobody does."""
+    state: str
+    """``blocked``, ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
+    timestamp: int | None = None
+    """Of its next record, where it is blocked."""
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One live member."""
+
+    name: str
+    host: str | None
+    pid: int | None
+    since: int | None
+    """When it joined, in milliseconds since the epoch."""
+    partitions: int
+    leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Blocking:
+    """A partition the limit waits for."""
+
+    partition: str
+    member: str | None
+    """Who holds it; None if it is in nobody's hands."""
+    state: str
+    last_member: str | None
+    """Who ran it when the last period closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The group at one moment. Times are milliseconds since the epoch; None where there is nothing to tell."""
+
+    where: str
+    state: str
+    """``running``, ``held``, ``stuck`` (the request cannot be read), ``released`` or ``ended``."""
+    limit: int | None
+    floor: int | None
+    """The boundary that closes next; below the limit only under lookahead."""
+    closed: int | None
+    """The boundary that closed last."""
+    period: int | None
+    """The period in force; None while held or released."""
+    start: int | None
+    end: int | None
+    lookahead: int
+    generation: int
+    leader: str | None
+    epoch: int | None
+    members: tuple[MemberStatus, ...]
+    partitions: tuple[PartitionStatus, ...]
+    blocking: tuple[Blocking, ...]
+    waiting_seconds: float
+    """How long the limit has stood where it is, by this machine's clock."""
+    periods_closed: int
+    problems: tuple[str, ...]
+    """What could not be read, and why."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+async def read_status(store: Store, session: Session, *, now: Callable[[], float] = time.time) -> Status:
+    """Read everything there is to tell. UsageError if there is no group under the root."""
+    problems: list[str] = []
+
+    def attempt(decode: Callable[[str, bytes], T], node: Node | None) -> T | None:
+        if node is None:
+            return None
+        try:
+            return decode(store.describe(node.path), node.data)
+        except CorruptNodeError as error:
+            problems.append(str(error))
+            return None
+
+    nodes = await _all(
+        session.find, (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.TOPIC_PARTITIONS, paths.RUN)
+    )
+    missing = [path for path, node in nodes.items() if node is None]
+    if len(missing) == len(nodes):
+        raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
+    problems += [f"{store.describe(path)} does not exist" for path in missing]
+    coordinator = nodes[paths.COORDINATOR]
+    limit = attempt(Limit.decode, coordinator)
+    request = attempt(Request.decode, nodes[paths.PERIOD])
+    generation = attempt(Generation.decode, nodes[paths.GENERATION])
+    partitions = attempt(decode_partitions, nodes[paths.TOPIC_PARTITIONS]) or frozenset()
+    run = attempt(lambda path, data: Run.decode(path, data, partitions), nodes[paths.RUN])
+    cut: Cut | None = None
+    if coordinator is not None:
+        try:
+            cut = await last_cut(store, session, coordinator.version)
+        except CorruptNodeError as error:
+            problems.append(str(error))
+
+    reports: dict[str, Report] = {}
+    for path, node in (await _all(session.find, await _below(session, paths.PROGRESS))).items():
+        report = attempt(Report.decode, node)
+        if report is not None:
+            reports[path.removeprefix(f"{paths.PROGRESS}/")] = report
+    locks = await _all(session.find, [paths.owner(p) for p in sorted(partitions)])
+    owners = {
+        p: node.data.decode(errors="replace") for p in partitions if (node := locks.get(paths.owner(p))) is not None
+    }
+    ids = await _all(session.find, await _below(session, paths.IDS))
+    candidates = await _all(session.find, (await queue(session))[:1])
+    in_office = [_json(node) for node in candidates.values() if node is not None]
+    leader, epoch = (in_office[0].get("id"), in_office[0].get("epoch")) if in_office else (None, None)
+    finished = {} if cut is None else cut.finished()
+    last = {} if cut is None else cut.owners()
+    number = 0 if generation is None else generation.number
+    found = [] if limit is None else blockers(limit, number, partitions, reports, finished, owners)
+    waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
+    return Status(
+        where=store.url,
+        state=_state(limit, request),
+        limit=limit.value if limit is not None and limit.mode is Mode.GATED else None,
+        floor=limit.floor if limit is not None and limit.mode is Mode.GATED else None,
+        closed=None if cut is None else cut.limit,
+        period=request.period if request is not None and request.kind is RequestKind.PERIOD else None,
+        start=None if run is None else run.settings.start,
+        end=None if run is None else run.settings.end,
+        lookahead=0 if run is None else run.settings.lookahead,
+        generation=number,
+        leader=leader if epoch is not None else None,
+        epoch=epoch,
+        members=tuple(_member(path, node, owners, leader) for path, node in sorted(ids.items()) if node is not None),
+        partitions=tuple(
+            _partition(p, owners.get(p), reports, p in finished, limit, number) for p in sorted(partitions)
+        ),
+        blocking=tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found),
+        waiting_seconds=round(waited, 3),
+        periods_closed=0 if cut is None else cut.number,
+        problems=tuple(problems),
+    )
+
+
+async def _below(session: Session, path: str) -> list[str]:
+    try:
+        return [f"{path}/{name}" for name in await session.children(path)]
+    except NoNodeError:
+        return []
+
+
+async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str, ...]) -> dict[str, T]:
+    """Many reads in one round trip."""
+    result: dict[str, T] = {}
+
+    async def one(name: str) -> None:
+        result[name] = await read(name)
+
+    async with anyio.create_task_group() as tasks:
+        for name in names:
+            tasks.start_soon(one, name)
+    return {name: result[name] for name in names}
+
+
+def _state(limit: Limit | None, request: Request | None) -> str:
+    if limit is not None and limit.mode is not Mode.GATED:
+        return "released" if limit.mode is Mode.OPEN else "ended"
+    if limit is None or request is None:
+        return "stuck"
+    return "held" if request.kind is RequestKind.HOLD else "running"
+
+
+def _json(node: Node) -> dict[str, Any]:
+    try:
+        raw = json.loads(node.data)
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _member(path: str, node: Node, owners: dict[Partition, str], leader: str | None) -> MemberStatus:
+    name, facts = path.removeprefix(f"{paths.IDS}/"), _json(node)
+    held = sum(owner == name for owner in owners.values())
+    return MemberStatus(name, facts.get("host"), facts.get("pid"), facts.get("timestamp"), held, name == leader)
+
+
+def _partition(
+    partition: Partition,
+    owner: str | None,
+    reports: dict[str, Report],
+    finished: bool,
+    limit: Limit | None,
+    generation: int,
+) -> PartitionStatus:
+    name = str(partition)
+    if finished:
+        return PartitionStatus(name, owner, "finished")
+    report = reports.get(owner) if owner is not None else None
+    value = report.entries.get(name) if report is not None else None
+    if value is None:
+        return PartitionStatus(name, owner, "unowned" if owner is None else "unreported")
+    word, _, offset = value.partition("@")
+    at = int(offset) if offset else None
+    if not word.isdigit():
+        return PartitionStatus(name, owner, word, None, at)
+    blocked = limit is not None and int(word) >= limit.floor and report is not None and report.generation == generation
+    return PartitionStatus(name, owner, "blocked" if blocked else "running", int(word), at)
