@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from aiokcc.errors import NodeError
 from aiokcc.stores import ANY_VERSION, Check, Create, Delete, Node, Op, Session, Set, Store
 from tests.conformance.conftest import new_store
+from tests.conformance.kept import kept
 from tests.conformance.seen import PATIENCE, Seen
 
 PATHS = ["", "a", "b", "a/a", "a/b", "b/a", "a/a/a"]
@@ -76,7 +77,7 @@ class World:
         await self.sessions[0].ensure("")
 
     async def enter(self, number: int) -> Session:
-        session = await self.open[number].enter_async_context(self.store.session())
+        session = await self.open[number].enter_async_context(kept(self.store))
         self.names[session.id] = f"session {len(self.names)}"
         return session
 
@@ -154,7 +155,7 @@ async def compare(program: list[Step], stores: tuple[Store, Store]) -> None:
         async with contextlib.AsyncExitStack() as watching:
             followers: list[tuple[World, Seen, Seen]] = []
             for world in worlds:
-                witness = await watching.enter_async_context(world.store.session())
+                witness = await watching.enter_async_context(kept(world.store))
                 world.names[witness.id] = "witness"
                 nodes, names = Seen(witness.watch()), Seen(witness.watch())
                 for path in WATCHED:

@@ -91,7 +91,7 @@ async def test_sequential_nodes_in_a_transaction_are_numbered_and_named(session:
         (Delete("there", 0), BadVersionError),
         (Delete("full", 0), NotEmptyError),
     ],
-    ids=str,
+    ids=lambda value: value.__name__ if isinstance(value, type) else None,
 )
 @pytest.mark.parametrize("more", [True, False], ids=["middle", "last"])
 async def test_the_first_failure_is_raised_and_nothing_applied(
