@@ -10,14 +10,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
-from aiokcc.core.run import Settings
+from aiokcc.core.run import Settings, check_member
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
@@ -27,8 +27,6 @@ from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["Coordinator", "connect"]
-
-_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 
 def connect(
@@ -74,8 +72,8 @@ def connect(
     settings = Settings.check(
         topics=topics, period=period, start=start, end=end, lookahead=lookahead, caught_up=caught_up, ahead=ahead
     )
-    if member is not None and (not isinstance(member, str) or not _NAME.fullmatch(member)):
-        raise UsageError(f"member {member!r} cannot name a member; use letters, digits, '.', '_' and '-', at most 100")
+    if member is not None:
+        check_member(member)
     for what, seconds in (("session_timeout", session_timeout), ("connect_timeout", connect_timeout)):
         _check_seconds(what, seconds)
     if claim_timeout is not None:

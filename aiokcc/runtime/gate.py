@@ -39,11 +39,24 @@ class Gate:
     swallowed at its edge.
     """
 
-    __slots__ = ("_lane", "_member", "busy", "failure", "late", "partition", "resume_offset", "session", "signal")
+    __slots__ = (
+        "_lane",
+        "_member",
+        "_seen",
+        "busy",
+        "failure",
+        "late",
+        "partition",
+        "resume_offset",
+        "session",
+        "signal",
+    )
 
     def __init__(self, member: Member, partition: Partition) -> None:
         self._member = member
         self._lane = Lane(partition)  # replaced by the ledger's own when the gate is opened
+        self._seen = member.ledger.limit
+        """The limit when a task was last let through: what the caller knows of the log's end is no older than that."""
         self.busy = False
         """Whether a task waits here."""
         self.partition = partition
@@ -85,26 +98,33 @@ class Gate:
         """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
         return self._member.ledger.limit.value
 
-    async def idle(self, *, as_of: int | None = None, offset: int | None = None) -> int:
+    async def idle(self, *, offset: int | None = None) -> int:
         """Say that the log holds nothing more, and wait until the limit has moved; the new limit.
 
-        Look at the end of the log *after* reading ``gate.limit``, and pass that limit as ``as_of``: if it has moved since, this
-        returns at once, and you look again. When a record arrives first, cancel: the partition is then running again.
+        ::
+
+            while (record := await poll()) is None:    # nothing there:
+                await gate.idle()                      # wait for the limit to move, then look again
+
+        What counts is what the log held under the present limit. If the limit has moved since this gate last waited, your look
+        may be older than that: then this returns at once, and you look again. When a record may come while you wait, race the
+        two: cancelling makes the partition running again. While everybody is idle the limit stays, and so does this.
         """
         self._enter()
+        ledger = self._member.ledger
         try:
-            if as_of is None:
-                as_of = self.limit
             self._check_offset(offset)
             while True:
                 await self._usable()
-                if self.limit != as_of or not self._member.ledger.idle(self._lane, as_of, offset):
+                if ledger.limit != self._seen:
+                    self._seen = ledger.limit
                     return self.limit
-                self._member.arrived()
+                if ledger.idle(self._lane, self._seen, offset):
+                    self._member.arrived()
                 await self.signal.wait()
         finally:
             self.busy = False
-            self._member.ledger.resume(self._lane)
+            ledger.resume(self._lane)
 
     def finish(self, offset: int | None = None) -> None:
         """Say that this partition brings nothing more before the run's end. The others no longer wait for it."""
@@ -134,8 +154,8 @@ class Gate:
             while True:
                 await self._usable()
                 if ledger.approach(lane, ts, offset):
-                    if ts < lane.late_below:
-                        self.late += 1
+                    self.late += ts < lane.late_below
+                    self._seen = ledger.limit
                     return
                 self._member.arrived()
                 await self.signal.wait()
