@@ -17,7 +17,6 @@ from typing import Final, TypeAlias
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from aiokcc.core.periods import boundary_after
 from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Cut, Mark, Report
 from aiokcc.core.run import Settings
 
@@ -31,6 +30,8 @@ class Advance:
     limit: Limit
     cut: str | None = None
     request: Request | None = None
+    finished: Mapping[Partition, tuple[str, Mark]] = field(default_factory=dict)
+    """What the cut says has finished, by the reports it was made from: they may have changed once it is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ class Leader:
         early = self._refuse()
         if early is not None:
             return early
-        floor, limit = self.limit.floor, self.limit.value
+        floor = self.limit.floor
         least: int | None = None
         idle = False
         end = self.settings.end
         for member, report in self.reports.items():
             if report.generation != self.generation or report.running:
                 return Wait(f"{member} has not reported yet")
-            if report.idle and report.limit != limit:
+            if report.idle and report.limit != floor:
                 return Wait(f"{member} has to look again whether it is idle")
             if report.minimum is not None:
                 if report.minimum < floor:
@@ -92,7 +93,7 @@ class Leader:
         if least is None:
             if idle:
                 return Wait("every partition is idle")
-            return Advance(END, self._cut())
+            return Advance(END, self._cut(), finished=self._newly_finished())
         return self._advance(least, now)
 
     def _refuse(self) -> Decision | None:
@@ -128,7 +129,7 @@ class Leader:
         return None
 
     def _advance(self, least: int, now: int) -> Decision:
-        assert self.request is not None  # noqa: S101 - decided by _refuse
+        assert self.request is not None
         period, policy, settings = self.request.period, self.settings.caught_up, self.settings
         horizon = now + settings.ahead
         target = self.limit.after(min(least, horizon), period, settings.lookahead, settings.end)
@@ -136,12 +137,12 @@ class Leader:
             return Wait("waiting for the clock", until=self.limit.floor - settings.ahead)
         if target.floor > now and policy != "follow":
             if policy == "release":
-                return Advance(OPEN, self._cut(), Request(RequestKind.OFF))
+                return Advance(OPEN, self._cut(), Request(RequestKind.OFF), self._newly_finished())
             if policy != period:
                 longer = self.limit.after(min(least, horizon), policy, settings.lookahead, settings.end)
                 if self.limit.precedes(longer):
-                    return Advance(longer, self._cut(), Request.every(policy))
-        return Advance(target, self._cut())
+                    return Advance(longer, self._cut(), Request.every(policy), self._newly_finished())
+        return Advance(target, self._cut(), finished=self._newly_finished())
 
     def _cut(self) -> str:
         """The text of the cut that closes the present floor."""
@@ -162,18 +163,21 @@ class Leader:
         lines += [Cut.template(m, marks) % tuple(map(str, marks.values())) for m, marks in gone.items()]
         return "\n".join(lines)
 
+    def _newly_finished(self) -> dict[Partition, tuple[str, Mark]]:
+        newly: dict[Partition, tuple[str, Mark]] = {}
+        for member, report in self.reports.items():
+            for name, value in report.entries.items() if report.finished else ():
+                if value.startswith(FINISHED):
+                    offset = value.partition("@")[2]
+                    newly[Partition.parse(name)] = (member, Mark(int(offset) if offset else None, finished=True))
+        return newly
+
     def advanced(self, decision: Advance) -> None:
         """The advance was written: what we know now."""
-        if decision.limit.mode is Mode.GATED:
+        if decision.cut is not None:
             self.closed = self.limit.floor
-            newly: dict[Partition, tuple[str, Mark]] = {}
-            for member, report in self.reports.items():
-                for name, value in report.entries.items() if report.finished else ():
-                    if value.startswith(FINISHED):
-                        offset = value.partition("@")[2]
-                        newly[Partition.parse(name)] = (member, Mark(int(offset) if offset else None, finished=True))
-            if newly:
-                self.finished = {**self.finished, **newly}
+        if decision.finished:
+            self.finished = {**self.finished, **decision.finished}
         self.limit = decision.limit
         self.version += 1
         if decision.request is not None:
@@ -195,10 +199,11 @@ class Blocker:
     member: str | None
     """Who runs it; None if it is in nobody's hands."""
     state: str
-    """``running``, ``idle`` (under an earlier limit), ``unreported``, or ``unowned``."""
+    """``running``, ``idle`` (under an earlier limit), ``unreported``, ``unowned``, or ``disputed`` (two members report it)."""
 
 
 _UNKNOWN: Final = "unreported"
+_DISPUTED: Final = "disputed"
 
 
 def blockers(
@@ -213,15 +218,22 @@ def blockers(
     if limit.mode is not Mode.GATED:
         return []
     entries: dict[Partition, tuple[str, Report, str]] = {}
+    disputed: set[Partition] = set()
     for member, report in reports.items():
         for name, value in report.entries.items():
-            entries[Partition.parse(name)] = (member, report, value.partition("@")[0])
+            partition = Partition.parse(name)
+            if partition in entries:
+                disputed.add(partition)
+            entries[partition] = (member, report, value.partition("@")[0])
     result: list[Blocker] = []
     for partition in sorted(partitions):
-        if partition in finished:
-            continue
         found = entries.get(partition)
+        if partition in disputed:
+            result.append(Blocker(partition, owners.get(partition), _DISPUTED))
+            continue
         if found is None:
+            if partition in finished:
+                continue
             owner = owners.get(partition)
             result.append(Blocker(partition, owner, "unowned" if owner is None else _UNKNOWN))
             continue
@@ -233,7 +245,7 @@ def blockers(
         elif word == RUNNING:
             result.append(Blocker(partition, member, RUNNING))
         elif word == IDLE:
-            if report.limit != limit.value:
+            if report.limit != limit.floor:
                 result.append(Blocker(partition, member, IDLE))
         elif int(word) < limit.floor:
             result.append(Blocker(partition, member, RUNNING))

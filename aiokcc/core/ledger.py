@@ -20,6 +20,7 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
 from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Report
+from aiokcc.errors import UsageError
 
 __all__ = ["Lane", "LaneState", "Ledger"]
 
@@ -80,18 +81,18 @@ class Lane:
             return True
         if self.state is LaneState.BLOCKED:
             return self.ts >= limit.floor
-        return self.state is LaneState.IDLE and self.idle_at == limit.value
+        return self.state is LaneState.IDLE and self.idle_at == limit.floor
 
     def entry(self, limit: Limit) -> str:
-        """What to report for the limit's floor."""
-        if self.state is LaneState.FINISHED:
-            return _entry(FINISHED, self.offset)
+        """What to report for the limit's floor. Where it was crossed counts first, even if the lane has finished since."""
         crossing = self.crossings.get(limit.floor)
         if crossing is not None:
             return _entry(str(crossing[0]), crossing[1])
+        if self.state is LaneState.FINISHED:
+            return _entry(FINISHED, self.offset)
         if self.state is LaneState.BLOCKED and self.ts >= limit.floor:
             return _entry(str(self.ts), self.offset)
-        if self.state is LaneState.IDLE and self.idle_at == limit.value:
+        if self.state is LaneState.IDLE and self.idle_at == limit.floor:
             return _entry(IDLE, self.offset)
         return RUNNING
 
@@ -153,12 +154,16 @@ class Ledger:
     # -- lanes arrive ------------------------------------------------------------------------------------------------
 
     def approach(self, lane: Lane, ts: int, offset: int | None) -> bool:
-        """The lane's next record. True: it may pass now. False: the lane is blocked until the limit has passed ``ts``."""
+        """The lane's next record. True: it may pass now. False: the lane is blocked until the limit has passed ``ts``.
+
+        UsageError if the lane has finished: what it said cannot be taken back.
+        """
         limit = self.limit
+        self._refuse_finished(lane)
         lane.ts, lane.offset = ts, offset
         if limit.mode is not Mode.GATED:
             lane.state = LaneState.RUNNING if limit.mode is Mode.OPEN else LaneState.BLOCKED
-            return limit.mode is Mode.OPEN
+            return limit.mode is Mode.OPEN and lane.owned
         arrived = lane.arrived(limit)
         for boundary in limit.boundaries:
             if boundary > ts:
@@ -169,17 +174,24 @@ class Ledger:
         self._missing += arrived - lane.arrived(limit)
         return ts < limit.value and lane.owned
 
-    def idle(self, lane: Lane, as_of: int, offset: int | None) -> bool:
-        """The lane was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again."""
-        if as_of != self.limit.value or self.limit.mode is not Mode.GATED:
+    def idle(self, lane: Lane, as_of: Limit, offset: int | None) -> bool:
+        """The lane was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again.
+
+        The whole limit, since its value alone does not tell two apart whose chain the run's end has cut short: there the
+        floor moves and the value does not. UsageError if the lane has finished.
+        """
+        self._refuse_finished(lane)
+        if as_of != self.limit or self.limit.mode is not Mode.GATED:
             return False
         arrived = lane.arrived(self.limit)
-        lane.state, lane.idle_at, lane.offset = LaneState.IDLE, as_of, offset
+        lane.state, lane.idle_at, lane.offset = LaneState.IDLE, self.limit.floor, offset
         self._missing += arrived - lane.arrived(self.limit)
         return True
 
     def finish(self, lane: Lane, offset: int | None) -> None:
-        """The lane will bring nothing more before the run's end."""
+        """The lane will bring nothing more before the run's end. The first word on it stands."""
+        if lane.state is LaneState.FINISHED:
+            return
         arrived = lane.arrived(self.limit)
         lane.state, lane.offset = LaneState.FINISHED, offset
         self._missing += arrived - lane.arrived(self.limit)
@@ -203,10 +215,10 @@ class Ledger:
         if not self.limit.precedes(limit):
             return False
         previous, self.limit = self.limit, limit
-        if previous.mode is Mode.GATED:
+        if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor)
         for lane in self.lanes.values():
-            if previous.mode is Mode.GATED and limit.mode is Mode.GATED:
+            if limit.mode is Mode.GATED:
                 lane.late_below = self.late_below
                 if lane.crossings:
                     lane.crossings = {b: c for b, c in lane.crossings.items() if b >= limit.floor}
@@ -243,10 +255,15 @@ class Ledger:
             return None
         if not (self.ready or even_running):
             return None
-        entries = {str(lane.partition): lane.entry(self.limit) or RUNNING for lane in self.lanes.values() if lane.owned}
-        return Report.of(self.generation, self.limit.value, entries) if entries else None
+        entries = {lane.name: lane.entry(self.limit) for lane in self.lanes.values() if lane.owned}
+        return Report.of(self.generation, self.limit.floor, entries) if entries else None
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _refuse_finished(lane: Lane) -> None:
+        if lane.state is LaneState.FINISHED:
+            raise UsageError(f"{lane.name} was declared finished; it cannot bring another record")
 
     def _recount(self) -> None:
         self._missing = sum(not lane.arrived(self.limit) for lane in self.lanes.values())

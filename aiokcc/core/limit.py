@@ -16,6 +16,7 @@ boundaries stand in the node because a changed period must not move one that som
 from __future__ import annotations
 
 import enum
+import itertools
 from dataclasses import dataclass
 from typing import Final
 
@@ -102,7 +103,7 @@ class Limit:
         if not words or len(words) > _MAX_LOOKAHEAD + 1 or not all(w.isdigit() and len(w) <= 19 for w in words):
             raise CorruptNodeError(path, data, _LIMIT_FORM)
         boundaries = tuple(int(w) for w in reversed(words))
-        if boundaries[-1] > MAX_LIMIT or any(a >= b for a, b in zip(boundaries, boundaries[1:], strict=False)):
+        if boundaries[-1] > MAX_LIMIT or any(a >= b for a, b in itertools.pairwise(boundaries)):
             raise CorruptNodeError(path, data, _LIMIT_FORM)
         return cls(boundaries)
 

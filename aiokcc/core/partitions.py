@@ -10,6 +10,11 @@ from aiokcc.errors import CorruptNodeError, UsageError
 
 __all__ = ["Partition", "decode_partitions", "encode_partitions", "parse_topics"]
 
+MAX_NUMBER: Final = 2**31 - 1
+"""The greatest partition number Kafka knows."""
+MAX_COUNT: Final = 100_000
+"""So many partitions of one topic, and no more, fit into the nodes that list them."""
+
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _FORM: Final = "topics and their partition numbers like orders:0,1,2;payments:0,1;"
 
@@ -27,9 +32,9 @@ class Partition(NamedTuple):
     def parse(cls, text: str) -> Partition:
         """``orders.3``; the number stands after the last dot, since topics may hold dots. ValueError if it is not that."""
         topic, dot, number = text.rpartition(".")
-        if not dot or not topic or not number.isdecimal():
+        if not dot or not topic:
             raise ValueError(text)
-        return cls(topic, int(number))
+        return cls(topic, _number(number))
 
 
 def parse_topics(topics: object) -> frozenset[Partition]:
@@ -46,7 +51,9 @@ def parse_topics(topics: object) -> frozenset[Partition]:
             )
         if isinstance(spec, int) and not isinstance(spec, bool):
             if spec < 1:
-                raise UsageError(f"topic {topic!r} is given {spec} partitions; it needs at least one")
+                raise UsageError(f"topic {topic!r} is given a number of partitions below 1; it needs at least one")
+            if spec > MAX_COUNT:
+                raise UsageError(f"topic {topic!r} is given more partitions than {MAX_COUNT}, the most there can be")
             numbers: list[object] = list(range(spec))
         elif isinstance(spec, Iterable) and not isinstance(spec, str | bytes):
             numbers = list(spec)
@@ -55,9 +62,10 @@ def parse_topics(topics: object) -> frozenset[Partition]:
                 f"topic {topic!r} is given {spec!r}; expected the number of partitions, or a list of numbers"
             )
         for number in numbers:
-            if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_NUMBER:
+                shown = "number" if isinstance(number, int) and number.bit_length() > 64 else repr(number)
                 raise UsageError(
-                    f"topic {topic!r} is given the partition {number!r}; expected a whole number from 0 up"
+                    f"topic {topic!r} is given the partition {shown}; expected a whole number from 0 to {MAX_NUMBER}"
                 )
             result.add(Partition(topic, number))
         if not numbers:
@@ -81,13 +89,17 @@ def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
             topic, _, numbers = part.partition(":")
             if not _TOPIC.fullmatch(topic):
                 raise ValueError(topic)
-            result.update(Partition(topic, _number(n)) for n in numbers.split(","))
+            for number in numbers.split(","):
+                partition = Partition(topic, _number(number))
+                if partition in result:
+                    raise ValueError(number)
+                result.add(partition)
     except ValueError:
         raise CorruptNodeError(path, data, _FORM) from None
     return frozenset(result)
 
 
 def _number(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()) or len(text) > 10:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or int(text) > MAX_NUMBER:
         raise ValueError(text)
     return int(text)

@@ -30,7 +30,8 @@ MAX_TIMESTAMP: Final = MAX_LIMIT - 1
 """The greatest timestamp: some limit must lie above it."""
 
 _UNITS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_DURATION: Final = re.compile(r"(\d+)(ms|[smhdw])")
+_DURATION: Final = re.compile(r"([0-9]+)(ms|[smhdw])")
+_MAX_DIGITS: Final = 30
 _DURATION_FORMS: Final = (
     'a whole number of milliseconds, a text like "500ms", "30s", "5m", "1h30m", "1d", or a timedelta'
 )
@@ -44,55 +45,63 @@ def boundary_after(ts: int, period: int) -> int:
     return min((ts // period + 1) * period, MAX_LIMIT)
 
 
-def check_timestamp(ts: object) -> int:
+def check_timestamp(ts: object, *, what: str = "timestamp") -> int:
     """``ts`` as a plain int, or a UsageError that says what is wrong with it."""
     if isinstance(ts, bool) or ts is None or isinstance(ts, float):
-        what = {True: " (a record without a timestamp?)"}.get(ts is None, "")
+        hint = " (a record without a timestamp?)" if ts is None else ""
         raise UsageError(
-            f"timestamp {ts!r} is {type(ts).__name__}{what}; expected an int: milliseconds since the Unix epoch"
+            f"{what} {ts!r} is {type(ts).__name__}{hint}; expected an int: milliseconds since the Unix epoch"
         )
     try:
         value = operator.index(ts)  # type: ignore[arg-type]
     except TypeError:
         raise UsageError(
-            f"timestamp {ts!r} is {type(ts).__name__}; expected an int: milliseconds since the Unix epoch"
+            f"{what} {ts!r} is {type(ts).__name__}; expected an int: milliseconds since the Unix epoch"
         ) from None
     if value < 0:
-        raise UsageError(f"timestamp {value} is negative; expected milliseconds since the Unix epoch")
+        raise UsageError(f"{what} {_number(value)} is negative; expected milliseconds since the Unix epoch")
     if value > MAX_TIMESTAMP:
-        raise UsageError(f"timestamp {value} is beyond 64 bits; the greatest is {MAX_TIMESTAMP}")
+        raise UsageError(f"{what} {_number(value)} is beyond 64 bits; the greatest is {MAX_TIMESTAMP}")
     return value
+
+
+def _number(value: int) -> str:
+    """For messages: Python refuses to write out an int of more than some thousand digits."""
+    return str(value) if value.bit_length() <= 256 else f"of {value.bit_length()} bits"
 
 
 def parse_duration(value: object, *, what: str = "period", least: int = 1) -> int:
     """A duration in milliseconds from an int, a text like ``"1h30m"`` or a timedelta; UsageError otherwise."""
     result: int | None = None
+    shown = _number(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
     if isinstance(value, timedelta):
         result, rest = divmod(value, timedelta(milliseconds=1))
         if rest:
-            raise UsageError(f"{what} {value!r} is not a whole number of milliseconds")
+            raise UsageError(f"{what} {shown} is not a whole number of milliseconds; expected {_DURATION_FORMS}")
     elif isinstance(value, int) and not isinstance(value, bool):
         result = value
     elif isinstance(value, str):
         text = value.strip().lower()
         parts = _DURATION.findall(text)
-        if parts and "".join(n + unit for n, unit in parts) == text:
+        if any(len(n) > _MAX_DIGITS for n, _ in parts):
+            result = MAX_LIMIT + 1
+        elif parts and "".join(n + unit for n, unit in parts) == text:
             result = sum(int(n) * _UNITS[unit] for n, unit in parts)
         elif text.isdecimal():
-            raise UsageError(f'{what} {value!r} has no unit; write "{text}ms", "{text}s", "{text}m" …')
+            raise UsageError(f'{what} {shown} has no unit; write "{text}ms", "{text}s", "{text}m" …')
     if result is None:
-        raise UsageError(f"{what} {value!r} cannot be read; expected {_DURATION_FORMS}")
+        raise UsageError(f"{what} {shown} cannot be read; expected {_DURATION_FORMS}")
     if result < least:
-        raise UsageError(f"{what} {value!r} is too short; it must be at least {format_duration(least)}")
+        raise UsageError(f"{what} {shown} is too short; it must be at least {format_duration(least)}")
     if result > MAX_LIMIT:
-        raise UsageError(f"{what} {value!r} is beyond 64 bits of milliseconds")
+        raise UsageError(f"{what} {shown} is beyond 64 bits; the greatest is {MAX_LIMIT} milliseconds")
     return result
 
 
 def parse_time(value: object, *, what: str = "start") -> int:
     """A time in milliseconds since the epoch from ISO 8601, a datetime or an int; UsageError otherwise."""
     if isinstance(value, int) and not isinstance(value, bool):
-        return check_timestamp(value)
+        return check_timestamp(value, what=what)
     moment = value
     if isinstance(value, str):
         try:
@@ -101,11 +110,9 @@ def parse_time(value: object, *, what: str = "start") -> int:
             raise UsageError(f"{what} {value!r} cannot be read; expected {_TIME_FORMS}") from None
     if not isinstance(moment, datetime):
         raise UsageError(f"{what} {value!r} cannot be read; expected {_TIME_FORMS}")
-    if moment.tzinfo is None:
-        shown = value.strip() if isinstance(value, str) else moment.isoformat()
-        if len(shown) == len("2026-01-31"):
-            shown += "T00:00"
-        raise UsageError(f'{what} {value!r} has no time zone; for UTC write "{shown}Z"')
+    if moment.utcoffset() is None:
+        plain = moment.replace(tzinfo=None).isoformat()
+        raise UsageError(f'{what} {value!r} has no time zone; for UTC write "{plain}Z"')
     millis = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
     if millis < 0:
         raise UsageError(f"{what} {value!r} lies before 1970; event time starts at the Unix epoch")

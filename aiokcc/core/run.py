@@ -6,6 +6,7 @@ Members of one group run the same program, so they bring the same settings; one 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -13,10 +14,11 @@ from aiokcc.core.partitions import Partition, encode_partitions, parse_topics
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 
-__all__ = ["Generation", "Run", "Settings", "encode_member"]
+__all__ = ["Generation", "Run", "Settings", "check_member", "encode_member"]
 
 CUT_SLOTS: Final = 16
 MAX_LOOKAHEAD: Final = 1000
+_MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead and state"
 _GENERATION_FORM: Final = "'number leader reason'"
 
@@ -36,7 +38,7 @@ class Settings:
     """How far past the clock a record may pull the limit."""
 
     @classmethod
-    def check(  # noqa: PLR0913 - these are the settings there are
+    def check(
         cls,
         *,
         topics: object,
@@ -119,9 +121,9 @@ class Run:
     def decode(cls, path: str, data: bytes, partitions: frozenset[Partition]) -> Run:
         """What the node holds; CorruptNodeError if it is something else."""
         try:
-            raw: Any = json.loads(data)
+            raw: Any = json.loads(data, object_pairs_hook=_unique)
             if not isinstance(raw, dict) or raw["version"] != 1 or raw["state"] not in {"running", "ended"}:
-                raise ValueError(raw)  # noqa: TRY301 - one place turns all of them into CorruptNodeError
+                raise ValueError(raw)
             settings = Settings.check(
                 topics={"unused": 1},
                 **{name: raw[name] for name in ("start", "end", "period", "lookahead", "caught_up", "ahead")},
@@ -129,6 +131,13 @@ class Run:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CorruptNodeError(path, data, _RUN_FORM) from None
         return cls(replace(settings, partitions=partitions), raw["state"] == "ended")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError(pairs)
+    return result
 
 
 def _shown(name: str, value: Any) -> str:
@@ -161,10 +170,19 @@ class Generation:
         try:
             number, leader, reason = data.decode().split(" ", 2)
             if not (number.isascii() and number.isdecimal()) or len(number) > 19 or not leader:
-                raise ValueError(number)  # noqa: TRY301
+                raise ValueError(number)
             return cls(int(number), leader, reason)
         except ValueError:
             raise CorruptNodeError(path, data, _GENERATION_FORM) from None
+
+
+def check_member(name: object) -> str:
+    """A member's name as it may stand in paths, cuts and the fence; UsageError if it cannot."""
+    if not isinstance(name, str) or not _MEMBER.fullmatch(name) or name in {".", ".."}:
+        raise UsageError(
+            f"member {name!r} is not a usable name; expected letters, digits, '.', '_' and '-', at most 100"
+        )
+    return name
 
 
 def encode_member(**facts: object) -> bytes:
