@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from aiokcc.errors import NoNodeError, OutcomeUnknownError, StoreError
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Op, OpResult, Set
@@ -65,7 +65,7 @@ class Resolver:
         """Wait until our server has all that the leader has accepted from us. Before anything else."""
         await self._ask(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing)
 
-    async def settle(self, call: Call, later: Iterable[Call]) -> bool:
+    async def settle(self, call: Call, later: Sequence[Call]) -> bool:
         """Answer the call if it was applied or nobody can tell; False if it is to be sent again.
 
         ``later`` are the calls behind it. Raises DroppedError if the connection breaks; the call is then as before.
@@ -81,7 +81,7 @@ class Resolver:
         if verdict is Verdict.NOT_APPLIED:
             return False
         if verdict is Verdict.APPLIED:
-            results = [await self._result(op) for op in call.ops]
+            results = [await self._result(op, later) for op in call.ops]
             call.finish(results if isinstance(call, CommitCall) else results[0])
         else:
             call.fail(
@@ -92,7 +92,7 @@ class Resolver:
             )
         return True
 
-    async def _judge(self, op: Op, call: Call, later: Iterable[Call]) -> Verdict:
+    async def _judge(self, op: Op, call: Call, later: Sequence[Call]) -> Verdict:
         if isinstance(op, Check):
             return Verdict.UNKNOWN
         if isinstance(op, Create) and op.sequential:
@@ -104,7 +104,8 @@ class Resolver:
             verdict = self._judge_set(op, found, call, later)
         else:
             verdict = self._judge_delete(op, found, call)
-        if verdict is Verdict.APPLIED and found is not None:
+        # What a later write of ours has left there is not this one's to take: it is what the later one will go by.
+        if verdict is Verdict.APPLIED and found is not None and not _overwritten(op, found[0], later):
             stat = found[1]
             self._taken.add((op.path, stat.czxid if isinstance(op, Create) else stat.mzxid))
         return verdict
@@ -121,7 +122,7 @@ class Resolver:
             return Verdict.NOT_APPLIED
         return Verdict.APPLIED if stat.version == 0 else Verdict.UNKNOWN
 
-    def _judge_set(self, op: Set, found: tuple[bytes, wire.Stat] | None, call: Call, later: Iterable[Call]) -> Verdict:
+    def _judge_set(self, op: Set, found: tuple[bytes, wire.Stat] | None, call: Call, later: Sequence[Call]) -> Verdict:
         if found is None:
             return Verdict.NOT_APPLIED if op.version == ANY_VERSION else Verdict.UNKNOWN
         data, stat = found
@@ -129,7 +130,8 @@ class Resolver:
             if not self._possible(op.path, stat.mzxid, call):
                 return Verdict.NOT_APPLIED
             # What a later write of ours has left there was written after this one: requests arrive in order.
-            return Verdict.APPLIED if data in (op.data, *_data_written(later, op.path)) else Verdict.NOT_APPLIED
+            ours = data == op.data or _overwritten(op, data, later)
+            return Verdict.APPLIED if ours else Verdict.NOT_APPLIED
         if stat.mzxid <= call.zxid:
             return Verdict.NOT_APPLIED
         if stat.version <= op.version:
@@ -152,7 +154,7 @@ class Resolver:
         """Whether the node is the one that was there when the call arrived, and not another of the same name."""
         return stat.czxid <= call.zxid or (path, stat.czxid) in self._taken
 
-    async def _result(self, op: Op) -> OpResult:
+    async def _result(self, op: Op, later: Sequence[Call]) -> OpResult:
         """What the server would have answered to an operation that it has applied."""
         if isinstance(op, Create):
             return await self._find_marked(op) if op.sequential else op.path
@@ -160,7 +162,7 @@ class Resolver:
             if op.version != ANY_VERSION:
                 return op.version + 1
             found = await self._read(op.path)
-            return found[1].version if found else 0
+            return found[1].version - _overwritten(op, found[0], later) if found else 0
         return None
 
     async def _find_marked(self, op: Create) -> str | None:
@@ -201,6 +203,15 @@ def _strength(op: Op) -> int:
     return 2
 
 
-def _data_written(later: Iterable[Call], path: str) -> Sequence[bytes]:
-    """What the writes in doubt behind this one would have left at the path."""
-    return [op.data for call in later if call.doubt for op in call.ops if isinstance(op, Set) and op.path == path]
+def _overwritten(op: Op, data: bytes, later: Sequence[Call]) -> int:
+    """How many of the writes in doubt behind this one came to the node after it, if the last of them has left this data."""
+    if not isinstance(op, Set) or op.version != ANY_VERSION:
+        return 0
+    written = [
+        other.data
+        for call in later
+        if call.doubt
+        for other in call.ops
+        if isinstance(other, Set) and other.path == op.path
+    ]
+    return max((count for count, left in enumerate(written, 1) if left == data), default=0)

@@ -31,6 +31,7 @@ import uuid
 from collections import deque
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 import anyio
@@ -41,6 +42,7 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
     SessionLostError,
+    StoreError,
     StoreUnreachableError,
     TooLargeError,
 )
@@ -345,7 +347,7 @@ class ZooKeeperSession(Session):
                 call = backlog[0]
                 settled = call.abandoned
                 if call.doubt and not settled:
-                    settled = await resolver.settle(call, backlog)
+                    settled = await resolver.settle(call, tuple(islice(backlog, 1, None)))
                     if connection.closed.is_set():
                         return  # whatever was found: the line has changed, and the next connection finds it again
                     if not settled and call.tries >= GIVE_UP_AFTER:
@@ -399,7 +401,7 @@ class ZooKeeperSession(Session):
                 self._closing, self._direct = True, None  # what is called from now on is not sent behind the closing
                 farewell = Inquiry(self._loop.create_future(), wire.CLOSE_REQUEST, None, "")
                 connection.send(farewell)
-                with anyio.move_on_after(CLOSE_PATIENCE, shield=True), suppress(DroppedError):
+                with anyio.move_on_after(CLOSE_PATIENCE, shield=True), suppress(DroppedError, StoreError):
                     await farewell.future
         finally:
             self._end("it was closed")
