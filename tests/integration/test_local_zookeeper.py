@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import select
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -19,6 +21,9 @@ from aiokcc import local
 from aiokcc.errors import CoordinationError, LocalServiceError, UsageError
 from aiokcc.local import _java, _zookeeper
 from aiokcc.local._process import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.service
 
@@ -227,38 +232,47 @@ def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPat
 # The end of the parent
 
 PARENT = """
-    import asyncio, os, sys
+    import asyncio, os, signal, sys
     from aiokcc import local
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits that it is ignored
+
+    def tell(*words):  # in one piece: two processes write to this pipe
+        os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 
     async def main():
         async with local.zookeeper(servers={servers}) as zk:
             if {down}:
                 await zk.servers[0].kill()
             if {fork} and os.fork() == 0:
-                print("forked", os.getpid(), flush=True)
-                import signal
+                tell("forked", os.getpid())
                 signal.pause()
-            print("home", os.path.commonpath([s.log.parent for s in zk.servers]), flush=True)
-            print("pids", *(s.pid for s in zk.servers if s.pid), flush=True)
+            tell("home", os.path.commonpath([s.log.parent for s in zk.servers]))
+            tell("pids", *(s.pid for s in zk.servers if s.pid))
             await asyncio.Event().wait()
 
     asyncio.run(main())
 """
 
 
-def start_parent(
+@contextlib.contextmanager
+def running_parent(
     *, servers: int = 1, fork: bool = False, down: bool = False
-) -> tuple[subprocess.Popen[str], dict[str, list[str]]]:
+) -> Iterator[tuple[subprocess.Popen[str], dict[str, list[str]]]]:
+    """Run a program that holds services; yields it and what it says about them."""
     program = textwrap.dedent(PARENT).format(servers=servers, fork=fork, down=down)
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    told: dict[str, list[str]] = {}
-    while not {"home", "pids", *(["forked"] if fork else [])} <= told.keys():
-        line = parent.stdout.readline()
-        assert line, "the parent ended early"
-        word, *rest = line.split()
-        told[word] = rest
-    return parent, told
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            told: dict[str, list[str]] = {}
+            while not {"home", "pids", *(["forked"] if fork else [])} <= told.keys():
+                line = parent.stdout.readline()
+                assert line, "the parent ended early"
+                word, *rest = line.split()
+                told[word] = rest
+            yield parent, told
+        finally:
+            parent.kill()
 
 
 def warden_of(parent: int) -> int:
@@ -269,51 +283,47 @@ def warden_of(parent: int) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_services_end_with_their_parent(number: signal.Signals) -> None:
-    parent, told = start_parent()
-    with parent:
+    with running_parent() as (parent, told):
         warden = warden_of(parent.pid)
         parent.send_signal(number)
-    assert all(ended(int(pid)) for pid in told["pids"])
-    assert ended(warden)
-    assert not Path(told["home"][0]).exists()
+        parent.wait(20)
+        assert all(ended(int(pid)) for pid in told["pids"])
+        assert ended(warden)
+        assert not Path(told["home"][0]).exists()
 
 
 def test_an_ensemble_ends_with_its_killed_parent() -> None:
-    parent, told = start_parent(servers=3)
-    with parent:
+    with running_parent(servers=3) as (parent, told):
         warden = warden_of(parent.pid)
         parent.kill()
-    assert len(told["pids"]) == 3
-    assert all(ended(int(pid)) for pid in told["pids"])
-    assert ended(warden)
-    assert not Path(told["home"][0]).exists()
+        assert len(told["pids"]) == 3
+        assert all(ended(int(pid)) for pid in told["pids"])
+        assert ended(warden)
+        assert not Path(told["home"][0]).exists()
 
 
 def test_data_of_a_server_that_is_down_are_removed_after_a_killed_parent() -> None:
-    parent, told = start_parent(down=True)
-    with parent:
+    with running_parent(down=True) as (parent, told):
         warden = warden_of(parent.pid)
         parent.kill()
-    assert told["pids"] == []
-    assert ended(warden)
-    assert not Path(told["home"][0]).exists()
+        assert told["pids"] == []
+        assert ended(warden)
+        assert not Path(told["home"][0]).exists()
 
 
 def test_a_forked_child_does_not_keep_the_services_of_its_killed_parent() -> None:
-    parent, told = start_parent(fork=True)
-    try:
-        parent.kill()
-        assert all(ended(int(pid)) for pid in told["pids"])
-    finally:
-        os.kill(int(told["forked"][0]), signal.SIGKILL)
-        with parent:
-            pass
+    with running_parent(fork=True) as (parent, told):
+        try:
+            parent.kill()
+            assert all(ended(int(pid)) for pid in told["pids"])
+        finally:
+            os.kill(int(told["forked"][0]), signal.SIGKILL)
 
 
 def test_services_end_with_a_killed_warden() -> None:
-    parent, told = start_parent()
-    with parent:
+    with running_parent() as (parent, told):
         os.kill(warden_of(parent.pid), signal.SIGKILL)
         assert all(ended(int(pid)) for pid in told["pids"])
         parent.send_signal(signal.SIGINT)
-    assert not Path(told["home"][0]).exists()
+        parent.wait(20)
+        assert not Path(told["home"][0]).exists()
