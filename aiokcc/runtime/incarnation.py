@@ -154,7 +154,8 @@ class Incarnation:
                 if not done.done():
                     done.set_result(None)
         if errors:
-            raise next((e for e in errors if not isinstance(e, SessionLostError)), errors[0])
+            over = (SessionLostError, OutcomeUnknownError)
+            raise next((error for error in errors if not isinstance(error, over)), errors[0])
 
     async def _mourn(self) -> None:
         await self.session.until(SessionState.LOST)

@@ -17,6 +17,7 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import (
     AiokccError,
+    OutcomeUnknownError,
     PartitionError,
     SessionLostError,
 )
@@ -88,7 +89,7 @@ class Member:
                             task_status.started()
                             first = False
                         await incarnation.run()
-                    except SessionLostError as error:
+                    except (SessionLostError, OutcomeUnknownError) as error:  # a new session is always a safe way on
                         log.warning("%s: %s; joining again", incarnation.name, error)
                     finally:
                         self._end()
