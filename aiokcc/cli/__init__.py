@@ -1,0 +1,13 @@
+"""The operator's command line: ``aiokcc status``, ``period``, ``hold``, ``release``, ``local zookeeper``.
+
+Everything here is built on what any program can do with a store's session; the command line knows no secrets. What it shows is
+made in three steps, so that each can be tested alone: :mod:`~aiokcc.cli.verdict` says in one sentence how the group stands,
+:mod:`~aiokcc.cli.page` lays a status out as facts and tables, :mod:`~aiokcc.cli.paper` and :mod:`~aiokcc.cli.colour` put that
+on paper, plainly or (with the ``cli`` extra, on a terminal) in colour.
+"""
+
+from __future__ import annotations
+
+from aiokcc.cli.app import main
+
+__all__ = ["main"]

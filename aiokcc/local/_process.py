@@ -76,6 +76,10 @@ class Process:
             self._warden.send({"kill": self.name})
             await self._warden.wait(lambda: self.state is State.DOWN)
 
+    async def ended(self) -> None:
+        """Wait until the process is down, whoever ended it."""
+        await self._warden.wait(lambda: self.state is State.DOWN)
+
     def freeze(self) -> None:
         """Stop the process where it stands (SIGSTOP): its connections stay open and nothing answers."""
         self._signal(signal.SIGSTOP)

@@ -104,6 +104,14 @@ class ZooKeeperServer:
         """Crash the server (SIGKILL) and wait until it is gone. Its data stay."""
         await self._process.kill()
 
+    async def ended(self) -> None:
+        """Wait until the server is down, whoever ended it. Belongs to the event loop that started it."""
+        await self._process.ended()
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        return self._process.last_words()
+
     def freeze(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open, nothing is answered."""
         self._process.freeze()

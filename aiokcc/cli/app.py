@@ -1,0 +1,150 @@
+"""The entry point: from words to a verb, from whatever happens to an exit code and a sentence."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from aiokcc.cli.arguments import parse
+from aiokcc.errors import (
+    AiokccError,
+    CorruptNodeError,
+    NoAuthError,
+    StoreUnreachableError,
+    UsageError,
+)
+
+__all__ = ["main"]
+
+DONE: Final = 0
+FAILED: Final = 1
+NOT_UNDERSTOOD: Final = 2
+INTERRUPTED: Final = 128 + signal.SIGINT
+TERMINATED: Final = 128 + signal.SIGTERM
+
+Verb = Callable[[argparse.Namespace], Awaitable[int]]
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. Never raises, and shows no traceback unless asked to."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verbose = "-v" in words or "--verbose" in words
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    else:
+        logging.getLogger("aiokcc").addHandler(logging.NullHandler())  # what matters is said in the command's own words
+    understood = False
+    try:
+        options = parse(words)
+        verb = _choose(options)
+        understood = True
+        code = asyncio.run(_until_terminated(verb(options)))
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # help or version was shown
+        return end.code if isinstance(end.code, int) else DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except _Terminated:
+        return TERMINATED
+    except BrokenPipeError:  # as in `aiokcc status | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence instead of a traceback
+        if verbose:
+            traceback.print_exc()
+        _complain(_cause(error))
+        return FAILED if understood else NOT_UNDERSTOOD
+
+
+def _choose(options: argparse.Namespace) -> Verb:
+    """The verb's function; what can be refused without asking the store is refused here."""
+    if options.verb == "local":
+        from aiokcc.cli.services import check_local, say_local
+
+        check_local(options)
+        return say_local
+    from aiokcc.stores import open_store
+
+    open_store(options.store)
+    if options.verb == "status":
+        from aiokcc.cli.status import say_status
+
+        return say_status
+    from aiokcc.cli import steer
+
+    if options.verb == "release" and not steer.confirm_release(options):
+        return _declined
+    return {"period": steer.say_period, "hold": steer.say_hold, "release": steer.say_release}[options.verb]
+
+
+async def _declined(_: argparse.Namespace) -> int:
+    print("Nothing was changed.")
+    return FAILED
+
+
+async def _until_terminated(work: Awaitable[int]) -> int:
+    """The work, cancelled by SIGTERM as Ctrl-C cancels it, so that nothing is left behind."""
+    task = asyncio.ensure_future(work)
+    asked = False
+
+    def terminate() -> None:
+        nonlocal asked
+        asked = True
+        task.cancel()
+
+    with contextlib.suppress(NotImplementedError):  # a system without signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if asked:
+            raise _Terminated from None
+        task.cancel()
+        await asyncio.wait([task])
+        raise
+
+
+def _cause(error: BaseException) -> BaseException:
+    """The error that matters in a group of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
+    return error
+
+
+def _complain(error: BaseException) -> None:
+    if isinstance(error, AiokccError):
+        text = str(error)
+    elif isinstance(error, OSError):
+        text = error.strerror or str(error)
+        text = f"{error.filename}: {text}" if error.filename else text
+    else:
+        text = f"unexpected: {type(error).__name__}: {error}. With --verbose it shows where; please report it"
+    print(f"aiokcc: {text}", file=sys.stderr)
+    if hint := _hint(error):
+        print(f"  {hint}", file=sys.stderr)
+
+
+def _hint(error: BaseException) -> str:
+    match error:
+        case StoreUnreachableError():
+            return "Is ZooKeeper running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
+        case NoAuthError():
+            return "On the command line they go into the URL: zk://USER:PASSWORD@host:2181/root"
+        case CorruptNodeError():
+            return "Nothing was changed. Somebody wrote this node by hand, or the root belongs to another program."
+        case UsageError() if "there is no group" in str(error):
+            return "Is the root, the part of the URL after the servers, the one the members use?"
+    return ""

@@ -1,0 +1,110 @@
+"""A page in colour, by rich (the ``cli`` extra). The one module that imports it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from aiokcc.cli.page import Page, Table
+from aiokcc.cli.verdict import Kind
+
+__all__ = ["ColourScreen", "print_page"]
+
+_STYLES: Final = {
+    Kind.MOVING: "green",
+    Kind.ENDED: "green",
+    Kind.RELEASED: "cyan",
+    Kind.HELD: "cyan",
+    Kind.IDLE: "blue",
+    Kind.CLOCK: "blue",
+    Kind.BLOCKED: "yellow",
+    Kind.STALLED: "yellow",
+    Kind.ABANDONED: "yellow",
+    Kind.UNREADABLE: "red",
+}
+_STATE_STYLES: Final = {
+    "running": "yellow",
+    "waiting": "green",
+    "idle": "blue",
+    "finished": "dim",
+    "unreported": "yellow",
+    "unowned": "red",
+    "leads": "green",
+}
+
+
+def print_page(page: Page) -> None:
+    """Print it once."""
+    Console().print(_render(page))
+
+
+class ColourScreen:
+    """Shows one page after the other in the same place, and leaves the last one behind."""
+
+    def __init__(self) -> None:
+        self._console = Console()
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._last: Page | None = None
+
+    def __enter__(self) -> ColourScreen:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+        if self._last is not None:
+            self._console.print(_render(self._last))
+
+    def show(self, page: Page, note: str) -> None:
+        """Draw it anew."""
+        self._last = page
+        self._live.update(Group(_render(page), Text(note, style="dim")), refresh=True)
+
+    def say(self, text: str) -> None:
+        """Draw a sentence where there is no page yet."""
+        self._live.update(Text(text), refresh=True)
+
+
+def _render(page: Page) -> RenderableType:
+    style = "red" if page.verdict.stuck else _STYLES[page.verdict.kind]
+    head = Text(page.verdict.text, style=f"bold {style}")
+    for hint in page.hints:
+        head.append(f"\n{hint}", style="default not bold")
+    parts: list[RenderableType] = [Panel(head, title=Text(page.where), title_align="left", border_style=style)]
+    if page.blocking is not None:
+        parts += [_table(page.blocking, style), Text()]
+    for problem in page.problems:
+        parts.append(Text(f"! {problem}", style="red"))
+    facts = RichTable.grid(padding=(0, 2))
+    for label, value in page.facts:
+        number, *rest = value.split("   ")
+        facts.add_row(
+            Text(f" {label}", style="dim"), Text.assemble((number, "bold"), *(("   " + r, "dim") for r in rest))
+        )
+    parts.append(facts)
+    for table in page.tables:
+        parts += [Text(), _table(table, style)]
+    return Group(*parts)
+
+
+def _table(table: Table, style: str) -> RichTable:
+    made = RichTable(
+        title=Text(table.title, style="bold"),
+        title_justify="left",
+        caption=Text(table.note, style="dim") if table.note else None,
+        caption_justify="left",
+        box=None,
+        header_style="dim",
+        pad_edge=True,
+    )
+    for n, column in enumerate(table.columns):
+        made.add_column(column, justify="right" if n in table.right else "left", no_wrap=n == 0)
+    for number, row in enumerate(table.rows):
+        marked = f"bold {style}" if number in table.marked else ""
+        made.add_row(*(Text(cell, style=marked or _STATE_STYLES.get(cell, "")) for cell in row))
+    return made

@@ -1,0 +1,193 @@
+"""A status laid out as facts and tables: what to show, without how."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiokcc.cli.verdict import Kind, Verdict, reason
+from aiokcc.cli.words import count, short_names, span
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_duration, format_time
+from aiokcc.runtime.status import PartitionStatus, Status
+
+__all__ = ["Page", "Table", "lay_out", "state_word"]
+
+FEW: Final = 20
+"""So many partitions are listed one by one; of more, a line per topic, and those that block."""
+MOST_BLOCKING: Final = 10
+MOST_MEMBERS: Final = 30
+
+_STATES: Final = ("running", "waiting", "idle", "finished", "unreported", "unowned")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of words under headings. ``marked`` are the rows to draw the eye to."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    right: frozenset[int] = frozenset()
+    """The columns that hold numbers."""
+    marked: frozenset[int] = frozenset()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """All there is to show, from the most to the least important."""
+
+    where: str
+    verdict: Verdict
+    blocking: Table | None
+    facts: tuple[tuple[str, str], ...]
+    tables: tuple[Table, ...]
+    problems: tuple[str, ...] = ()
+    hints: tuple[str, ...] = field(default=())
+
+
+def state_word(state: str) -> str:
+    """A partition that is blocked by the limit is *waiting*: to a reader, the blocked one would be the culprit."""
+    return "waiting" if state == "blocked" else state
+
+
+def lay_out(
+    status: Status, verdict: Verdict, *, now: float, everything: bool = False, go_on: str | None = None, pace: str = ""
+) -> Page:
+    """The page for a status. ``go_on`` is the command that ends a hold."""
+    seen = [m.name for m in status.members] + [p.member for p in status.partitions if p.member is not None]
+    seen += [name for b in status.blocking for name in (b.member, b.last_member) if name is not None]
+    names = short_names([*seen, *([status.leader] if status.leader else [])])
+    hints = (f"go on with: {go_on}",) if verdict.kind is Kind.HELD and go_on else ()
+    tables = [t for t in (_members(status, names, now), *_partitions(status, names, everything=everything)) if t.rows]
+    return Page(
+        status.where,
+        verdict,
+        _blocking(status, verdict, names),
+        tuple(_facts(status, names, pace)),
+        tuple(tables),
+        status.problems,
+        hints,
+    )
+
+
+def _blocking(status: Status, verdict: Verdict, names: Mapping[str, str]) -> Table | None:
+    if verdict.kind is not Kind.BLOCKED:
+        return None
+    first = sorted(status.blocking, key=lambda b: b.member is not None)  # those in nobody's hands come first
+    rows = tuple(
+        (b.partition, names[b.member] if b.member is not None else "—", span(status.waiting_seconds), reason(b, names))
+        for b in first[:MOST_BLOCKING]
+    )
+    more = len(first) - len(rows)
+    return Table(
+        "Who blocks",
+        ("partition", "member", "for", "why"),
+        rows,
+        note=f"and {more:,} more" if more else "",
+        marked=frozenset(range(len(rows))),
+    )
+
+
+def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tuple[str, str]]:
+    if status.limit is not None:
+        yield "limit", f"{_moment(status.limit)}{_share(status)}"
+        if status.floor is not None and status.floor != status.limit:
+            yield "closes next", f"{_moment(status.floor)}   lookahead {status.lookahead}"
+    if status.period is not None:
+        yield "period", format_duration(status.period)
+    if pace:
+        yield "pace", pace
+    if status.start is not None or status.end is not None:
+        begin = "the earliest record" if status.start is None else format_time(status.start)
+        yield "run", f"from {begin}" + ("" if status.end is None else f" to {format_time(status.end)}")
+    if status.closed is not None:
+        yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
+    if status.state != "ended":
+        yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "nobody leads at present"
+    yield "generation", str(status.generation)
+
+
+def _moment(millis: int) -> str:
+    return (
+        f"{format_time(millis)}   {millis}"
+        if millis
+        else "none yet: the group waits until all have said where they start"
+    )
+
+
+def _share(status: Status) -> str:
+    if status.start is None or status.end is None or not status.limit:
+        return ""
+    done = (status.limit - status.start) / (status.end - status.start)
+    return f"   {min(max(done, 0.0), 1.0):.1%} of the run"
+
+
+def _members(status: Status, names: Mapping[str, str], now: float) -> Table:
+    guilty = {b.member for b in status.blocking}
+    shown = sorted(status.members, key=lambda m: (m.name not in guilty, m.name))[:MOST_MEMBERS]
+    rows = tuple(
+        (
+            names[m.name],
+            "leads" if m.leads else "",
+            m.host or "?",
+            "?" if m.pid is None else str(m.pid),
+            "?" if m.since is None else f"{span(now - m.since / 1000)} ago",
+            f"{m.partitions:,}",
+        )
+        for m in sorted(shown, key=lambda m: m.name)
+    )
+    more = len(status.members) - len(rows)
+    return Table(
+        f"Members ({len(status.members):,})",
+        ("member", "", "host", "pid", "joined", "partitions"),
+        rows,
+        right=frozenset({3, 5}),
+        note=f"and {more:,} more" if more else "",
+    )
+
+
+def _partitions(status: Status, names: Mapping[str, str], *, everything: bool) -> list[Table]:
+    guilty = {b.partition for b in status.blocking}
+    title = f"Partitions ({len(status.partitions):,})"
+    if status.state == "released":
+        return []  # nobody reports any more: what the nodes hold is from before
+    if everything or len(status.partitions) <= FEW:
+        return [_each(title, status.partitions, names, guilty)]
+    return [_by_topic(title, status.partitions)]
+
+
+def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str, str], guilty: set[str]) -> Table:
+    shown = list(partitions)
+    rows = tuple(
+        (
+            p.partition,
+            names[p.member] if p.member is not None else "—",
+            state_word(p.state),
+            "" if p.timestamp is None else format_time(p.timestamp),
+            "" if p.offset is None else f"{p.offset}",
+        )
+        for p in shown
+    )
+    marked = frozenset(n for n, p in enumerate(shown) if p.partition in guilty)
+    columns = ("partition", "member", "state", "next record", "offset")
+    return Table(title, columns, rows, right=frozenset({4}), marked=marked)
+
+
+def _by_topic(title: str, partitions: Iterable[PartitionStatus]) -> Table:
+    topics: dict[str, list[PartitionStatus]] = {}
+    for p in partitions:
+        topics.setdefault(Partition.parse(p.partition).topic, []).append(p)
+    used = [word for word in _STATES if any(state_word(p.state) == word for ps in topics.values() for p in ps)]
+    rows = []
+    for topic, members in sorted(topics.items()):
+        states = Counter(state_word(p.state) for p in members)
+        times = [p.timestamp for p in members if p.timestamp is not None]
+        first, last = (format_time(min(times)), format_time(max(times))) if times else ("", "")
+        rows.append((topic, f"{len(members):,}", *(f"{states[w]:,}" if states[w] else "·" for w in used), first, last))
+    columns = ("topic", "partitions", *used, "earliest next", "latest next")
+    right = frozenset(range(1, 2 + len(used)))
+    return Table(title, columns, tuple(rows), right=right, note="--all lists every partition")

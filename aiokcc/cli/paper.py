@@ -1,0 +1,45 @@
+"""A page as plain text: for pipes, logs, dumb terminals, and where rich is not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from aiokcc.cli.page import Page, Table
+
+__all__ = ["write_line", "write_page"]
+
+
+def write_page(page: Page) -> str:
+    """The whole page."""
+    blocks = [f"{page.where}\n{page.verdict.text}" + "".join(f"\n  {hint}" for hint in page.hints)]
+    if page.blocking is not None:
+        blocks.append(_table(page.blocking))
+    if page.problems:
+        blocks.append("Problems\n" + "\n".join(f"  ! {problem}" for problem in page.problems))
+    width = max((len(label) for label, _ in page.facts), default=0)
+    blocks.append("\n".join(f"{label:<{width}}  {value}" for label, value in page.facts))
+    blocks += map(_table, page.tables)
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def write_line(page: Page) -> str:
+    """One line for a log: the limit and the verdict."""
+    facts = dict(page.facts)
+    return "  ".join(filter(None, (facts.get("limit", "").split("   ")[0], page.verdict.text)))
+
+
+def _table(table: Table) -> str:
+    return "\n".join(_lines(table))
+
+
+def _lines(table: Table) -> Iterator[str]:
+    yield table.title
+    rows = [tuple(c.upper() for c in table.columns), *table.rows]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(table.columns))]
+    for number, row in enumerate(rows, start=-1):
+        cells = [
+            f"{c:>{w}}" if n in table.right else f"{c:<{w}}" for n, (c, w) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield f"{'*' if number in table.marked else ' '} {'  '.join(cells)}".rstrip()
+    if table.note:
+        yield f"  {table.note}"

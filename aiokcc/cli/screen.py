@@ -1,0 +1,125 @@
+"""Where pages go: a terminal that is redrawn, a pipe that gets lines, with or without rich."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, Self
+
+from aiokcc.cli.page import Page
+from aiokcc.cli.paper import write_line, write_page
+
+__all__ = ["JsonLines", "LogLines", "PlainScreen", "Screen", "choose_screen", "print_page"]
+
+
+class Screen(Protocol):
+    """Shows one page after the other."""
+
+    def show(self, page: Page, note: str) -> None:
+        """Show this page instead of the one before."""
+
+    def say(self, text: str) -> None:
+        """Say something while there is no page."""
+
+
+def _is_terminal() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def _has_rich() -> bool:
+    return importlib.util.find_spec("rich") is not None
+
+
+def print_page(page: Page) -> None:
+    """Print it once, in colour where that is possible."""
+    if _is_terminal() and _has_rich():
+        from aiokcc.cli import colour
+
+        colour.print_page(page)
+    else:
+        sys.stdout.write(write_page(page))
+
+
+def choose_screen() -> AbstractContextManager[Screen]:
+    """The best there is for this output."""
+    if not _is_terminal():
+        return LogLines()
+    if _has_rich():
+        from aiokcc.cli.colour import ColourScreen
+
+        return ColourScreen()
+    return PlainScreen()
+
+
+class PlainScreen:
+    """Redraws plain text in place, on the terminal's second screen, and leaves the last page on the first."""
+
+    def __init__(self) -> None:
+        self._last: Page | None = None
+
+    def __enter__(self) -> Self:
+        self._write("\x1b[?1049h\x1b[?25l")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("\x1b[?25h\x1b[?1049l")
+        if self._last is not None:
+            self._write(write_page(self._last))
+
+    def show(self, page: Page, note: str) -> None:
+        """Draw it from the top, as far as there is room."""
+        self._last = page
+        self._draw(f"{write_page(page)}\n{note}")
+
+    def say(self, text: str) -> None:
+        """Draw a sentence."""
+        self._draw(text)
+
+    def _draw(self, text: str) -> None:
+        size = shutil.get_terminal_size()
+        lines = [line[: size.columns] for line in text.splitlines()[: size.lines]]
+        self._write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+class LogLines:
+    """One line whenever there is something new to say; that time passes is nothing new."""
+
+    def __init__(self) -> None:
+        self._last: object = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, page: Page, note: str) -> None:  # noqa: ARG002 - a log needs no footer
+        """One line about it."""
+        culprits = [] if page.blocking is None else [(row[0], row[1], row[3]) for row in page.blocking.rows]
+        self._print((page.facts, page.verdict.kind, culprits, page.problems), write_line(page))
+
+    def say(self, text: str) -> None:
+        """The line, unless it is the same again."""
+        self._print(text, text)
+
+    def _print(self, news: object, text: str) -> None:
+        if news != self._last:
+            self._last = news
+            print(text, flush=True)
+
+
+class JsonLines:
+    """One object a line."""
+
+    @staticmethod
+    def write(value: dict[str, Any]) -> None:
+        """This object."""
+        print(json.dumps(value), flush=True)

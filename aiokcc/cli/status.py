@@ -1,0 +1,178 @@
+"""``aiokcc status``: once, or followed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import deque
+from dataclasses import replace
+from typing import Any, Final
+
+import anyio
+
+from aiokcc.cli.follow import follow
+from aiokcc.cli.page import lay_out
+from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_page
+from aiokcc.cli.verdict import judge
+from aiokcc.cli.words import span
+from aiokcc.core import paths
+from aiokcc.core.partitions import decode_partitions
+from aiokcc.core.periods import format_duration, format_time
+from aiokcc.core.run import Run
+from aiokcc.errors import AiokccError
+from aiokcc.runtime.status import Status, read_status
+from aiokcc.stores import open_store
+from aiokcc.stores.port import Session, Store
+
+__all__ = ["STUCK", "agreed_period", "as_json", "say_status"]
+
+STUCK: Final = 3
+FORMAT: Final = 1
+"""Of the JSON: it changes when a field changes its meaning or goes; new fields may come at any time."""
+_PACE_OVER: Final = 10.0
+
+
+async def say_status(options: argparse.Namespace) -> int:
+    """Show it; the exit code."""
+    store = open_store(options.store)
+    if options.watch:
+        return await _Follower(store, options).run()
+    async with store.session(connect_timeout=options.timeout) as session:
+        status = await read_status(store, session)
+        period = await agreed_period(session) if status.state == "held" else None
+    now = time.time()
+    verdict = judge(status, stuck_after=options.stuck_after, now=now)
+    if options.json:
+        print(json.dumps(as_json(status, stuck_after=options.stuck_after, now=now), indent=2))
+    else:
+        print_page(
+            lay_out(status, verdict, now=now, everything=options.all, go_on=_go_on(period, options)),
+        )
+    return STUCK if verdict.stuck else 0
+
+
+def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]:
+    """The object that ``--json`` shows; docs/command-line.md describes its fields."""
+    verdict = judge(status, stuck_after=stuck_after, now=now)
+    return {
+        "format": FORMAT,
+        "verdict": verdict.kind.value,
+        "stuck": verdict.stuck,
+        "why": verdict.text,
+        "limit_time": None if status.limit is None else format_time(status.limit),
+        **status.as_dict(),
+    }
+
+
+async def agreed_period(session: Session) -> int | None:
+    """The period the run started with, if that can be read."""
+    run = await session.find(paths.RUN)
+    listed = await session.find(paths.TOPIC_PARTITIONS)
+    if run is None or listed is None:
+        return None
+    try:
+        return Run.decode(run.path, run.data, decode_partitions(listed.path, listed.data)).settings.period
+    except AiokccError:
+        return None
+
+
+def _go_on(period: int | None, options: argparse.Namespace) -> str | None:
+    """The command that ends a hold."""
+    from aiokcc.cli.steer import command
+
+    return None if period is None else command(options, "period", format_duration(period))
+
+
+class _Follower:
+    """The state of ``status --watch``: the last status, when it was read, how fast the limit moves."""
+
+    def __init__(self, store: Store, options: argparse.Namespace) -> None:
+        self._store = store
+        self._options = options
+        self._status: Status | None = None
+        self._read_at = 0.0
+        self._away_since: float | None = None
+        self._limits: deque[tuple[float, int]] = deque()
+        self._stuck = False
+        self._screen: Screen | None = None
+
+    async def run(self) -> int:
+        """Follow until the run ends; the exit code."""
+        if self._options.json:
+            await self._follow()
+        else:
+            with choose_screen() as screen:
+                self._screen = screen
+                async with anyio.create_task_group() as tasks:
+                    if not isinstance(screen, LogLines):
+                        tasks.start_soon(self._tick)
+                    await self._follow()
+                    tasks.cancel_scope.cancel()
+        return STUCK if self._stuck else 0
+
+    async def _follow(self) -> None:
+        await follow(
+            self._store,
+            timeout=self._options.timeout,
+            seen=self._seen,
+            nothing=self._nothing,
+            connection=self._connection,
+        )
+
+    async def _tick(self) -> None:
+        """The one thing that changes by itself is for how long."""
+        while True:
+            await anyio.sleep(1)
+            self._draw()
+
+    def _seen(self, status: Status) -> bool:
+        self._status, self._read_at = status, time.monotonic()
+        if status.limit is not None:
+            self._limits.append((self._read_at, status.limit))
+            while self._read_at - self._limits[0][0] > _PACE_OVER:
+                self._limits.popleft()
+        self._draw()
+        return status.state != "ended"
+
+    def _nothing(self, why: str) -> None:
+        self._status = None
+        if self._screen is not None:
+            self._screen.say(f"{why}. Waiting for that.")
+
+    def _connection(self, up: bool) -> None:
+        self._away_since = None if up else self._away_since or time.monotonic()
+        if self._screen is not None and isinstance(self._screen, LogLines):
+            if not up:
+                self._screen.say("the store does not answer; trying again")
+        else:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._status is None:
+            return
+        now = time.monotonic()
+        status = replace(self._status, waiting_seconds=self._status.waiting_seconds + now - self._read_at)
+        verdict = judge(status, stuck_after=self._options.stuck_after, now=time.time())
+        self._stuck = verdict.stuck
+        if self._screen is None:
+            if self._away_since is None:
+                JsonLines.write(as_json(status, stuck_after=self._options.stuck_after, now=time.time()))
+            return
+        page = lay_out(status, verdict, now=time.time(), everything=self._options.all, pace=self._pace())
+        note = "Ctrl-C ends this"
+        if self._away_since is not None:
+            note = f"the store has not answered for {span(now - self._away_since)}; what you see is from before"
+        self._screen.show(page, note)
+
+    def _pace(self) -> str:
+        """How fast the limit moves through event time, over the last seconds."""
+        if len(self._limits) < 2:
+            return ""
+        (begun, first), (ended, last) = self._limits[0], self._limits[-1]
+        if last <= first or ended - begun < 1:
+            return ""
+        per_second = (last - first) / (ended - begun)
+        text = f"{span(per_second / 1000)} of event time per second"
+        end = None if self._status is None else self._status.end
+        return text if end is None else f"{text}   about {span((end - last) / per_second)} to go"

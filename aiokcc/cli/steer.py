@@ -1,0 +1,137 @@
+"""``aiokcc period``, ``hold`` and ``release``: what an operator asks of the leader."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from typing import Final
+
+import anyio
+
+from aiokcc.cli.status import agreed_period
+from aiokcc.core import paths
+from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.periods import format_duration, format_time
+from aiokcc.errors import CoordinationError, UsageError
+from aiokcc.runtime.election import queue
+from aiokcc.runtime.operator import ask
+from aiokcc.stores import open_store
+from aiokcc.stores.port import Node, Session, Store
+
+__all__ = ["command", "confirm_release", "say_hold", "say_period", "say_release"]
+
+_TAKES_EFFECT: Final = 5.0
+"""Seconds to wait for the leader to act on a release."""
+
+
+def command(options: argparse.Namespace, *words: str) -> str:
+    """A command line for the same group, to be copied; without a password that stood in the URL."""
+    url = [] if options.said_url is None else [re.sub(r"//.*@", "//USER:PASSWORD@", options.said_url)]
+    verb, *rest = words
+    return shlex.join(["aiokcc", verb, *url, *rest])
+
+
+async def say_period(options: argparse.Namespace) -> int:
+    """Set the period."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        before = await ask(store, session, Request.every(options.period))
+        led = await _is_led(session)
+    now = format_duration(options.period)
+    if before is None:
+        print(f"The period is {now} from the next boundary on; what the node held before could not be read.")
+    elif before.kind is RequestKind.HOLD:
+        print(f"The hold is over: the limit moves again, by {now} at a time.")
+    elif before.period == options.period:
+        print(f"The period is {now} already; nothing was changed.")
+    else:
+        print(f"The period is {now} from the next boundary on (before: {format_duration(before.period)}).")
+    _mention_absence(led)
+    return 0
+
+
+async def say_hold(options: argparse.Namespace) -> int:
+    """Hold, and say how to go on."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        before = await ask(store, session, Request(RequestKind.HOLD))
+        limit = await _limit(store, session)
+        period = before.period if before is not None and before.kind is RequestKind.PERIOD else None
+        held_before = before is not None and before.kind is RequestKind.HOLD
+        if period is None:
+            period = await agreed_period(session)
+        led = await _is_led(session)
+    where = f"at {format_time(limit.value)}" if limit.value else "where it is"
+    print(
+        f"{'Held already' if held_before else 'Held'}: the limit stays {where}. What lies before it is still processed."
+    )
+    print(f"\nGo on with:\n\n    {command(options, 'period', format_duration(period) if period else '1m')}\n")
+    if held_before and period is not None:
+        print(f"({format_duration(period)} is the period that the run started with.)")
+    _mention_absence(led)
+    return 0
+
+
+def confirm_release(options: argparse.Namespace) -> bool:
+    """Ask, on a terminal. UsageError where there is nobody to ask."""
+    if options.yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError("release is final for the run; add --yes to say that it is meant")
+    where = re.sub(r"//.*@", "//", options.store)
+    print(f"This opens the gate of {where} for all members, for good: partitions are not kept in step any more.")
+    try:
+        answer = input("Release? [y/N] ")
+    except EOFError:
+        answer = ""
+    return answer.strip().lower() in {"y", "yes"}
+
+
+async def say_release(options: argparse.Namespace) -> int:
+    """Release, and wait for the leader to have done it."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        if (await _limit(store, session)).mode is Mode.OPEN:
+            print("Released already; nothing was changed.")
+            return 0
+        await ask(store, session, Request(RequestKind.OFF))
+        with anyio.move_on_after(_TAKES_EFFECT):
+            await _until_open(store, session)
+            print("Released: every record passes from now on.")
+            return 0
+        led = await _is_led(session)
+    if led:
+        raise CoordinationError(
+            f"the release was asked for, but the leader has not acted on it within {_TAKES_EFFECT:g} s; "
+            f"see `{command(options, 'status')}`"
+        )
+    print("The release is asked for.")
+    _mention_absence(led)
+    return 0
+
+
+async def _until_open(store: Store, session: Session) -> None:
+    with session.watch() as watch:
+        watch.add(paths.COORDINATOR)
+        async for change in watch:
+            node = change.now
+            if isinstance(node, Node) and Limit.decode(store.describe(node.path), node.data).mode is not Mode.GATED:
+                return
+
+
+async def _limit(store: Store, session: Session) -> Limit:
+    node = await session.find(paths.COORDINATOR)
+    if node is None:
+        raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
+    return Limit.decode(store.describe(node.path), node.data)
+
+
+async def _is_led(session: Session) -> bool:
+    return bool(await queue(session))
+
+
+def _mention_absence(led: bool) -> None:
+    if not led:
+        print("No member is there at present: the next leader acts on it.")

@@ -1,0 +1,125 @@
+"""How a group stands, in one word and one sentence: what an operator asks first."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.core.periods import format_time
+from aiokcc.runtime.status import Blocking, Status
+
+__all__ = ["Kind", "Verdict", "judge", "reason"]
+
+_SETTLED: Final = 2.0
+"""Seconds. A limit that has stood for less is one that moves, unless a member has said already who is slow."""
+
+_REASONS: Final = {
+    "running": "still has records before the limit",
+    "idle": "was idle and has to look again",
+    "unreported": "has not reported yet",
+    "disputed": "is reported by two members",
+}
+
+
+class Kind(enum.Enum):
+    """The word for it. The value is what ``--json`` shows as ``verdict``."""
+
+    MOVING = "moving"
+    """The limit has just moved."""
+    BLOCKED = "blocked"
+    """Some partitions keep it from moving."""
+    STALLED = "stalled"
+    """Everybody has arrived, and yet the leader does not move it."""
+    ABANDONED = "abandoned"
+    """There is no member."""
+    IDLE = "idle"
+    """All logs are read to their ends."""
+    CLOCK = "clock"
+    """The next records lie too far in the future."""
+    HELD = "held"
+    """An operator holds it."""
+    RELEASED = "released"
+    """The gate is open for good."""
+    ENDED = "ended"
+    """The run is over."""
+    UNREADABLE = "unreadable"
+    """A node that is needed cannot be read."""
+
+
+_CAN_BE_STUCK: Final = {Kind.BLOCKED, Kind.STALLED, Kind.ABANDONED}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The word, the sentence, and whether somebody should be woken."""
+
+    kind: Kind
+    text: str
+    stuck: bool
+
+
+def judge(status: Status, *, stuck_after: float, now: float) -> Verdict:
+    """What to say about it. ``now`` is the wall clock in seconds since the epoch."""
+    kind, text = _judge(status, now)
+    stuck = kind is Kind.UNREADABLE or (kind in _CAN_BE_STUCK and status.waiting_seconds >= stuck_after)
+    return Verdict(kind, text, stuck)
+
+
+def _judge(status: Status, now: float) -> tuple[Kind, str]:
+    stood = span(status.waiting_seconds)
+    match status.state:
+        case "ended":
+            return Kind.ENDED, f"The run has ended, {stood} ago. Every partition has finished."
+        case "released":
+            return Kind.RELEASED, "Released: every record passes, and partitions are not kept in step any more."
+        case "stuck":
+            return Kind.UNREADABLE, f"The limit cannot move: {'; '.join(status.problems) or 'a node cannot be read'}."
+        case "held":
+            return Kind.HELD, f"On hold. The limit has stood for {stood}."
+    if not status.members:
+        return (
+            Kind.ABANDONED,
+            f"Nobody is there. The limit has stood for {stood}; it goes on when the members are back.",
+        )
+    lost = [b for b in status.blocking if b.member is None]
+    late = any(p.state == "running" and p.timestamp is None for p in status.partitions)
+    if status.waiting_seconds < _SETTLED and not lost and not late:
+        return Kind.MOVING, f"The limit moves; it last did {stood} ago."
+    if status.blocking:
+        return Kind.BLOCKED, _blocked(status, lost, stood)
+    if status.partitions and all(p.state in {"idle", "finished"} for p in status.partitions):
+        return Kind.IDLE, f"Waiting for new records for {stood}: every partition has read all there is."
+    nearest = min((p.timestamp for p in status.partitions if p.timestamp is not None), default=None)
+    if nearest is not None and nearest > now * 1000:
+        return Kind.CLOCK, f"Waiting for the clock for {stood}: the next record is of {format_time(nearest)}."
+    leader = short_names([status.leader])[status.leader] if status.leader else None
+    who = f"the leader, {leader}, does not move the limit" if leader else "nobody leads"
+    return Kind.STALLED, f"Every partition has arrived, but {who} for {stood}."
+
+
+def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
+    names = short_names(n for b in status.blocking for n in (b.member, b.last_member) if n is not None)
+    if lost:
+        first = lost[0]
+        hands = "is in nobody's hands" if len(lost) == 1 else "are in nobody's hands"
+        last = {names[b.last_member] for b in lost if b.last_member is not None}
+        before = f" (last run by {listed(sorted(last))})" if last else " (nobody has run it yet)"
+        which = first.partition if len(lost) == 1 else count(len(lost), "partition")
+        return f"Blocked for {stood}: {which} {hands}{before}."
+    if len(status.blocking) == 1:
+        first = status.blocking[0]
+        return f"Blocked for {stood} by {first.partition} on {names[str(first.member)]}, which {reason(first, names)}."
+    where = listed(dict.fromkeys(names[str(b.member)] for b in status.blocking))
+    return f"Blocked for {stood} by {count(len(status.blocking), 'partition')} on {where}."
+
+
+def reason(blocking: Blocking, names: Mapping[str, str]) -> str:
+    """Why the limit waits for a partition."""
+    if blocking.member is None:
+        if blocking.last_member is None:
+            return "in nobody's hands"
+        return f"in nobody's hands; last run by {names[blocking.last_member]}"
+    return _REASONS.get(blocking.state, blocking.state)
