@@ -168,7 +168,7 @@ class Coordinator:
         """
         wanted = Partition(topic, partition)
         agreed = self._member.settings.partitions
-        if wanted not in agreed or isinstance(partition, bool):
+        if not isinstance(topic, str) or type(partition) is not int or wanted not in agreed:
             numbers = sorted(p.number for p in agreed if p.topic == topic)
             there = (
                 f"{topic} has the partitions {_ranges(numbers)}"

@@ -131,6 +131,10 @@ class Gate:
         if self.busy:
             raise UsageError(f"{self.partition} is waiting in another task; finish it in the task that reads it")
         self._check_offset(offset)
+        if self.failure is not None:
+            raise self.failure
+        if self._lane.state is not LaneState.FINISHED:
+            self._check_open()
         self._member.ledger.finish(self._lane, offset)
         self._member.arrived()
 
@@ -156,6 +160,7 @@ class Gate:
                 if ledger.approach(lane, ts, offset):
                     self.late += ts < lane.late_below
                     self._seen = ledger.limit
+                    self._member.arrived()  # under lookahead it may have crossed the floor, as the last one
                     return
                 self._member.arrived()
                 await self.signal.wait()
@@ -170,6 +175,7 @@ class Gate:
         while True:
             if self.failure is not None:
                 raise self.failure
+            self._check_open()
             if self._member.ledger.limit.mode is Mode.END:
                 raise RunEnded(f"the run has ended; {self.partition} gets nothing more")
             if self._lane.owned:
@@ -187,9 +193,13 @@ class Gate:
             raise UsageError(f"{self.partition} is waiting in another task; a gate serves one task at a time")
         if self._lane.state is LaneState.FINISHED:
             raise UsageError(f"{self.partition} was declared finished; it cannot bring another record")
-        if self._member.gates.get(self.partition) is not self and self.failure is None:
-            raise UsageError(f"the gate of {self.partition} is not open; use it inside its 'async with'")
+        if self.failure is None:
+            self._check_open()
         self.busy = True
+
+    def _check_open(self) -> None:
+        if self._member.gates.get(self.partition) is not self:
+            raise UsageError(f"the gate of {self.partition} is not open; use it inside its 'async with'")
 
     def _check_offset(self, offset: int | None) -> None:
         if offset is not None and (type(offset) is not int or not 0 <= offset < 2**63):

@@ -67,7 +67,10 @@ class Incarnation:
         self.office: Office | None = None
         self.want = Signal()
         self._say = Signal()
+        self._held: set[Partition] = set()
+        """The locks we hold, as far as we have been answered."""
         self._leaving: dict[Partition, asyncio.Future[None]] = {}
+        """The locks on their way back. Until they are given back nobody can take them, not even we."""
         self.late = False
         self._late_timer: asyncio.TimerHandle | None = None
         self._moved_at = 0.0
@@ -238,7 +241,8 @@ class Incarnation:
         while True:
             await self.want.wait()
             ledger = self.member.ledger
-            wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in asked]
+            unavailable = asked | self._leaving.keys()
+            wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in unavailable]
             for n in range(0, len(wanted), _BATCH):
                 taken, refused = await self._take(wanted[n : n + _BATCH])
                 for partition in refused:
@@ -268,6 +272,7 @@ class Incarnation:
                 continue
             else:
                 break
+        self._held.update(ours, wanted)
         return ours + wanted, refused
 
     async def _read_after_claim(self, taken: list[Partition]) -> None:
@@ -280,7 +285,11 @@ class Incarnation:
                 gate, mark = self.member.gates.get(partition), cut.find(partition)
                 if gate is not None and mark is not None:
                     gate.resume_offset = mark.offset
-        self.member.claimed(taken)
+        held = [p for p in taken if p in self._held and p not in self._leaving]
+        self.member.claimed(held)
+        for partition in held:
+            if partition not in self.member.ledger.lanes:  # given up while we asked for it
+                self.give_back(partition)
 
     async def _await_release(self, partition: Partition, asked: set[Partition]) -> None:
         """Wait until the other owner is gone, then try again; give up after a while, and say whose it is."""
@@ -305,9 +314,13 @@ class Incarnation:
 
     async def release(self, partition: Partition) -> None:
         """Give a partition's lock back, with others that are given back at the same time."""
+        await asyncio.shield(self.give_back(partition))
+
+    def give_back(self, partition: Partition) -> asyncio.Future[None]:
+        """Have the lock given back, without waiting for it."""
         done = self._leaving.setdefault(partition, asyncio.get_running_loop().create_future())
         self._say.set()
-        await asyncio.shield(done)
+        return done
 
     async def _give_up(self, partitions: list[Partition]) -> None:
         """The report without these partitions and the deletion of their locks, in one transaction."""
@@ -326,6 +339,8 @@ class Incarnation:
         except (NoNodeError, OutcomeUnknownError):
             return
         self.written = report
+        self._held.difference_update(partitions)
+        self.want.set()  # for who has opened one of them again meanwhile
         for partition in partitions:
             done = self._leaving.pop(partition)
             if not done.done():

@@ -140,6 +140,8 @@ class Member:
                     raise gate.failure
                 await gate.signal.wait()
         except BaseException:
+            if gate.lane.owned and self.incarnation is not None:
+                self.incarnation.give_back(partition)
             self._forget(gate)
             raise
 
@@ -157,12 +159,14 @@ class Member:
                 gate.partition,
             )
         self._forget(gate)
+        gate.signal.set()  # another task may wait there, for nothing now
         if self.incarnation is not None:
             await self.incarnation.release(gate.partition)
 
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)
         self.ledger.drop(gate.partition)
+        self.arrived()  # it may have been the one that the others waited for
 
     def arrived(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say."""

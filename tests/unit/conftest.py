@@ -1,0 +1,30 @@
+"""Unit tests of the runtime run on virtual time; the others on a loop as everybody has it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+
+from tests.unit.world import World
+from tests.virtual import VirtualLoop
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Which loop a test gets, by the name of its module."""
+    if item.path.name.startswith("test_runtime_"):
+        return {"virtual": VirtualLoop}
+    return {"real": asyncio.new_event_loop}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """An empty store on virtual time, and what a test does with it."""
+    world = World(f"world-{uuid.uuid4().hex}")
+    monkeypatch.setattr("aiokcc.runtime.gate.boottime", world.time)
+    yield world
+    world.check()

@@ -1,0 +1,144 @@
+"""A store in memory on virtual time, with members, consumers and a look behind the scenes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import aiokcc
+from aiokcc.core.limit import Limit
+from aiokcc.core.partitions import Partition
+from aiokcc.core.progress import Cut
+from aiokcc.stores import Node
+from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
+from tests.virtual import settle
+
+__all__ = ["FAR", "PERIOD", "World"]
+
+PERIOD = 1000
+FAR = 10**15
+"""A wall clock so far ahead that it never holds a limit back."""
+ROOT = "/group"
+
+
+class World:
+    """One memory server. ``connect`` makes members of one group; the rest is for looking and for playing faults."""
+
+    def __init__(self, name: str) -> None:
+        self.store = MemoryStore(name, ROOT)
+        self.server: MemoryServer = self.store.server
+        self.server.clock = self.time
+        self.server.wall_clock = lambda: 1_700_000_000 + self.time()
+        self.handled: list[tuple[str, int]] = []
+        """What consumers have processed: partition and timestamp, in order."""
+        self.calls: list[Call] = []
+
+    @staticmethod
+    def time() -> float:
+        return asyncio.get_running_loop().time()
+
+    def connect(self, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Coordinator]:
+        """A member of the group, with settings that most tests can use."""
+        usual: dict[str, Any] = {
+            "topics": {"orders": 2},
+            "start": 0,
+            "period": PERIOD,
+            "clock": lambda: FAR,
+            "session_timeout": 9,
+        }
+        return aiokcc.connect(self.store, **{**usual, **settings})
+
+    # -- consumers ----------------------------------------------------------------------------------------------------
+
+    async def consume(
+        self,
+        coordinator: aiokcc.Coordinator,
+        number: int,
+        stamps: Iterable[int],
+        *,
+        topic: str = "orders",
+        takes: float = 0,
+        finish: bool = True,
+    ) -> aiokcc.Gate:
+        """Run one partition over records with these timestamps."""
+        records = list(stamps)
+        async with coordinator.gate(topic, number) as gate:
+            offset = gate.resume_offset or 0
+            while offset < len(records):
+                await gate.wait_until(records[offset], offset)
+                self.handled.append((f"{topic}.{number}", records[offset]))
+                if takes:
+                    await asyncio.sleep(takes)
+                offset += 1
+            if finish:
+                gate.finish(len(records))
+        return gate
+
+    def done(self, partition: str) -> list[int]:
+        """The timestamps that a partition's consumer has processed."""
+        return [ts for name, ts in self.handled if name == partition]
+
+    # -- what the store holds --------------------------------------------------------------------------------------------
+
+    def node(self, path: str) -> Node | None:
+        return self.server.nodes().get(f"{ROOT}/{path}")
+
+    def data(self, path: str) -> bytes:
+        node = self.node(path)
+        assert node is not None, f"{path} is not there"
+        return node.data
+
+    def below(self, path: str) -> list[str]:
+        """The names below a node."""
+        prefix = f"{ROOT}/{path}/"
+        return [p.removeprefix(prefix) for p in self.server.nodes() if p.startswith(prefix)]
+
+    @property
+    def limit(self) -> Limit:
+        return Limit.decode("coordinator", self.data("coordinator"))
+
+    def cuts(self) -> list[Cut]:
+        """What stands in the ring, in order."""
+        found = (Cut.decode(name, self.data(f"cuts/{name}")) for name in self.below("cuts"))
+        return sorted((cut for cut in found if cut is not None), key=lambda cut: cut.number)
+
+    def owner(self, number: int, topic: str = "orders") -> str | None:
+        node = self.node(f"owners/{topic}/{number}")
+        return None if node is None else node.data.decode()
+
+    def leader(self) -> str:
+        """The incarnation in office."""
+        return self.data("generation").decode().split(" ")[1]
+
+    # -- sessions ----------------------------------------------------------------------------------------------------------
+
+    def session(self, coordinator: aiokcc.Coordinator) -> MemorySession:
+        """The member's present session."""
+        session = coordinator._member.session
+        assert isinstance(session, MemorySession)
+        return session
+
+    async def expire(self, coordinator: aiokcc.Coordinator) -> None:
+        """End the member's session, and wait until it has joined again."""
+        before = self.session(coordinator)
+        self.server.expire(before)
+        while coordinator._member.session is before or coordinator._member.incarnation is None:
+            await settle()
+
+    def record_calls(self) -> None:
+        """From now on, keep every call that reaches the server."""
+        self.server.intercept(before=self.calls.append)
+
+    def writes(self) -> list[Call]:
+        return [call for call in self.calls if call.writes]
+
+    def check(self) -> None:
+        """When a test has ended: no session, no watch, no call was left behind."""
+        assert not [s for s in self.server.sessions if s._heard], "a session was left open"
+        assert not self.server._watches, f"watches were left behind: {list(self.server._watches)}"
+
+    @staticmethod
+    def partition(number: int, topic: str = "orders") -> Partition:
+        return Partition(topic, number)
