@@ -12,9 +12,11 @@ ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import socket
+import ssl
 from dataclasses import dataclass, field
-from ssl import SSLContext
 from typing import Final
 
 import anyio
@@ -43,7 +45,7 @@ class Address:
     """All that is needed to connect: which servers, and how to prove who we are. Its repr keeps the secrets."""
 
     servers: tuple[Server, ...]
-    ssl: SSLContext | None = field(default=None, repr=False)
+    ssl: ssl.SSLContext | None = field(default=None, repr=False)
     auth: tuple[str, str] | None = field(default=None, repr=False)
     horizon: Horizon = field(default_factory=Horizon, repr=False)
 
@@ -89,7 +91,7 @@ class Dialer:
             except TimeoutError:
                 self.errors[server] = f"no answer within {patience:.3g} s"
             except (OSError, UnicodeError, DroppedError, wire.MalformedReplyError) as error:
-                self.errors[server] = str(error) or type(error).__name__
+                self.errors[server] = _reason(error)
 
     async def _attempt(self, server: Server, timeout: float, session_id: int, password: bytes) -> Greeting:
         address = self._address
@@ -109,3 +111,10 @@ class Dialer:
             connection.abort("given up")
             raise
         return Greeting(connection, handshake, sent_at, server)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in the words of the system: asyncio's own tell the address once more, and not that it was refused."""
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

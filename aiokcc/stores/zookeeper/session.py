@@ -63,6 +63,7 @@ from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.call import GIVE_UP_AFTER, Call, CommitCall, DroppedError, Inquiry, WriteCall, given_up
 from aiokcc.stores.zookeeper.connection import Connection
 from aiokcc.stores.zookeeper.dial import Address, Dialer
+from aiokcc.stores.zookeeper.pulse import keep_alive
 from aiokcc.stores.zookeeper.resolve import Resolver
 from aiokcc.stores.zookeeper.watch import Watches, ZooKeeperWatch
 
@@ -86,7 +87,7 @@ class ZooKeeperSession(Session):
         self._acl = acl
         self._dialer = Dialer(address)
         self._password = b""
-        self._heard_at = -math.inf
+        self.heard_at = -math.inf
         self._connection: Connection | None = None
         self._direct: Connection | None = None
         self._backlog: deque[Call] = deque()
@@ -228,8 +229,8 @@ class ZooKeeperSession(Session):
     # -- What the connection says ---------------------------------------------------------------------------------------
 
     def heard(self, sent_at: float) -> None:
-        if sent_at > self._heard_at and self.state is not SessionState.LOST:
-            self._heard_at = sent_at
+        if sent_at > self.heard_at and self.state is not SessionState.LOST:
+            self.heard_at = sent_at
             self.stop_at = sent_at + STOP_FRACTION * self.timeout
 
     def event(self, kind: int, name: str) -> None:
@@ -276,7 +277,7 @@ class ZooKeeperSession(Session):
 
     async def _connect(self) -> Connection | None:
         """The next connection; None if there is none because the session is over."""
-        left = self._heard_at + self.timeout - boottime() if self.id else math.inf
+        left = self.heard_at + self.timeout - boottime() if self.id else math.inf
         with anyio.move_on_after(left):
             greeting = await self._dialer.dial(self.timeout, self.id, self._password)
             connection, handshake = greeting.connection, greeting.handshake
@@ -306,33 +307,12 @@ class ZooKeeperSession(Session):
         self._move(SessionState.CONNECTED)
         if not self._backlog:
             self._open_gate(connection)
-            await self._keep(connection)
+            await keep_alive(connection, self)
         else:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._recover, connection)
-                await self._keep(connection)
+                await keep_alive(connection, self)
                 tasks.cancel_scope.cancel()
-
-    async def _keep(self, connection: Connection) -> None:
-        """Ping when it is time and end a connection that has gone silent; return when it has ended."""
-        third = self.timeout / 3
-        while not connection.closed.is_set():
-            now = boottime()
-            since = connection.waiting_since()
-            if now >= self._heard_at + self.timeout or (since is not None and now >= since + third):
-                # If it was us who slept, the answers may lie in the socket: one turn of the loop to read them.
-                await checkpoint()
-                if connection.waiting_since() == since and not connection.closed.is_set():
-                    connection.abort(f"no answer for {now - (self._heard_at if since is None else since):.3g} s")
-                continue
-            if since is None and now >= connection.last_sent + third:
-                connection.ping()
-                continue
-            wake = since + third if since is not None else connection.last_sent + third
-            with anyio.move_on_after(min(wake, self._heard_at + self.timeout) - now):
-                await connection.closed.wait()
-        if connection.fault is not None:
-            raise connection.fault
 
     async def _recover(self, connection: Connection) -> None:
         """Take up the line of calls that waits for a connection, in order."""

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from aiozk import exc, protocol  # type: ignore[import-untyped]
+from aiozk import exc, protocol
 
 from aiokcc.errors import (
     BadVersionError,

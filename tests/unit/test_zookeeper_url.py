@@ -1,0 +1,125 @@
+"""From a zk:// URL and options to a store, and what is said to who writes another. The password is never repeated."""
+
+from __future__ import annotations
+
+import ssl
+
+import pytest
+
+from aiokcc.errors import UsageError
+from aiokcc.stores import open_store
+from aiokcc.stores.zookeeper import Acl, ZooKeeperStore
+
+
+def parse(url: str, **options: object) -> ZooKeeperStore:
+    store = open_store(url, **options)
+    assert isinstance(store, ZooKeeperStore)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("url", "servers", "root"),
+    [
+        ("zk://h", ["h:2181"], "/aiokcc/default"),
+        ("zk://h/", ["h:2181"], "/aiokcc/default"),
+        ("zk://h:1/a", ["h:1"], "/a"),
+        ("zk://h:1/a/", ["h:1"], "/a"),
+        ("zk://h1:1,h2,10.0.0.1:3/a/b", ["h1:1", "h2:2181", "10.0.0.1:3"], "/a/b"),
+        ("zk://h:1,h:1/a", ["h:1"], "/a"),
+        ("zk://[::1]:2181,[fe80::1%eth0]/a", ["[::1]:2181", "[fe80::1%eth0]:2181"], "/a"),
+        ("zk://user:pass@h1:1,h2:2/a", ["h1:1", "h2:2"], "/a"),
+    ],
+)
+def test_servers_and_root(url: str, servers: list[str], root: str) -> None:
+    store = parse(url)
+    assert [str(server) for server in store.servers] == servers
+    assert store.root == root
+    assert store.url == f"zk://{','.join(servers)}{root}"
+    assert parse(store.url).url == store.url
+    assert store.describe("x/y") == f"{root}/x/y"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://h/a", "there is no store for"),
+        ("zk://h:x/a", "'x' is not a port"),
+        ("zk://h:/a", "'' is not a port"),
+        ("zk://h:0/a", "'0' is not a port"),
+        ("zk://h:65536/a", "'65536' is not a port"),
+        ("zk://h:1,,k:2/a", "a host is missing"),
+        ("zk://h:1,/a", "a host is missing"),
+        ("zk://::1/a", "is not a host and port"),
+        ("zk://[::1/a", "is not a host and port"),
+        ("zk://h 1/a", "is not a host and port"),
+        ("zk://h/a?timeout=3", "options are given as arguments"),
+        ("zk://h/a#b", "options are given as arguments"),
+        ("zk://h/a//b", "root"),
+        ("zk://h/a/../b", "root"),
+        ("zk://user@h/a", "user and a password"),
+        ("zk://user:@h/a", "user and a password"),
+        ("zk://:hunter2@h/a", "user and a password"),
+        ("zk://user:hunter2@/a", "a host is missing"),
+        ("zk://user:hunter2@h:x/a", "not a port"),
+        ("zk://user:hunter2@x@h:x/a", "not a port"),
+        ("zk://user:hunter2@h/a?x", "options"),
+    ],
+)
+def test_a_wrong_url_is_explained_without_the_password(url: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as caught:
+        parse(url)
+    assert "hunter2" not in str(caught.value)
+    assert "root" in str(caught.value) or "zk://127.0.0.1:2181" in str(caught.value)
+
+
+def test_the_password_is_kept_and_never_shown() -> None:
+    for store in (parse("zk://al%40ice:hunter%2F2@h/a"), parse("zk://h/a", auth=("al@ice", "hunter/2"))):
+        assert store._address.auth == ("al@ice", "hunter/2")
+        for text in (store.url, repr(store), str(store), repr(store._address), store.describe("x")):
+            assert "hunter" not in text
+
+
+@pytest.mark.parametrize("auth", ["user:password", ("user",), ("", "x"), ("user", ""), ("us:er", "x"), (b"u", b"p")])
+def test_credentials_are_two_strings(auth: object) -> None:
+    with pytest.raises(UsageError, match="auth"):
+        parse("zk://h/a", auth=auth)
+
+
+def test_credentials_are_given_once() -> None:
+    with pytest.raises(UsageError, match="leave one of them out"):
+        parse("zk://user:hunter2@h/a", auth=("user", "hunter2"))
+
+
+def test_access_lists() -> None:
+    auth = ("user", "password")
+    parse("zk://h/a", acl="open")
+    parse("zk://h/a", acl="creator", auth=auth)
+    parse("zk://h/a", acl=Acl("world", "anyone", Acl.READ))
+    parse("zk://h/a", acl=[Acl.CREATOR, Acl("world", "anyone", Acl.READ)], auth=auth)
+    for acl in ("closed", [], ["open"]):
+        with pytest.raises(UsageError, match="acl"):
+            parse("zk://h/a", acl=acl)
+    with pytest.raises(UsageError, match="auth="):
+        parse("zk://h/a", acl="creator")
+    with pytest.raises(UsageError, match="perms"):
+        Acl("world", "anyone", 0)
+
+
+def test_tls_is_a_context() -> None:
+    parse("zk://h/a", ssl=ssl.create_default_context())
+    with pytest.raises(UsageError, match="SSLContext"):
+        parse("zk://h/a", ssl=True)
+
+
+def test_no_servers() -> None:
+    with pytest.raises(UsageError, match="no server"):
+        ZooKeeperStore([], "/a")
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
+def test_a_timeout_is_a_positive_number(timeout: float) -> None:
+    with pytest.raises(UsageError, match="timeout"):
+        parse("zk://h/a").session(timeout=timeout)
+    if timeout != float("inf"):
+        with pytest.raises(UsageError, match="connect_timeout"):
+            parse("zk://h/a").session(connect_timeout=timeout)
