@@ -29,7 +29,7 @@ Key: TypeAlias = tuple[str, bool]
 """What can be watched: a path, and whether the names below it (True) or the node itself (False)."""
 
 
-class Refused(Exception):
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
     """An operation cannot be applied; the tree is as it was. Never leaves the store: the session raises ``kind``."""
 
     def __init__(self, kind: type[NodeError], index: int = 0) -> None:
