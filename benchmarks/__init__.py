@@ -1,0 +1,1 @@
+"""Benchmarks that measure aiokcc and what it is compared with in the same run: ``python -m benchmarks``."""

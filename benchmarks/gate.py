@@ -1,0 +1,116 @@
+"""What an open gate costs per record, against awaiting a coroutine function that does nothing.
+
+Short rounds of both, alternating, in the same loop shape; the ratio is the median of the rounds' ratios, so that
+whatever the machine does for longer than a round hits both alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import aiokcc
+from benchmarks.harness import Goal, Outcome, Result, note, percentile, summary
+from benchmarks.server import server
+
+SUMMARY: Final = "the cost of an open gate per record, against awaiting an empty coroutine"
+EXAMPLES: Final = ("python -m benchmarks gate", "python -m benchmarks gate --quick --json gate.json")
+
+_PERIOD: Final = 60_000
+
+Loop = Callable[[], Awaitable[int]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this benchmark takes."""
+    parser.add_argument("--url", help="the session is with this ensemble (zk://host:port[,host:port…][/root])")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each (default 1000; quick: 50)")
+
+
+async def empty() -> None:
+    """Do nothing."""
+
+
+def nothing(_: int) -> None:
+    """Do nothing, without a coroutine."""
+
+
+async def run(options: argparse.Namespace) -> Outcome:
+    """Measure one open gate, in a session with a real server."""
+    rounds = options.rounds or (50 if options.quick else 1000)
+    async with server(options.url) as running:
+        note("an open gate")
+        async with (
+            aiokcc.connect(running.url("gate"), topics={"bench": 1}, start=0, period=_PERIOD) as coordinator,
+            coordinator.gate("bench", 0) as gate,
+        ):
+            stamps = [n % _PERIOD for n in range(1000)]
+            assert all(map(gate.is_open, stamps))
+            results = [
+                await _compare("wait_until", _waiting(gate, stamps), {"empty-coroutine": _empty(stamps)}, rounds),
+                await _compare(
+                    "is_open",
+                    _asking(gate, stamps),
+                    {"empty-coroutine": _empty(stamps), "empty-function": _calling(stamps)},
+                    rounds,
+                ),
+            ]
+            gate.finish()
+    goal = Goal("wait_until on an open gate / empty coroutine", results[0].ratios["empty-coroutine"], 2.0)
+    return Outcome("gate", "An open gate, per record", results, [goal])
+
+
+def _waiting(gate: aiokcc.Gate, stamps: list[int]) -> Loop:
+    async def loop() -> int:
+        start = time.perf_counter_ns()
+        for ts in stamps:
+            await gate.wait_until(ts)
+        return time.perf_counter_ns() - start
+
+    return loop
+
+
+def _empty(stamps: list[int]) -> Loop:
+    async def loop() -> int:
+        start = time.perf_counter_ns()
+        for _ts in stamps:
+            await empty()
+        return time.perf_counter_ns() - start
+
+    return loop
+
+
+def _asking(gate: aiokcc.Gate, stamps: list[int]) -> Loop:
+    async def loop() -> int:
+        start = time.perf_counter_ns()
+        for ts in stamps:
+            gate.is_open(ts)
+        return time.perf_counter_ns() - start
+
+    return loop
+
+
+def _calling(stamps: list[int]) -> Loop:
+    async def loop() -> int:
+        start = time.perf_counter_ns()
+        for ts in stamps:
+            nothing(ts)
+        return time.perf_counter_ns() - start
+
+    return loop
+
+
+async def _compare(call: str, ours: Loop, anchors: dict[str, Loop], rounds: int) -> Result:
+    loops = {"": ours, **anchors}
+    times: dict[str, list[float]] = {name: [] for name in loops}
+    for number in range(rounds + rounds // 10 + 1):
+        for name, loop in loops.items():
+            taken = await loop()
+            if number > rounds // 10:  # the first ones warm up
+                times[name].append(taken / 1000)
+    ratios = {name: percentile([a / b for a, b in zip(times[""], times[name], strict=True)], 0.5) for name in anchors}
+    return Result(
+        call, {"call": call}, "ns", summary(times[""]), {name: summary(times[name]) for name in anchors}, ratios
+    )

@@ -1,0 +1,254 @@
+"""What all benchmarks share: figures, results, the goals they are held to, the table, the JSON, the picture.
+
+A result is one case: ours, the anchors that were measured in the same run, and for each anchor the ratio ours / anchor.
+The machine is part of every absolute figure; the ratios are what carries over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+__all__ = ["BenchmarkError", "Figures", "Goal", "Outcome", "Result", "draw", "note", "percentile", "show", "summary"]
+
+Figures: TypeAlias = dict[str, float | int | None]
+"""``p50`` and ``p99`` in the result's unit, then whatever else was counted; None where it could not be."""
+
+_CHOSEN: Final = ("p50", "p99")
+
+
+class BenchmarkError(Exception):
+    """The benchmark cannot be run, or something it measures has failed. The message says what to do."""
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The value below which this part of the values lies, interpolated between neighbours."""
+    ordered = sorted(values)
+    at = part * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def summary(values: Sequence[float]) -> Figures:
+    """Median, 99th percentile, and how many values they come from."""
+    return {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "samples": len(values)}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One case. ``ratios`` are ours / anchor, of the medians unless the benchmark knows better."""
+
+    label: str
+    case: Mapping[str, Any]
+    unit: str
+    ours: Figures
+    anchors: dict[str, Figures]
+    known_ratios: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """By anchor."""
+        ratios = {}
+        for name, figures in self.anchors.items():
+            ours, anchor = self.ours["p50"], figures["p50"]
+            assert ours is not None
+            assert anchor is not None
+            ratios[name] = self.known_ratios.get(name, ours / anchor)
+        return ratios
+
+    def to_json(self) -> dict[str, Any]:
+        """As the JSON has it."""
+        return {
+            "case": dict(self.case),
+            "unit": self.unit,
+            "ours": self.ours,
+            "anchors": self.anchors,
+            "ratios": self.ratios,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What we want a figure to be: at most ``limit``."""
+
+    text: str
+    value: float
+    limit: float
+
+    @property
+    def met(self) -> bool:
+        """Whether it is."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run of a benchmark has found."""
+
+    benchmark: str
+    title: str
+    results: Sequence[Result]
+    goals: Sequence[Goal] = ()
+    remarks: Sequence[str] = ()
+    """What was measured, in a line each."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form that all benchmarks share."""
+        return {"benchmark": self.benchmark, "results": [result.to_json() for result in self.results]}
+
+    def write_json(self, file: str) -> None:
+        """To a file, or to the standard output for ``-``."""
+        text = json.dumps(self.to_json(), indent=2) + "\n"
+        if file == "-":
+            sys.stdout.write(text)
+        else:
+            Path(file).write_text(text)
+
+
+def note(text: str) -> None:
+    """Tell whoever waits what is being done."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def show(outcome: Outcome) -> None:
+    """Print the tables, on standard error so that ``--json -`` has the output for itself."""
+    unit = outcome.results[0].unit
+    names = list(dict.fromkeys(name for result in outcome.results for name in result.anchors))
+    rows = []
+    for result in outcome.results:
+        row = [result.label, _number(result.ours["p50"]), _number(result.ours["p99"])]
+        for name in names:
+            figures = result.anchors.get(name)
+            row.append(f"{_number(figures['p50'])}  ({_number(result.ratios[name])})" if figures else "")
+        rows.append(row)
+    _table(
+        f"{outcome.title}, in {unit}; in brackets ours / anchor",
+        ["case", "ours p50", "ours p99", *(f"{name} p50" for name in names)],
+        rows,
+    )
+    _show_costs(outcome)
+    if outcome.goals:
+        _table(
+            "goals",
+            ["", "goal", "measured", "at most"],
+            [
+                ["met" if goal.met else "MISSED", goal.text, _number(goal.value), _number(goal.limit)]
+                for goal in outcome.goals
+            ],
+        )
+    for remark in outcome.remarks:
+        note(remark)
+
+
+def _show_costs(outcome: Outcome) -> None:
+    """All that was counted besides the time, for ours and for the anchors that have it."""
+    lines = [
+        (result.label, name, figures)
+        for result in outcome.results
+        for name, figures in [("ours", result.ours), *result.anchors.items()]
+        if set(figures) - {*_CHOSEN, "samples"}
+    ]
+    keys = list(dict.fromkeys(key for _, _, figures in lines for key in figures if key not in _CHOSEN))
+    if lines:
+        rows = [[label, name, *(_number(figures.get(key)) for key in keys)] for label, name, figures in lines]
+        _table("what it costs", ["case", "", *(key.replace("_", " ") for key in keys)], rows)
+
+
+def _number(value: float | int | None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, int) or (value == int(value) and abs(value) < 1e6):
+        return str(int(value))
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"
+
+
+def _table(title: str, head: list[str], rows: list[list[str]]) -> None:
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        _plain_table(title, head, rows)
+        return
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="left" if number == 0 or not name or name == "goal" else "right")
+    for row in rows:
+        table.add_row(*row)
+    # A pipe or a file has no width of its own: never cut a figure short there.
+    console = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=160)
+    console.print(table)
+
+
+def _plain_table(title: str, head: list[str], rows: list[list[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    note(f"\n{title}")
+    for row in (head, ["-" * width for width in widths], *rows):
+        note("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+
+def drawing() -> Callable[[Outcome, str], None]:
+    """What draws. Asked for before anything is measured, so that a missing library does not cost a run."""
+    try:
+        import matplotlib as mpl  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise BenchmarkError("--plot needs matplotlib: pip install matplotlib") from None
+    mpl.use("Agg")
+    return draw
+
+
+def draw(outcome: Outcome, file: str) -> None:
+    """Bars per case: ours and each anchor, medians with a line up to the 99th percentile, on a log scale."""
+    from matplotlib import pyplot as plt  # type: ignore[import-not-found,unused-ignore]
+
+    names = ["ours", *dict.fromkeys(name for result in outcome.results for name in result.anchors)]
+    figure, axes = plt.subplots(figsize=(max(8.0, 2.2 * len(outcome.results) + 2), 5.5), layout="constrained")
+    width = 0.84 / len(names)
+    for place, name in enumerate(names):
+        at, heights, tails, labels = [], [], [], []
+        for number, result in enumerate(outcome.results):
+            figures = result.ours if name == "ours" else result.anchors.get(name)
+            if figures is None:
+                continue
+            median = figures["p50"] or 0.0
+            at.append(number + (place - (len(names) - 1) / 2) * width)
+            heights.append(median)
+            tails.append(max(0.0, (figures.get("p99") or median) - median))
+            labels.append(_number(median) if name == "ours" else f"{_number(median)}\n{_number(result.ratios[name])}×")
+        colour = "#d1495b" if name == "ours" else ("#9fb3c8", "#627d98", "#e9b44c", "#50808e", "#8d6a9f")[place % 5]
+        bars = axes.bar(
+            at,
+            heights,
+            width * 0.92,
+            yerr=[[0.0] * len(tails), tails],
+            error_kw={"ecolor": "#33333388", "elinewidth": 1, "capsize": 2},
+            color=colour,
+            label=name,
+        )
+        axes.bar_label(bars, labels, label_type="center", fontsize=7)
+    axes.set_yscale("log")
+    axes.set_xticks(range(len(outcome.results)), [result.label for result in outcome.results])
+    axes.set_ylabel(f"{outcome.results[0].unit} (log scale)")
+    axes.set_title(f"{outcome.title}\nbar: p50, whisker: p99; under an anchor's figure: ours / anchor", fontsize=11)
+    axes.grid(axis="y", which="major", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(ncols=len(names), fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False)
+    try:
+        figure.savefig(file, dpi=150)
+    except ValueError as error:  # an unknown suffix
+        raise BenchmarkError(f"--plot {file}: {error}") from None
+    finally:
+        plt.close(figure)

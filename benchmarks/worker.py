@@ -1,0 +1,313 @@
+"""A worker process of the period-latency benchmark: one member of the group, in one of three ways.
+
+The first line on standard input is the plan; each further one orders a round. In a round every partition brings one
+record per period, and notes when it arrived and when it was let go, into memory set aside before. What is answered after
+the round is the latest of both over this worker's partitions, period by period, in nanoseconds of the monotonic clock,
+which all processes of a machine share.
+
+``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
+``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
+              10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
+``barrier``   kazoo's DoubleBarrier, one member per process; ``enter`` is what is timed. Each period has a barrier of its
+              own, made before, and nobody leaves before all have entered: otherwise one may wait for ever, because it
+              looked for the node ``ready`` only after it had come and gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from array import array
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any, Final
+
+import aiokcc
+from aiokcc.stores import ANY_VERSION, Session
+
+TOPIC: Final = "bench"
+LEADER_POLL: Final = 0.050
+FOLLOWER_POLL: Final = 0.010
+_PARTING: Final = 60.0
+"""Seconds in which a worker ends by itself after the last order."""
+
+_clock = time.monotonic_ns
+Wait = Callable[[int], Awaitable[None]]
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class Orders:
+    """Standard input, read by a thread, so that the harness's end is noticed whatever this process waits for."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._arrived: Callable[[], object] = lambda: None
+        self.busy = False
+        self.plan: dict[str, Any] = json.loads(sys.stdin.readline())
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            self._lines.put(json.loads(line))
+            self._arrived()
+        self._lines.put(None)
+        self._arrived()
+        if not self.busy:
+            threading.Event().wait(_PARTING)  # usually this process has ended by then, and this thread with it
+        os._exit(1)  # nobody is there any more to whom it could be told
+
+    def next(self) -> dict[str, Any] | None:
+        """The next order; None when there will be no more. Blocks."""
+        return self._lines.get()
+
+    async def wait(self) -> dict[str, Any] | None:
+        """The same, for an event loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            arrived = loop.create_future()
+
+            self._arrived = functools.partial(loop.call_soon_threadsafe, _settle, arrived)
+            with suppress(queue.Empty):
+                return self._lines.get_nowait()
+            await arrived
+
+    @staticmethod
+    def answer(**facts: Any) -> None:
+        """Tell the harness."""
+        sys.stdout.write(json.dumps(facts) + "\n")
+        sys.stdout.flush()
+
+
+class Round:
+    """What is noted down in one round. ``stamps`` are the records' timestamps, the same for all partitions."""
+
+    def __init__(self, order: dict[str, Any], partitions: int) -> None:
+        count = order["periods"]
+        self.stamps = [order["first"] + n * order["step"] for n in range(count)]
+        self._arrived = [array("q", bytes(8 * count)) for _ in range(partitions)]
+        self._woken = [array("q", bytes(8 * count)) for _ in range(partitions)]
+        self._cpu = time.process_time_ns()
+
+    async def partition(self, number: int, wait_until: Wait) -> None:
+        """One partition's records, one per period."""
+        arrived, woken = self._arrived[number], self._woken[number]
+        for n, ts in enumerate(self.stamps):
+            arrived[n] = _clock()
+            await wait_until(ts)
+            woken[n] = _clock()
+
+    def facts(self) -> dict[str, Any]:
+        """The answer."""
+        return {
+            "cpu": time.process_time_ns() - self._cpu,
+            "arrived": list(map(max, *self._arrived)) if len(self._arrived) > 1 else list(self._arrived[0]),
+            "woken": list(map(max, *self._woken)) if len(self._woken) > 1 else list(self._woken[0]),
+        }
+
+
+class Rounds:
+    """Waits until all partitions are there, lets them start a round together, and waits until all have ended it."""
+
+    def __init__(self, orders: Orders, partitions: int) -> None:
+        self._orders = orders
+        self._partitions = partitions
+        self._next: asyncio.Future[Round | None] = asyncio.get_running_loop().create_future()
+        self._left = partitions
+        self._ended = asyncio.Event()
+
+    async def drive(self) -> None:
+        """Until there are no more orders."""
+        loop = asyncio.get_running_loop()
+        await self._ended.wait()
+        self._orders.answer(ready=True)
+        while (order := await self._orders.wait()) is not None:
+            this = Round(order, self._partitions)
+            begin, self._next = self._next, loop.create_future()
+            self._left = self._partitions
+            self._ended.clear()
+            self._orders.busy = True
+            begin.set_result(this)
+            await self._ended.wait()
+            self._orders.busy = False
+            self._orders.answer(**this.facts())
+        self._next.set_result(None)
+
+    async def take(self, number: int, wait_until: Wait) -> None:
+        """One partition's part in all rounds."""
+        self._end()
+        while (this := await asyncio.shield(self._next)) is not None:
+            await this.partition(number, wait_until)
+            self._end()
+
+    def _end(self) -> None:
+        self._left -= 1
+        if not self._left:
+            self._ended.set()
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+async def gate(orders: Orders) -> None:
+    plan = orders.plan
+    index, count = plan["index"], plan["partitions"]
+    rounds = Rounds(orders, count)
+    async with aiokcc.connect(
+        plan["url"],
+        topics={TOPIC: plan["processes"] * count},
+        start=0,
+        period=plan["period"],
+        member=f"worker-{index}",
+    ) as coordinator:
+
+        async def run(number: int) -> None:
+            async with coordinator.gate(TOPIC, index * count + number) as mine:
+                await rounds.take(number, mine.wait_until)
+                mine.finish()
+
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(count):
+                tasks.create_task(run(number))
+            await rounds.drive()
+
+
+# -- the classic way ---------------------------------------------------------------------------------------------------
+
+
+class Poller:
+    """A member that polls. One write per period, by its last partition: nothing is made slow on purpose."""
+
+    def __init__(self, session: Session, index: int, processes: int, partitions: int, period: int) -> None:
+        self._session = session
+        self._index = index
+        self._processes = processes
+        self._partitions = partitions
+        self._period = period
+        self._limit = period
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._arrived = asyncio.Event()
+
+    async def join(self) -> None:
+        session = self._session
+        await session.ensure("progress")
+        await session.ensure("coordinator")
+        if self._index == 0:
+            await session.set("coordinator", str(self._period).encode(), ANY_VERSION)
+        await session.create(f"progress/{self._index}", b"0", ephemeral=True)
+
+    async def wait_until(self, ts: int) -> None:
+        if ts < self._limit:
+            return
+        opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((ts, opened))
+        if len(self._waiting) == self._partitions:
+            self._arrived.set()
+        await opened
+
+    async def report(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            least = min(ts for ts, _ in self._waiting)
+            await self._session.set(f"progress/{self._index}", str(least).encode(), ANY_VERSION)
+
+    async def follow(self) -> None:
+        while True:
+            self._limit = int((await self._session.get("coordinator")).data or b"0")
+            still = []
+            for ts, opened in self._waiting:
+                if ts < self._limit:
+                    opened.set_result(None)
+                else:
+                    still.append((ts, opened))
+            self._waiting = still
+            await asyncio.sleep(FOLLOWER_POLL)
+
+    async def lead(self) -> None:
+        limit = 0
+        while True:
+            names = await self._session.children("progress")
+            if len(names) == self._processes:
+                nodes = await asyncio.gather(*(self._session.get(f"progress/{name}") for name in names))
+                least = min(int(node.data) for node in nodes)
+                if least >= limit:
+                    limit = least // self._period * self._period + self._period
+                    await self._session.set("coordinator", str(limit).encode(), ANY_VERSION)
+            await asyncio.sleep(LEADER_POLL)
+
+
+async def polling(orders: Orders) -> None:
+    plan = orders.plan
+    rounds = Rounds(orders, plan["partitions"])
+    async with aiokcc.open_store(plan["url"]).session() as session:
+        poller = Poller(session, plan["index"], plan["processes"], plan["partitions"], plan["period"])
+        await poller.join()
+        async with asyncio.TaskGroup() as tasks:
+            background = [tasks.create_task(poller.report()), tasks.create_task(poller.follow())]
+            if plan["index"] == 0:
+                background.append(tasks.create_task(poller.lead()))
+            for number in range(plan["partitions"]):
+                tasks.create_task(rounds.take(number, poller.wait_until))
+            await rounds.drive()
+            for task in background:
+                task.cancel()
+
+
+# -- kazoo -------------------------------------------------------------------------------------------------------------
+
+
+def barrier(orders: Orders) -> None:
+    from kazoo.client import KazooClient
+    from kazoo.recipe.barrier import DoubleBarrier
+
+    plan = orders.plan
+    client = KazooClient(hosts=plan["hosts"])
+    client.start()
+    made: list[Any] = []
+    Orders.answer(ready=True)
+    while (order := orders.next()) is not None:
+        orders.busy = True
+        if "make" in order:
+            for number in range(order["make"]):
+                path = f"{plan['root']}/{number:06}"
+                client.ensure_path(path)
+                made.append(DoubleBarrier(client, path, plan["processes"]))
+                made[-1].assured_path = True  # it is, so that entering need not look
+            Orders.answer()
+        elif "enter" in order:
+            mine = made[order["enter"]]
+            cpu = time.process_time_ns()
+            arrived = _clock()
+            mine.enter()
+            woken = _clock()
+            Orders.answer(cpu=time.process_time_ns() - cpu, arrived=[arrived], woken=[woken])
+        else:
+            made[order["leave"]].leave()
+            Orders.answer()
+        orders.busy = False
+    client.stop()
+    client.close()
+
+
+def main() -> None:
+    """Do what the plan says."""
+    orders = Orders()
+    way = orders.plan["way"]
+    if way == "barrier":
+        barrier(orders)
+    else:
+        asyncio.run({"gate": gate, "polling": polling}[way](orders))
+
+
+if __name__ == "__main__":
+    main()
