@@ -62,9 +62,10 @@ kinds = {
 }
 weights = [*["op"] * 8, *["commit"] * 6, "read", "read", "ensure", "reopen", "look"]
 steps = st.sampled_from(weights).flatmap(lambda kind: kinds[kind])
-starts = st.lists(st.sampled_from(WATCHED), max_size=3)
+locked = Step(1, "op", (Create("a", b"", ephemeral=True),))
+starts = st.sampled_from([[], [locked], *([Step(0, "ensure", path=path)] for path in WATCHED)])
 programs = st.builds(
-    lambda start, rest: [*(Step(0, "ensure", path=path) for path in start), *rest],
+    lambda start, rest: [*start, *rest],
     starts,
     st.lists(steps, min_size=25, max_size=35),  # long: short ones seldom reach a node with children, or a retry
 )
