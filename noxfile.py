@@ -26,7 +26,6 @@ nox.options.default_venv_backend = "none"
 ROOT = Path(__file__).parent
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 VERSIONS = sorted({"3.11", "3.12", "3.13", HERE}, key=lambda version: int(version.split(".")[1]))
-DEMO = "examples/gate.py"
 
 
 # Checks
@@ -97,7 +96,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
     """Start what is needed and show the gate at work."""
-    run(session, services(session), DEMO, *session.posargs)
+    run(session, services(session), "-m", "examples.demo", *session.posargs)
 
 
 # Environments
