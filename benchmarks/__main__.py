@@ -36,11 +36,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_examples(examples),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    names = parser.add_subparsers(dest="name", metavar="NAME", help="which one; NAME --help says more")
+    names = parser.add_subparsers(dest="name", metavar="NAME", help="one of the above; NAME --help says more")
     for name, module in BENCHMARKS.items():
         one = names.add_parser(
             name,
-            help=module.SUMMARY,
             description=sys.modules[f"benchmarks.{name.replace('-', '_')}"].__doc__,
             epilog=_examples(module.EXAMPLES),
             formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -240,6 +240,8 @@ def draw(outcome: Outcome, file: str) -> None:
         )
         axes.bar_label(bars, labels, label_type="center", fontsize=7)
     axes.set_yscale("log")
+    axes.set_ylim(bottom=axes.get_ylim()[0] / 2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(range(len(outcome.results)), [result.label for result in outcome.results])
     axes.set_ylabel(f"{outcome.results[0].unit} (log scale)")
     axes.set_title(f"{outcome.title}\nbar: p50, whisker: p99; under an anchor's figure: ours / anchor", fontsize=11)

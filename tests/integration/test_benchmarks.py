@@ -1,0 +1,190 @@
+"""The benchmarks run, and say what they promise to say. How fast anything is is not tested here: machines differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from aiokcc import open_store
+from benchmarks import harness
+from benchmarks.__main__ import main
+from benchmarks.crew import crew
+
+if TYPE_CHECKING:
+    from aiokcc import local
+
+HOME = Path(__file__).resolve().parents[2]
+
+
+async def benchmark(*arguments: str) -> tuple[int | None, str, str]:
+    process = await _start(*arguments)
+    out, errors = await process.communicate()
+    return process.returncode, out.decode(), errors.decode()
+
+
+async def _start(*arguments: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "benchmarks",
+        *arguments,
+        cwd=HOME,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def check_form(found: dict[str, Any], name: str) -> None:
+    """What design and users rely on: exactly these keys, figures that are figures, ratios that are ours / anchor."""
+    assert set(found) == {"benchmark", "results"}
+    assert found["benchmark"] == name
+    for result in found["results"]:
+        assert set(result) == {"case", "unit", "ours", "anchors", "ratios"}
+        assert result["case"]
+        assert set(result["ratios"]) == set(result["anchors"])
+        for figures in (result["ours"], *result["anchors"].values()):
+            assert 0 < figures["p50"] <= figures["p99"] < math.inf
+            assert figures["samples"] > 0
+        for ratio in result["ratios"].values():
+            assert 0 < ratio < math.inf
+
+
+@pytest.mark.timeout(300)
+async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+    table, picture = tmp_path / "latency.json", tmp_path / "latency.svg"
+    arguments = ("--quick", "--periods", "4", "--url", zookeeper.url("benchmarks"))
+    code, _, errors = await benchmark("period-latency", *arguments, "--json", str(table), "--plot", str(picture))
+    assert code == 0, errors
+    found = json.loads(table.read_text())
+    check_form(found, "period-latency")
+    results = found["results"]
+    assert [result["case"] for result in results] == [
+        {"processes": 1, "partitions": 1},
+        {"processes": 1, "partitions": 64},
+        {"processes": 3, "partitions": 4},
+        {"processes": 16, "partitions": 64},
+        {"processes": 3, "partitions": 4, "empty_periods": 86_400},
+    ]
+    floors = {"write", "floor"}
+    assert [set(result["anchors"]) for result in results] == [
+        floors | {"polling"},
+        floors | {"polling"},
+        floors | {"polling", "double-barrier"},
+        floors | {"polling", "double-barrier"},
+        floors,
+    ]
+    for result in results:
+        ours = result["ours"]
+        assert result["unit"] == "ms"
+        assert ours["samples"] == 4
+        assert ours["limit_writes_per_period"] == 1
+        assert ours["requests_per_period"] >= ours["writes_per_period"] >= 1
+        assert ours["client_cpu_ms_per_period"] > 0
+        for name, ratio in result["ratios"].items():
+            assert ratio == pytest.approx(ours["p50"] / result["anchors"][name]["p50"])
+    assert "86,400 empty" in errors
+    assert picture.read_text().lstrip().startswith("<?xml")
+    async with open_store(zookeeper.url("benchmarks")).session() as session:
+        assert await session.children("") == ()  # nothing is left on a server that is not ours
+
+
+async def test_a_case_of_ones_own_on_a_server_that_is_started() -> None:
+    code, out, errors = await benchmark(
+        "period-latency", "--quick", "--processes", "2", "--partitions", "3", "--periods", "3", "--json", "-"
+    )
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "period-latency")
+    (result,) = found["results"]
+    assert result["case"] == {"processes": 2, "partitions": 3}
+    assert result["ours"]["server_cpu_ms_per_period"] > 0
+
+
+async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
+    code, out, errors = await benchmark("gate", "--quick", "--rounds", "3", "--url", zk_root, "--json", "-")
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "gate")
+    assert [result["case"] for result in found["results"]] == [{"call": "wait_until"}, {"call": "is_open"}]
+    assert all("empty-coroutine" in result["ratios"] for result in found["results"])
+
+
+async def test_interrupting_ends_all_processes(zk_root: str) -> None:
+    process = await _start("period-latency", "--processes", "3", "--periods", "1000000", "--url", zk_root)
+    assert process.stderr is not None
+    async with open_store(zk_root).session() as session:
+        await session.ensure("")
+        with session.watch() as watch:  # until the workers are at work
+            watch.add_children("")
+            async for change in watch:
+                names = getattr(change.now, "names", ())
+                if names:
+                    break
+        (name,) = names
+        with session.watch() as watch:
+            watch.add(f"{name}/3x1-gate/progress")
+            async for change in watch:
+                if change.now is not None:
+                    break
+        workers = await _descendants(process.pid)
+        assert workers
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = await process.communicate()
+        assert process.returncode == 130, errors
+        assert "Traceback" not in errors.decode()
+        assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+        assert await session.children("") == ()
+
+
+async def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        children = [int(child) for child in (task / "children").read_text().split()]
+        for child in children:
+            found += [child, *await _descendants(child)]
+    return found
+
+
+async def test_a_failing_worker_ends_the_run_and_its_last_words_are_shown() -> None:
+    plans = [{"way": "no such way"}] * 2
+    with pytest.raises(
+        harness.BenchmarkError, match=r"worker broken/\d ended with exit code 1(.|\n)*KeyError: 'no such way'"
+    ):
+        async with crew("broken", plans, patience=30):
+            pytest.fail("it cannot be ready")
+
+
+def test_without_a_name_it_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for word in ("period-latency", "gate", "examples:", "python -m benchmarks period-latency --quick"):
+        assert word in out
+
+
+def test_a_store_that_processes_cannot_share_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["period-latency", "--url", "memory://here"]) == 1
+    assert "zk://host:port" in capsys.readouterr().err
+
+
+def test_percentiles_lie_between_neighbours() -> None:
+    assert harness.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert harness.percentile([1.0, 2.0], 0.5) == 1.5
+    assert harness.percentile([7.0], 0.99) == 7.0
+
+
+def test_tables_need_no_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    result = harness.Result("one", {"n": 1}, "ms", {"p50": 1.0, "p99": 2.0}, {"anchor": {"p50": 4.0}})
+    harness.show(harness.Outcome("name", "Title", [result], [harness.Goal("goal", 2.0, 1.0)]))
+    shown = capsys.readouterr().err
+    assert "4  (0.25)" in shown
+    assert "MISSED" in shown
