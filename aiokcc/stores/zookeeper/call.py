@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from aiokcc.errors import StoreError
-from aiokcc.stores.port import Op
+from aiokcc.stores.port import Op, boottime
 from aiokcc.stores.zookeeper import wire
 
 GIVE_UP_AFTER: Final = 10
-"""Connections that may break under one request. With the pause between two connections that is about one session timeout:
-a request at which the server hangs up each time, for whatever reason, must not be repeated for ever."""
+"""Connections that may break under one request, if they do so over longer than a session timeout: a request at which the
+server hangs up each time, for whatever reason, must not be repeated for ever."""
 
 
 class DroppedError(Exception):
@@ -27,7 +27,19 @@ class Call:
     when it can no longer arrive: see ``resolve``.
     """
 
-    __slots__ = ("decode", "doubt", "future", "path", "request", "sent_at", "tries", "until", "xid", "zxid")
+    __slots__ = (
+        "broken_at",
+        "decode",
+        "doubt",
+        "future",
+        "path",
+        "request",
+        "sent_at",
+        "tries",
+        "until",
+        "xid",
+        "zxid",
+    )
 
     ops: Sequence[Op] = ()
 
@@ -38,6 +50,7 @@ class Call:
         self.path = path
         self.doubt = False
         self.tries = 0
+        self.broken_at = 0.0
         self.sent_at = 0.0
         self.xid = 0
         self.zxid = 0
@@ -72,13 +85,22 @@ class Call:
 
     def drop(self, sent: bool) -> bool:
         """The connection broke. True if the call is to be taken to the next one."""
-        self.tries += sent
-        if self.abandoned:
-            return False
-        if self.tries >= GIVE_UP_AFTER and not self.ops:
-            self.fail(given_up(self.path))
-            return False
-        return True
+        if sent:
+            self.tries += 1
+            self.broken_at = self.broken_at or boottime()
+        return not self.abandoned
+
+    def hopeless(self, timeout: float) -> bool:
+        """Whether it has been tried often enough, and for longer than a session timeout."""
+        return self.tries >= GIVE_UP_AFTER and boottime() >= self.broken_at + timeout
+
+    def give_up(self) -> None:
+        self.fail(
+            StoreError(
+                f"{self.path or 'the root'}: {self.tries} connections in a row broke before this request was answered; it was "
+                f"not applied. The log of the ZooKeeper server tells why it hangs up"
+            )
+        )
 
 
 class WriteCall(Call):
@@ -134,10 +156,3 @@ class Inquiry(Call):
     def drop(self, sent: bool) -> bool:
         self.fail(DroppedError())
         return False
-
-
-def given_up(path: str) -> StoreError:
-    return StoreError(
-        f"{path or 'the root'}: {GIVE_UP_AFTER} connections in a row broke before this request was answered; "
-        f"the request was not applied. The log of the ZooKeeper server tells why it hangs up"
-    )

@@ -74,7 +74,7 @@ class Connection(asyncio.Protocol):
         self.owner: Owner | None = None
         self.pending: deque[Call] = deque()
         self.outbox: list[bytes] = []
-        self.last_sent = 0.0
+        self.opened_at = self.last_sent = 0.0
         self.answered = False
         """Something besides the handshake was answered: the server is not one that hangs up on everybody."""
         self.garbled = False
@@ -89,6 +89,7 @@ class Connection(asyncio.Protocol):
 
     async def greet(self, frame: bytes) -> wire.Handshake:
         """Send the handshake and wait for its answer; DroppedError if the connection ends first."""
+        self.opened_at = self.last_sent = boottime()
         self._transport.write(frame)
         return await self._greeting
 

@@ -3,7 +3,8 @@
 Servers are tried in a random order that stays the same, so that many clients spread and one client visits all. After a
 break every server is tried once without a pause; from then on the pauses double from 50 ms up to a tenth of the session
 timeout, with some jitter, so that a server which is back is found within the session. A server that accepts and
-then hangs up counts as a failure too: only a connection on which something was answered lets the pauses start over.
+then hangs up counts as a failure too: only a connection on which something was answered lets the pauses start over, and
+only one that lasted a second earns an attempt without a pause.
 
 A server that does not answer is given up after a part of the timeout, so that others can be tried before the session
 ends.
@@ -27,6 +28,7 @@ from aiokcc.stores.zookeeper.call import DroppedError
 from aiokcc.stores.zookeeper.connection import Connection, Horizon
 
 _FIRST_PAUSE: Final = 0.05
+_LASTING: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class Dialer:
         self.errors: dict[Server, str] = {}
         """What each server was last tried with."""
 
-    def succeeded(self) -> None:
-        """The last connection was a good one: the next break is a new one."""
-        self._failures = 0
+    def succeeded(self, lasted: float) -> None:
+        """The last connection was a good one: the next break is a new one. One that broke soon earns only a short pause."""
+        self._failures = 0 if lasted >= _LASTING else min(self._failures, len(self._order))
 
     async def dial(self, timeout: float, session_id: int, password: bytes) -> Greeting:
         """Try until a server accepts. Ends otherwise only by cancellation."""
@@ -102,7 +104,10 @@ class Dialer:
         try:
             sent_at = boottime()
             frame = wire.connect_frame(address.horizon.zxid, timeout, session_id, password)
-            handshake = await connection.greet(frame)
+            try:
+                handshake = await connection.greet(frame)
+            except DroppedError as error:
+                raise DroppedError(f"{error} during the handshake, as by a server that starts or lags behind") from None
             if not handshake.session_id and not session_id:
                 raise DroppedError("the server refused to open a session")
             if address.auth is not None and handshake.session_id == (session_id or handshake.session_id):

@@ -63,7 +63,12 @@ class Resolver:
 
     async def sync(self) -> None:
         """Wait until our server has all that the leader has accepted from us. Before anything else."""
-        await self._ask(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing)
+        try:
+            await self._ask(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing)
+        except StoreError as error:
+            # Without it nothing can be told. Another connection may be luckier.
+            self._connection.abort(f"the server refused a sync: {error}")
+            raise DroppedError from None
 
     async def settle(self, call: Call, later: Sequence[Call]) -> bool:
         """Answer the call if it was applied or nobody can tell; False if it is to be sent again.
@@ -71,17 +76,19 @@ class Resolver:
         ``later`` are the calls behind it. Raises DroppedError if the connection breaks; the call is then as before.
         """
         verdict = Verdict.UNKNOWN
+        results: list[OpResult] = []
         try:
             for op in sorted(call.ops, key=_strength):
                 verdict = await self._judge(op, call, later)
                 if verdict is not Verdict.UNKNOWN:
                     break
+            if verdict is Verdict.APPLIED:
+                results = [await self._result(op, later) for op in call.ops]
         except StoreError:  # we may write there and not read
             verdict = Verdict.UNKNOWN
         if verdict is Verdict.NOT_APPLIED:
             return False
         if verdict is Verdict.APPLIED:
-            results = [await self._result(op, later) for op in call.ops]
             call.finish(results if isinstance(call, CommitCall) else results[0])
         else:
             call.fail(

@@ -60,7 +60,7 @@ from aiokcc.stores.port import (
     boottime,
 )
 from aiokcc.stores.zookeeper import wire
-from aiokcc.stores.zookeeper.call import GIVE_UP_AFTER, Call, CommitCall, DroppedError, Inquiry, WriteCall, given_up
+from aiokcc.stores.zookeeper.call import Call, CommitCall, DroppedError, Inquiry, WriteCall
 from aiokcc.stores.zookeeper.connection import Connection
 from aiokcc.stores.zookeeper.dial import Address, Dialer
 from aiokcc.stores.zookeeper.pulse import keep_alive
@@ -247,7 +247,7 @@ class ZooKeeperSession(Session):
         self._backlog.extendleft(reversed(kept))
         self._watches.suspend()
         if connection.answered and not connection.garbled:
-            self._dialer.succeeded()
+            self._dialer.succeeded(boottime() - connection.opened_at)
         if self.state is SessionState.CONNECTED:
             log.info("session %#x suspended: %s", self.id, connection.why)
             self._move(SessionState.SUSPENDED)
@@ -330,11 +330,12 @@ class ZooKeeperSession(Session):
                     settled = await resolver.settle(call, tuple(islice(backlog, 1, None)))
                     if connection.closed.is_set():
                         return  # whatever was found: the line has changed, and the next connection finds it again
-                    if not settled and call.tries >= GIVE_UP_AFTER:
-                        call.fail(given_up(call.path))
-                        settled = True
                 backlog.popleft()
-                if not settled:
+                if settled:
+                    continue
+                if call.hopeless(self.timeout):
+                    call.give_up()
+                else:
                     connection.send(call)
             if not connection.closed.is_set():
                 self._open_gate(connection)

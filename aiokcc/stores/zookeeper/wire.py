@@ -301,6 +301,8 @@ def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -
             (code,) = LENGTH.unpack_from(data, at)
             at += 4
             failed = True
+            if code == SESSION_MOVED:
+                raise MalformedReplyError("the session has moved to another connection")
             if failure is None and code not in (0, _RUNTIME_INCONSISTENCY):
                 failure = to_error(code, op.path, index)
         elif isinstance(op, Set):
