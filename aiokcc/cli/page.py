@@ -174,7 +174,14 @@ def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str,
     )
     marked = frozenset(n for n, p in enumerate(shown) if p.partition in guilty)
     columns = ("partition", "member", "state", "next record", "offset")
-    return Table(title, columns, rows, right=frozenset({4}), marked=marked)
+    used = [n for n in range(len(columns)) if any(row[n] not in {"", "—"} for row in rows)]
+    return Table(
+        title,
+        tuple(columns[n] for n in used),
+        tuple(tuple(row[n] for n in used) for row in rows),
+        right=frozenset({used.index(4)} if 4 in used else ()),
+        marked=marked,
+    )
 
 
 def _by_topic(title: str, partitions: Iterable[PartitionStatus]) -> Table:

@@ -101,7 +101,7 @@ class LogLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, page: Page, note: str) -> None:  # noqa: ARG002 - a log needs no footer
+    def show(self, page: Page, note: str) -> None:
         """One line about it."""
         culprits = [] if page.blocking is None else [(row[0], row[1], row[3]) for row in page.blocking.rows]
         self._print((page.facts, page.verdict.kind, culprits, page.problems), write_line(page))

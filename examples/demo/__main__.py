@@ -1,0 +1,214 @@
+"""``python -m examples.demo``: about 20 seconds, on a real ZooKeeper that it starts and ends itself."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiokcc
+from aiokcc import local
+from examples.demo.data import END, MINUTE, ORDERS, PARTITIONS, PERIOD, START, WORKERS, make_log
+from examples.demo.join import KEEP, Outcome
+from examples.demo.picture import draw, sketch
+
+_REDRAW: Final = 0.1
+_BAR: Final = 40
+
+_INTRODUCTION: Final = f"""\
+Two hours of {ORDERS:,} orders and their payments lie in six partitions, unevenly: the fullest holds six times as many
+records as the emptiest. Three processes read them, each partition as fast as it goes, and two joins look for the payment of
+each order. First without the gate, then with it: `await gate.wait_until(record.ts)`, in periods of {PERIOD // MINUTE} minutes,
+over a real ZooKeeper.
+"""
+
+
+class Workers:
+    """The three processes and the one pipe they all write to."""
+
+    def __init__(self, processes: list[asyncio.subprocess.Process], lines: asyncio.StreamReader) -> None:
+        self._processes, self._lines = processes, lines
+
+    async def read(self) -> list[str]:
+        """The next line, as words."""
+        line = await self._lines.readline()
+        if not line:
+            raise SystemExit("the workers have ended early; their complaint stands above")
+        return line.decode().split()
+
+    async def ready(self) -> None:
+        """Return when all are up."""
+        for _ in self._processes:
+            await self.read()
+
+    def go(self, store: str) -> None:
+        """Start a round."""
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{store}\n".encode())
+
+
+@asynccontextmanager
+async def start_workers() -> AsyncIterator[Workers]:
+    """Start the processes; they end when their input does."""
+    reading, writing = os.pipe()
+    lines = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(reading, "rb", 0)
+    )
+    processes = [
+        await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "examples.demo.worker", str(n), stdin=asyncio.subprocess.PIPE, stdout=writing
+        )
+        for n in range(len(WORKERS))
+    ]
+    os.close(writing)
+    workers = Workers(processes, lines)
+    try:
+        yield workers
+    finally:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        pipe.close()
+        for process in processes:
+            try:
+                await asyncio.wait_for(process.wait(), 5)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+class Progress:
+    """Bars that are redrawn in place on a terminal; elsewhere one line a second."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._drawn = 0
+        self._next = 0.0
+
+    def show(self, outcome: Outcome, at: float, *, last: bool = False) -> None:
+        """Draw where everybody is, if the last time is long enough ago."""
+        if at < self._next and not last:
+            return
+        self._next = at + (_REDRAW if self._terminal else 1.0)
+        lines = self._lines(outcome, at)
+        if not self._terminal:
+            spots = [f"{topic}.{number} {_clock(outcome.reached[topic, number])}" for topic, number in PARTITIONS]
+            lines = ["  ".join((lines[0], *spots))]
+        elif self._drawn:
+            print(f"\x1b[{self._drawn}A", end="")
+        width = shutil.get_terminal_size((120, 24)).columns if self._terminal else 400
+        for line in lines:
+            print(line[:width] + ("\x1b[K" if self._terminal else ""), flush=True)
+        self._drawn = len(lines)
+
+    def _lines(self, outcome: Outcome, at: float) -> list[str]:
+        lines = [f"{self._title:<26} {at:4.1f} s"]
+        for topic, number in PARTITIONS:
+            reached = outcome.reached[topic, number]
+            full = round(_BAR * (reached - START) / (END - START))
+            lines.append(f"  {topic + '.' + str(number):<11} {'█' * full}{'·' * (_BAR - full)} {_clock(reached)}")
+        wrong = outcome.wrong(outcome.forgetful)
+        lines.append(
+            f"  patient join holds {outcome.patient.held:,} records; forgetful join has {wrong:,} orders wrong"
+        )
+        return lines
+
+
+def _clock(ts: int) -> str:
+    minutes = (ts - START) // MINUTE
+    return f"{minutes // 60:02}:{minutes % 60:02}"
+
+
+async def play(workers: Workers, store: str, title: str) -> Outcome:
+    """One round: everything is read once, and joined as it comes."""
+    outcome, progress = Outcome(make_log()), Progress(title)
+    begun = time.monotonic()
+    workers.go(store)
+    left = len(WORKERS)
+    while left:
+        words = await workers.read()
+        at = time.monotonic() - begun
+        match words:
+            case [topic, number, "finished"]:
+                outcome.finish((topic, int(number)), at)
+            case [topic, number, ts, order]:
+                outcome.take((topic, int(number)), int(ts), int(order), at)
+            case ["done"]:
+                left -= 1
+        progress.show(outcome, at, last=not left)
+    print()
+    return outcome
+
+
+def report(without: list[Outcome], gated: list[Outcome]) -> str:
+    """The table. Every number in it was counted in the rounds above."""
+
+    def row(label: str, *cells: str) -> str:
+        return f"  {label:<58} {cells[0]:>18} {cells[1]:>18}"
+
+    def both(label: str, cell: object) -> str:
+        assert callable(cell)
+        return row(label, *(" / ".join(cell(o) for o in rounds) for rounds in (without, gated)))
+
+    same = ["yes" if len({o.digest() for o in rounds}) == 1 else "no" for rounds in (without, gated)]
+    return "\n".join(
+        [
+            row("two rounds each", "without the gate", "with the gate"),
+            row("-" * 58, "-" * 18, "-" * 18),
+            both("event time between first and last partition, at most", lambda o: f"{o.spread / MINUTE:.0f} m"),
+            both(
+                f"wrong of {ORDERS:,}: join that forgets after {KEEP // MINUTE} m",
+                lambda o: f"{o.wrong(o.forgetful):,}",
+            ),
+            both("wrong: join that waits for the slowest partition", lambda o: f"{o.wrong(o.patient):,}"),
+            both("  the most records it had to hold for that", lambda o: f"{o.patient.most:,}"),
+            both("result of the forgetful join", lambda o: o.digest()),
+            row("  the same both times", *same),
+            both("seconds for everything", lambda o: f"{o.seconds:.1f}"),
+        ]
+    )
+
+
+async def demo(picture: Path) -> None:
+    """Everything."""
+    print(_INTRODUCTION)
+    async with start_workers() as workers, local.zookeeper() as zookeeper:
+        await workers.ready()
+        without = [await play(workers, "-", f"Without the gate, round {n}") for n in (1, 2)]
+        gated = [await play(workers, zookeeper.url(f"demo-{n}"), f"With the gate, round {n}") for n in (1, 2)]
+    print(report(without, gated), "\n")
+    last = (without[-1], gated[-1])
+    print(sketch(last), "\n")
+    drawn = draw(last, picture)
+    print(f"The picture: {drawn}" if drawn else "(With matplotlib installed, this would be a picture too.)")
+
+
+def main() -> int:
+    """Run it; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
+    parser.add_argument(
+        "--picture", type=Path, default=Path("aiokcc-demo.png"), metavar="FILE", help="where the PNG goes"
+    )
+    options = parser.parse_args()
+    try:
+        asyncio.run(demo(options.picture.absolute()))
+    except aiokcc.AiokccError as error:
+        print(f"the demo cannot run: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
