@@ -205,6 +205,7 @@ class Member:
 
     async def settled(self) -> None:
         """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more."""
+        told = False
         while self.failure is None and self.ledger.limit.mode is Mode.GATED:
             finished = {p for p, lane in self.ledger.lanes.items() if lane.state is LaneState.FINISHED}
             if not finished:
@@ -219,4 +220,8 @@ class Member:
                     cut = None
                 if cut is not None and finished <= cut.finished().keys():
                     return
+            if not told:
+                told = True
+                names = ", ".join(map(str, sorted(finished)))
+                log.info("%s: waiting until the group has recorded that %s has finished", self.name, names)
             await self.moved.wait()
