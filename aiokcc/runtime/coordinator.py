@@ -106,7 +106,7 @@ def _check_seconds(what: str, seconds: object) -> None:
 
 @asynccontextmanager
 async def _connected(member: Member) -> AsyncIterator[Coordinator]:
-    failure: Exception | None = None
+    failure: BaseException | None = None
     async with anyio.create_task_group() as tasks:
 
         async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -118,12 +118,15 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
             await tasks.start(serve)
             yield Coordinator(member)
             await member.settled()
-        except Exception as error:  # noqa: BLE001 - raised below, outside the group that would wrap it
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised below, where no group wraps it
             failure = error
         finally:
             tasks.cancel_scope.cancel()
-    if failure is None:
-        failure = member.failure
+    ours = member.failure
+    if ours is None:
+        member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
+    elif failure is None or (isinstance(failure, ExceptionGroup) and failure.split(lambda e: e is ours)[1] is None):
+        failure = ours  # bare, even where a task group in the block has wrapped it
     if failure is not None:
         raise failure
 
@@ -195,6 +198,8 @@ class Coordinator:
         await ask(self._member.store, self._session(), Request(RequestKind.OFF))
 
     def _session(self) -> Session:
+        if self._member.failure is not None:
+            raise self._member.failure
         if isinstance(self._member.session, NoSession):
             raise SessionLostError("there is no session with the store at present; it is being opened again")
         return self._member.session

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from aiokcc.core.ledger import Lane, LaneState
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import check_timestamp
-from aiokcc.errors import AiokccError, RunEnded, SessionLostError, UsageError
+from aiokcc.errors import RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
 
@@ -62,7 +62,7 @@ class Gate:
         self.partition = partition
         self.session = member.session
         self.signal = Signal()
-        self.failure: AiokccError | None = None
+        self.failure: Exception | None = None
         self.late = 0
         """How many records came after their period had closed."""
         self.resume_offset: int | None = None

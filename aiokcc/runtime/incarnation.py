@@ -142,6 +142,7 @@ class Incarnation:
     async def run(self) -> None:
         """Take part until the session is lost (SessionLostError), the run is over (returns), or we are cancelled."""
         self.want.set()
+        self.limit_moved()  # to us it has: who is slow in the first period is told as well
         errors: list[Exception] = []
         try:
             async with anyio.create_task_group() as tasks:
@@ -193,7 +194,10 @@ class Incarnation:
 
     def poke(self) -> None:
         """The ledger has something to say, or may have."""
-        (self._say if self.office is None else self.office.wake).set()
+        if self.office is not None:
+            self.office.wake.set()
+        if self.office is None or self.late:
+            self._say.set()
 
     def limit_moved(self) -> None:
         """From now on counts the time after which a member says who is slow."""
@@ -230,9 +234,19 @@ class Incarnation:
         path = paths.progress(self.name)
         try:
             await self.session.set(path, report.encode(), ANY_VERSION)  # nobody else writes this node
-        except NoNodeError:  # somebody deleted it
-            await self.session.create(path, report.encode(), ephemeral=True)
-        self.written = report
+        except NoNodeError:
+            await self.restore()
+            self._say.set()
+        else:
+            self.written = report
+
+    async def restore(self) -> None:
+        """Somebody may have deleted our node: make it again, empty."""
+        try:
+            await self.session.create(paths.progress(self.name), b"", ephemeral=True)
+        except NodeExistsError:
+            return
+        self.written = None
 
     # -- locks --------------------------------------------------------------------------------------------------------
 
@@ -309,7 +323,7 @@ class Incarnation:
             if gate is not None:
                 gate.failure = PartitionOwnedError(str(partition), owner, timeout)
                 gate.signal.set()
-            self.member.ledger.drop(partition)
+            self.member.abandon(partition)
         self.want.set()
 
     async def release(self, partition: Partition) -> None:
@@ -336,7 +350,11 @@ class Incarnation:
         except BadVersionError:
             self.see_generation(await self.session.get(paths.GENERATION))
             return
-        except (NoNodeError, OutcomeUnknownError):
+        except NoNodeError:  # our node, or a lock since we looked
+            await self.restore()
+            return
+        except OutcomeUnknownError:
+            self.written = None
             return
         self.written = report
         self._held.difference_update(partitions)
@@ -361,6 +379,8 @@ class Incarnation:
                     continue
                 log.info("%s leads under generation %d", self.name, office.epoch)
                 self.office = office
+                if self.generation.leader != self.name:  # somebody has taken over while we read
+                    office.depose()
                 self._watch.remove(paths.COORDINATOR)
                 try:
                     await office.serve()

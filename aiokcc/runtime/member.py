@@ -16,7 +16,8 @@ from aiokcc.core.ledger import LaneState, Ledger
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import (
-    AiokccError,
+    MissingNodeError,
+    NoNodeError,
     OutcomeUnknownError,
     PartitionError,
     SessionLostError,
@@ -68,9 +69,9 @@ class Member:
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.incarnation: Incarnation | None = None
-        self.failure: AiokccError | None = None
+        self.failure: Exception | None = None
         self.moved = Signal()
-        """Set whenever the limit has moved: for the one task that waits for the end."""
+        """Set whenever the limit has moved or we have joined again: for the one task that waits for the end."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -93,17 +94,22 @@ class Member:
                         log.warning("%s: %s; joining again", incarnation.name, error)
                     finally:
                         self._end()
-        except AiokccError as error:
+        except NoNodeError as error:
+            missing = MissingNodeError(self.store.describe(error.path))
+            self.fail(missing)
+            if first:
+                raise missing from error
+        except Exception as error:  # a clock of the user's may raise anything
             self.fail(error)
             if first:
                 raise
-            return
 
     def _begin(self, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
         self.session = incarnation.session
         for gate in self.gates.values():
             gate.session = self.session
+        self.moved.set()  # in a new session what was not to be had may be had
 
     def _end(self) -> None:
         self.incarnation = None
@@ -112,7 +118,7 @@ class Member:
         for gate in self.gates.values():
             gate.session = self.session
 
-    def fail(self, error: AiokccError) -> None:
+    def fail(self, error: Exception) -> None:
         """Nothing more can be agreed on: every gate raises the error."""
         self.failure = error
         for gate in self.gates.values():
@@ -165,8 +171,13 @@ class Member:
 
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)
-        self.ledger.drop(gate.partition)
-        self.arrived()  # it may have been the one that the others waited for
+        self.abandon(gate.partition)
+
+    def abandon(self, partition: Partition) -> None:
+        """The partition is no longer ours to report; it may have been the one that the report waited for."""
+        self.ledger.drop(partition)
+        self.arrived()
+        self.moved.set()
 
     def arrived(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say."""
@@ -186,7 +197,9 @@ class Member:
         """Ask the store anything: an answer in this session proves that it is alive, and lifts the deadline."""
         if isinstance(self.session, NoSession):
             raise SessionLostError("there is no session at present")
-        node = await self.session.get(paths.COORDINATOR)
+        node = await self.session.find(paths.COORDINATOR)
+        if node is None:
+            raise MissingNodeError(self.store.describe(paths.COORDINATOR))
         self.see(Limit.decode(self.store.describe(node.path), node.data))
 
     # -- the limit ----------------------------------------------------------------------------------------------------

@@ -15,13 +15,14 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait
 from aiokcc.core.limit import Limit, Mode, Request
-from aiokcc.core.partitions import decode_partitions
+from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.progress import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     BadVersionError,
     CorruptNodeError,
     MissingNodeError,
+    NodeError,
     NoNodeError,
     OutcomeUnknownError,
 )
@@ -52,6 +53,7 @@ class Office:
         self._run_version = ANY_VERSION
         self._run: Run
         self._leader: Leader
+        self._watched: set[str] = set()
         self._scope = anyio.CancelScope()
 
     async def take(self, candidate: str) -> bool:
@@ -81,11 +83,15 @@ class Office:
     async def _read_everything(self) -> None:
         listed = await self._get(paths.TOPIC_PARTITIONS)
         partitions = decode_partitions(self._store.describe(listed.path), listed.data)
-        run_node = await self._get(paths.RUN)
-        self._run = Run.decode(self._store.describe(run_node.path), run_node.data, partitions)
-        self._run_version = run_node.version
+        await self._read_run(partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
         await self._read_limit()
+
+    async def _read_run(self, partitions: frozenset[Partition] | None = None) -> None:
+        node = await self._get(paths.RUN)
+        known = self._run.settings.partitions if partitions is None else partitions
+        self._run = Run.decode(self._store.describe(node.path), node.data, known)
+        self._run_version = node.version
 
     async def _read_limit(self) -> None:
         """The limit, and what the cut that led to it proves."""
@@ -122,18 +128,15 @@ class Office:
                 self.wake.set()
 
     def _learn(self, change: Change, watch: Watch) -> None:
-        leader, own = self._leader, paths.progress(self._us.name)
+        own = paths.progress(self._us.name)
         if isinstance(change.now, Children):
             present = {paths.progress(name) for name in change.now.names} - {own}
-            for path in present:
+            for path in present - self._watched:
                 watch.add(path)
-            for name in [name for name in leader.reports if paths.progress(name) not in present]:
-                if name != self._us.name:
-                    gone = leader.reports.pop(name)
-                    watch.remove(paths.progress(name))
-                    left = [p for p, value in gone.entries.items() if not value.startswith("finished")]
-                    if left:
-                        log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
+            for path in self._watched - present:
+                watch.remove(path)
+                self._learn_report(Change(path, None))
+            self._watched = present
         elif change.path == paths.PERIOD:
             self._learn_request(change.now)
         elif change.path == paths.PROGRESS:
@@ -161,7 +164,10 @@ class Office:
             except CorruptNodeError as error:
                 log.error("%s; its partitions count as not reported", error)
         if report is None:
-            self._leader.reports.pop(name, None)
+            gone = self._leader.reports.pop(name, None)
+            left = [p for p, value in gone.entries.items() if not value.startswith("finished")] if gone else None
+            if left and change.now is None:
+                log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
         else:
             self._leader.reports[name] = report
 
@@ -212,11 +218,8 @@ class Office:
             ops.append(Set(paths.RUN, self._run.end().encode(), self._run_version))
         try:
             await self._session.commit(*ops)
-        except NoNodeError as error:
+        except (NoNodeError, BadVersionError, OutcomeUnknownError) as error:
             await self._read_again(error)
-            return
-        except (BadVersionError, OutcomeUnknownError):
-            await self._read_again(None)
             return
         if fold is not None:
             self._us.written = fold
@@ -225,19 +228,23 @@ class Office:
         leader.advanced(decision)
         self._member.see(decision.limit)
 
-    async def _read_again(self, missing: NoNodeError | None) -> None:
+    async def _read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
         """A write was refused, or nobody knows: find out what stands now. Deposed if the generation is not ours."""
+        if isinstance(error, OutcomeUnknownError):
+            self._us.written = None
         node = await self._get(paths.GENERATION)
         if node.version != self._generation_version:
             self.depose()
             await anyio.lowlevel.checkpoint()
         await self._read_limit()
         self._learn_request(await self._session.find(paths.PERIOD))
-        if missing is not None and await self._session.find(paths.progress(self._us.name)) is None:
-            await self._session.create(paths.progress(self._us.name), b"", ephemeral=True)
-            self._us.written = None
-        elif missing is not None and self._leader.request is not None:  # neither ours nor the operator's
-            raise MissingNodeError(missing.path) from missing
+        if isinstance(error, NodeError) and error.path == paths.RUN:
+            await self._read_run()
+        elif isinstance(error, NoNodeError):
+            if error.path == paths.progress(self._us.name):
+                await self._us.restore()
+            elif error.path != paths.PERIOD:
+                raise MissingNodeError(self._store.describe(error.path)) from error
 
     async def _get(self, path: str) -> Node:
         node = await self._session.find(path)

@@ -6,7 +6,15 @@ from typing import Final
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
-from aiokcc.errors import AiokccError, BadVersionError, CorruptNodeError, OutcomeUnknownError, UsageError
+from aiokcc.errors import (
+    AiokccError,
+    BadVersionError,
+    CorruptNodeError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+    UsageError,
+)
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["ask"]
@@ -23,7 +31,7 @@ async def ask(store: Store, session: Session, request: Request) -> Request | Non
     for _ in range(_TRIES):
         limit_node = await session.find(paths.COORDINATOR)
         node = await session.find(paths.PERIOD)
-        if limit_node is None or node is None:
+        if limit_node is None:
             raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
         mode = Limit.decode(store.describe(limit_node.path), limit_node.data).mode
         if mode is Mode.END:
@@ -32,15 +40,20 @@ async def ask(store: Store, session: Session, request: Request) -> Request | Non
             raise UsageError(
                 f"the run under {store.describe('')} was released, which is final; start a new run to gate again"
             )
-        try:
-            before: Request | None = Request.decode(store.describe(node.path), node.data)
-        except CorruptNodeError:
-            before = None  # replacing it is just what is needed
+        before: Request | None = None
+        if node is not None:
+            try:
+                before = Request.decode(store.describe(node.path), node.data)
+            except CorruptNodeError:
+                pass  # replacing it is just what is needed
         if before == request:
             return before
         try:
-            await session.set(paths.PERIOD, request.encode(), node.version)
-        except (BadVersionError, OutcomeUnknownError):
+            if node is None:  # somebody has deleted it
+                await session.create(paths.PERIOD, request.encode())
+            else:
+                await session.set(paths.PERIOD, request.encode(), node.version)
+        except (BadVersionError, NoNodeError, NodeExistsError, OutcomeUnknownError):
             continue
         return before
     raise AiokccError(

@@ -16,7 +16,7 @@ from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.progress import Cut, Report
 from aiokcc.core.run import Generation, Run
-from aiokcc.errors import CorruptNodeError, NoNodeError, UsageError
+from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import queue
 from aiokcc.stores.port import Node, Session, Store
@@ -129,7 +129,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     if coordinator is not None:
         try:
             cut = await last_cut(store, session, coordinator.version)
-        except CorruptNodeError as error:
+        except (CorruptNodeError, MissingNodeError, NoNodeError) as error:
             problems.append(str(error))
 
     reports: dict[str, Report] = {}
@@ -188,9 +188,12 @@ async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str
     async def one(name: str) -> None:
         result[name] = await read(name)
 
-    async with anyio.create_task_group() as tasks:
-        for name in names:
-            tasks.start_soon(one, name)
+    try:
+        async with anyio.create_task_group() as tasks:
+            for name in names:
+                tasks.start_soon(one, name)
+    except ExceptionGroup as group:  # all of the same kind, as a rule: the store is away, or does not let us
+        raise group.exceptions[0] from None
     return {name: result[name] for name in names}
 
 

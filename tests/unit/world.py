@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,6 +14,8 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Cut
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
+from aiokcc.stores.memory.tree import TreeOp
+from tests.history import History
 from tests.virtual import settle
 
 __all__ = ["FAR", "PERIOD", "World"]
@@ -34,6 +37,8 @@ class World:
         self.handled: list[tuple[str, int]] = []
         """What consumers have processed: partition and timestamp, in order."""
         self.calls: list[Call] = []
+        self.history = History(itertools.count().__next__)
+        self._apply, self.server._write = self.server._write, self._written
 
     @staticmethod
     def time() -> float:
@@ -79,6 +84,40 @@ class World:
     def done(self, partition: str) -> list[int]:
         """The timestamps that a partition's consumer has processed."""
         return [ts for name, ts in self.handled if name == partition]
+
+    async def process(
+        self,
+        coordinator: aiokcc.Coordinator,
+        number: int,
+        logs: Mapping[str, Sequence[int]],
+        *,
+        takes: Callable[[], float] = lambda: 0,
+    ) -> None:
+        """Run one partition over its log, into the history."""
+        who, partition = coordinator.member, f"orders.{number}"
+        records = logs[partition]
+        async with coordinator.gate("orders", number) as gate:
+            for offset in range(gate.resume_offset or 0, len(records)):
+                ts = records[offset]
+                await gate.wait_until(ts, offset)
+                self.history.start(who, partition, ts, offset)
+                try:
+                    await asyncio.sleep(takes())
+                except BaseException:
+                    self.history.gone(who, partition, ts, offset)
+                    raise
+                self.history.done(who, partition, ts, offset)
+            gate.finish(len(records))
+
+    def _written(self, ops: list[TreeOp]) -> list[int | str | None]:
+        results = self._apply(ops)
+        for op in sorted(ops, key=lambda op: op.path.endswith("/coordinator")):  # the cut, then the limit it led to
+            if op.verb in {"create", "set"}:
+                if op.path == f"{ROOT}/coordinator":
+                    self.history.limit(op.data)
+                elif op.path.startswith(f"{ROOT}/cuts/") and op.data:
+                    self.history.cut(op.data)
+        return results
 
     # -- what the store holds --------------------------------------------------------------------------------------------
 
