@@ -59,13 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _Terminated:
         return TERMINATED
-    except BrokenPipeError:  # as in `aiokcc status | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence instead of a traceback
+        cause = _cause(error)
+        if isinstance(cause, BrokenPipeError):  # as in `aiokcc status | head -1`: the reader has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
         if verbose:
             traceback.print_exc()
-        _complain(_cause(error))
+        _complain(cause)
         return FAILED if understood else NOT_UNDERSTOOD
 
 

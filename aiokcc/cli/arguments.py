@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
 from aiokcc.core.periods import format_duration, parse_duration
 from aiokcc.errors import UsageError
 
-__all__ = ["ENVIRONMENT", "parse"]
+__all__ = ["ENVIRONMENT", "command", "parse"]
 
 T = TypeVar("T")
 
@@ -175,6 +176,13 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
             f"{options.store} lives inside the process that made it, where no other can look; "
             f"call `await coordinator.status()` there"
         )
+
+
+def command(options: argparse.Namespace, *words: str) -> str:
+    """A command line for the same group, to be copied; without a password that stood in the URL."""
+    url = [] if options.said_url is None else [re.sub(r"//.*@", "//USER:PASSWORD@", options.said_url)]
+    verb, *rest = words
+    return shlex.join(["aiokcc", verb, *url, *rest])
 
 
 def _hidden(url: str) -> str:

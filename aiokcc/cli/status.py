@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import anyio
 
+from aiokcc.cli.arguments import command
 from aiokcc.cli.follow import follow
 from aiokcc.cli.page import lay_out
 from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_page
@@ -79,8 +80,6 @@ async def agreed_period(session: Session) -> int | None:
 
 def _go_on(period: int | None, options: argparse.Namespace) -> str | None:
     """The command that ends a hold."""
-    from aiokcc.cli.steer import command
-
     return None if period is None else command(options, "period", format_duration(period))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import sys
 from typing import Final
 
 import anyio
 
+from aiokcc.cli.arguments import command
 from aiokcc.cli.status import agreed_period
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
@@ -20,17 +20,10 @@ from aiokcc.runtime.operator import ask
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Node, Session, Store
 
-__all__ = ["command", "confirm_release", "say_hold", "say_period", "say_release"]
+__all__ = ["confirm_release", "say_hold", "say_period", "say_release"]
 
 _TAKES_EFFECT: Final = 5.0
 """Seconds to wait for the leader to act on a release."""
-
-
-def command(options: argparse.Namespace, *words: str) -> str:
-    """A command line for the same group, to be copied; without a password that stood in the URL."""
-    url = [] if options.said_url is None else [re.sub(r"//.*@", "//USER:PASSWORD@", options.said_url)]
-    verb, *rest = words
-    return shlex.join(["aiokcc", verb, *url, *rest])
 
 
 async def say_period(options: argparse.Namespace) -> int:

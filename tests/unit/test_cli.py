@@ -1,0 +1,285 @@
+"""What the command line understands, and what it says about a status; no store is asked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from aiokcc import __version__
+from aiokcc.cli import main
+from aiokcc.cli.arguments import command, parse
+from aiokcc.cli.page import Page, lay_out
+from aiokcc.cli.paper import write_line, write_page
+from aiokcc.cli.status import as_json
+from aiokcc.cli.verdict import Kind, judge
+from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.errors import UsageError
+from aiokcc.runtime.status import Blocking, MemberStatus, PartitionStatus, Status
+
+NOW = 1_767_300_000.0
+T = 1_767_225_900_000
+URL = "zk://127.0.0.1:2181/replay"
+
+MOVING = Status(
+    where=URL,
+    state="running",
+    limit=T,
+    floor=T,
+    closed=T - 60_000,
+    period=60_000,
+    start=T - 300_000,
+    end=T + 700_000,
+    lookahead=0,
+    generation=2,
+    leader="alpha-1a",
+    epoch=2,
+    members=(
+        MemberStatus("alpha-1a", "host-1", 11, 1_767_299_900_000, 1, True),
+        MemberStatus("beta-2b", "host-2", 22, 1_767_299_990_000, 1, False),
+    ),
+    partitions=(
+        PartitionStatus("orders.0", "alpha-1a", "blocked", T + 1, 55),
+        PartitionStatus("payments.0", "beta-2b", "running", T - 60_000, 9),
+    ),
+    blocking=(Blocking("payments.0", "beta-2b", "running", "beta-2b"),),
+    waiting_seconds=0.1,
+    periods_closed=4,
+    problems=(),
+)
+
+
+def page_of(status: Status, **options: object) -> Page:
+    return lay_out(status, judge(status, stuck_after=30, now=NOW), now=NOW, **options)  # type: ignore[arg-type]
+
+
+class TestVerdict:
+    def judged(self, **changes: object) -> tuple[Kind, bool, str]:
+        verdict = judge(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
+        return verdict.kind, verdict.stuck, verdict.text
+
+    def test_a_limit_that_has_just_moved(self) -> None:
+        assert self.judged() == (Kind.MOVING, False, "The limit moves; it last did 0.1s ago.")
+
+    def test_one_slow_partition_is_named_with_its_member_and_for_how_long(self) -> None:
+        kind, stuck, text = self.judged(waiting_seconds=12.4)
+        assert (kind, stuck) == (Kind.BLOCKED, False)
+        assert text == "Blocked for 12s by payments.0 on beta, which still has records before the limit."
+
+    def test_it_is_stuck_after_a_while(self) -> None:
+        assert self.judged(waiting_seconds=30.0)[:2] == (Kind.BLOCKED, True)
+
+    def test_a_partition_in_nobodys_hands_is_told_at_once_with_who_ran_it_last(self) -> None:
+        blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
+        kind, _, text = self.judged(blocking=blocking)
+        assert (kind, text) == (Kind.BLOCKED, "Blocked for 0.1s: orders.0 is in nobody's hands (last run by alpha).")
+
+    def test_a_partition_nobody_has_ever_run(self) -> None:
+        assert "nobody has run it yet" in self.judged(blocking=(Blocking("orders.0", None, "unowned", None),))[2]
+
+    def test_many_slow_partitions_are_counted(self) -> None:
+        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(1000))
+        assert self.judged(blocking=blocking, waiting_seconds=61)[2] == "Blocked for 1m1s by 1,000 partitions on alpha."
+
+    def test_nobody_is_there(self) -> None:
+        kind, stuck, text = self.judged(members=(), leader=None, epoch=None, waiting_seconds=180)
+        assert (kind, stuck) == (Kind.ABANDONED, True)
+        assert text.startswith("Nobody is there. The limit has stood for 3m;")
+
+    def test_all_idle_is_not_stuck(self) -> None:
+        partitions = (PartitionStatus("orders.0", "alpha-1a", "idle"), PartitionStatus("payments.0", None, "finished"))
+        kind, stuck, _ = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
+        assert (kind, stuck) == (Kind.IDLE, False)
+
+    def test_records_of_the_future_wait_for_the_clock(self) -> None:
+        partitions = (PartitionStatus("orders.0", "alpha-1a", "blocked", int(NOW * 1000) + 86_400_000),)
+        kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
+        assert (kind, stuck) == (Kind.CLOCK, False)
+        assert "2026-01-02T20:40:00Z" in text
+
+    def test_a_leader_that_does_nothing(self) -> None:
+        partitions = (PartitionStatus("orders.0", "alpha-1a", "blocked", T + 1),)
+        kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=40)
+        assert (kind, stuck) == (Kind.STALLED, True)
+        assert "the leader, alpha, does not move the limit" in text
+
+    @pytest.mark.parametrize(
+        ("state", "kind"), [("held", Kind.HELD), ("released", Kind.RELEASED), ("ended", Kind.ENDED)]
+    )
+    def test_what_was_asked_for_is_not_stuck(self, state: str, kind: Kind) -> None:
+        assert self.judged(state=state, waiting_seconds=9999)[:2] == (kind, False)
+
+    def test_what_cannot_be_read_is_stuck_at_once(self) -> None:
+        kind, stuck, text = self.judged(state="stuck", problems=("/replay/period holds 'x'",))
+        assert (kind, stuck) == (Kind.UNREADABLE, True)
+        assert "/replay/period holds 'x'" in text
+
+
+class TestPage:
+    def test_who_blocks_comes_first(self) -> None:
+        text = write_page(page_of(replace(MOVING, waiting_seconds=72)))
+        first, second, _, title, heads, row, *_ = text.splitlines()
+        assert first == URL
+        assert second.startswith("Blocked for 1m12s by payments.0 on beta")
+        assert title == "Who blocks"
+        assert heads.split() == ["PARTITION", "MEMBER", "FOR", "WHY"]
+        assert row.split(maxsplit=4)[:4] == ["*", "payments.0", "beta", "1m12s"]
+
+    def test_the_facts(self) -> None:
+        facts = dict(page_of(MOVING).facts)
+        assert facts["limit"] == "2026-01-01T00:05:00Z   1767225900000   30.0% of the run"
+        assert facts["period"] == "1m"
+        assert facts["leader"] == "alpha   epoch 2"
+        assert facts["closed"] == "4 periods, the last at 2026-01-01T00:04:00Z"
+
+    def test_a_partition_at_the_gate_is_called_waiting_not_blocked(self) -> None:
+        text = write_page(page_of(MOVING))
+        assert "orders.0    alpha   waiting  2026-01-01T00:05:00.001Z" in text
+
+    def test_two_incarnations_of_one_member_keep_their_full_names(self) -> None:
+        assert short_names(["alpha-1a", "alpha-2b", "beta-3c"]) == {
+            "alpha-1a": "alpha-1a",
+            "alpha-2b": "alpha-2b",
+            "beta-3c": "beta",
+        }
+
+    def test_many_partitions_are_summed_up_by_topic(self) -> None:
+        many = tuple(
+            PartitionStatus(f"{topic}.{n}", "alpha-1a", "blocked" if n else "running", T + n if n else None)
+            for topic in ("a.b", "c")
+            for n in range(512)
+        )
+        blocking = tuple(Blocking(p.partition, "alpha-1a", "running", None) for p in many if p.state == "running")
+        status = replace(MOVING, partitions=many, blocking=blocking, waiting_seconds=5)
+        lines = write_page(page_of(status)).splitlines()
+        assert len(lines) < 30
+        assert next(line.split() for line in lines if line.startswith("  a.b"))[:4] == ["a.b", "512", "1", "511"]
+        assert any(line.startswith("* a.b.0") for line in lines)
+        assert len(write_page(page_of(status, everything=True)).splitlines()) > 1024
+
+    def test_of_many_that_block_some_are_listed(self) -> None:
+        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(300))
+        table = page_of(replace(MOVING, blocking=blocking, waiting_seconds=5)).blocking
+        assert table is not None
+        assert (len(table.rows), table.note) == (10, "and 290 more")
+
+    def test_a_hold_says_how_to_go_on(self) -> None:
+        page = page_of(replace(MOVING, state="held", period=None), go_on="aiokcc period 1m")
+        assert "go on with: aiokcc period 1m" in write_page(page)
+
+    def test_one_line_for_a_log(self) -> None:
+        assert write_line(page_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
+
+
+def test_json_is_one_object_with_stable_names() -> None:
+    shown = json.loads(json.dumps(as_json(replace(MOVING, waiting_seconds=31), stuck_after=30, now=NOW)))
+    assert shown["format"] == 1
+    assert (shown["verdict"], shown["stuck"]) == ("blocked", True)
+    assert (shown["limit"], shown["limit_time"]) == (T, "2026-01-01T00:05:00Z")
+    assert shown["blocking"] == [
+        {"partition": "payments.0", "member": "beta-2b", "state": "running", "last_member": "beta-2b"}
+    ]
+    assert set(shown) == {
+        *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period"),
+        *("start", "end", "lookahead", "generation", "leader", "epoch", "members", "partitions", "blocking"),
+        *("waiting_seconds", "periods_closed", "problems"),
+    }
+
+
+def test_words() -> None:
+    spans = [0.04, 9.94, 10, 59.9, 60, 3599, 3600, 86_399, 86_400, -5]
+    assert [span(s) for s in spans] == ["0.0s", "9.9s", "10s", "59s", "1m", "59m59s", "1h", "23h59m", "1d", "0.0s"]
+    assert [count(n, "member") for n in (0, 1, 1024)] == ["0 members", "1 member", "1,024 members"]
+    assert [listed("abcde"[:n]) for n in (0, 1, 2, 3, 5)] == ["", "a", "a and b", "a, b and c", "a, b, c and 2 more"]
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["period", "5m", URL],
+            ["period", URL, "5m"],
+            ["period", "--store", URL, "5m"],
+            ["--verbose", "period", URL, "5m"],
+            ["period", "--verbose", URL, "5m"],
+            ["period", "5m", "--timeout", "3s", "--store", URL],
+        ],
+    )
+    def test_the_url_may_stand_anywhere(self, words: list[str]) -> None:
+        options = parse(words, {})
+        assert (options.verb, options.period, options.store) == ("period", 300_000, URL)
+        assert options.verbose == ("--verbose" in words)
+
+    def test_the_environment_serves_where_no_url_is_given(self) -> None:
+        assert parse(["period", "5m"], {"AIOKCC_STORE": URL}).store == URL
+        assert parse(["status", "zk://other/x"], {"AIOKCC_STORE": URL}).store == "zk://other/x"
+
+    def test_a_command_to_copy_has_the_url_only_where_it_was_typed_and_never_a_password(self) -> None:
+        assert command(parse(["hold"], {"AIOKCC_STORE": URL}), "period", "1m") == "aiokcc period 1m"
+        assert command(parse(["hold", URL], {}), "period", "1m") == f"aiokcc period {URL} 1m"
+        assert "secret" not in command(parse(["hold", "zk://me:secret@h/x"], {}), "period", "1m")
+
+    @pytest.mark.parametrize(
+        ("words", "says"),
+        [
+            ([], "VERB"),
+            (["stats"], "invalid choice: 'stats'"),
+            (["status"], "set AIOKCC_STORE"),
+            (["status", "127.0.0.1:2181"], "a store's URL looks like zk://127.0.0.1:2181/replay"),
+            (["status", URL, URL], "two stores are given"),
+            (["status", URL, "--store", URL], "two stores are given"),
+            (["status", "memory://demo"], "coordinator.status()"),
+            (["status", "redis://h/x"], "there is no store for 'redis://'"),
+            (["status", "zk://h:port/x"], "is not a port number"),
+            (["status", "zk:///x"], "which host"),
+            (["status", URL, "--colour"], "status has no option --colour"),
+            (["status", URL, "--timeout", "0s"], "--timeout '0s' is too short"),
+            (["period", URL], "PERIOD"),
+            (["period", URL, "0m"], "period '0m' is too short"),
+            (["period", URL, "5"], 'write "5ms", "5s", "5m"'),
+            (["period", URL, "soon"], "period 'soon' cannot be read"),
+            (["period", URL, "-5m"], "PERIOD"),
+            (["release", URL], "--yes"),
+            (["local"], "SERVICE"),
+            (["local", "redis"], "invalid choice: 'redis'"),
+            (["local", "zookeeper", URL], "they print one"),
+            (["local", "zookeeper", "--servers", "0"], "at least 1"),
+            (["local", "zookeeper", "--port", "70000"], "a port lies between"),
+            (["local", "zookeeper", "--port", "x"], "not a whole number"),
+        ],
+    )
+    def test_what_is_not_understood_is_said_in_a_line_and_exits_with_2(
+        self, words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("AIOKCC_STORE", raising=False)
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("aiokcc: ")
+        assert says in err
+        assert "Traceback" not in err
+
+    def test_verbose_shows_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["status", "redis://h/x", "--verbose"]) == 2
+        assert "Traceback" in capsys.readouterr().err
+
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out == f"aiokcc {__version__}\n"
+
+    @pytest.mark.parametrize("verb", ["status", "period", "hold", "release", "local zookeeper"])
+    def test_the_help_of_each_verb_has_examples(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([*verb.split(), "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert "examples:" in shown
+        assert f"aiokcc {verb}" in shown
+
+    def test_the_help_tells_the_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--help"]) == 0
+        assert "exit codes:" in capsys.readouterr().out
+
+    def test_two_urls_do_not_show_a_password(self) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse(["status", "zk://me:secret@h/x", URL], {})
+        assert "secret" not in str(caught.value)
