@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
+from collections.abc import MutableSet, Sequence
 
 from aiokcc.errors import NoNodeError, OutcomeUnknownError, StoreError
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Op, OpResult, Set
@@ -55,11 +55,11 @@ class Verdict(enum.Enum):
 class Resolver:
     """Looks at the store through one new connection, for the writes in doubt of one session."""
 
-    def __init__(self, connection: Connection, root: str, session_id: int) -> None:
+    def __init__(self, connection: Connection, root: str, session_id: int, taken: MutableSet[tuple[str, int]]) -> None:
         self._connection = connection
         self._root = root
         self._session_id = session_id
-        self._taken: set[tuple[str, int]] = set()
+        self._taken = taken
 
     async def sync(self) -> None:
         """Wait until our server has all that the leader has accepted from us. Before anything else."""

@@ -91,6 +91,7 @@ class ZooKeeperSession(Session):
         self._connection: Connection | None = None
         self._direct: Connection | None = None
         self._backlog: deque[Call] = deque()
+        self._taken: set[tuple[str, int]] = set()
         self._watches = Watches(root)
         self._awaited: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
         self._why = ""
@@ -317,7 +318,7 @@ class ZooKeeperSession(Session):
     async def _recover(self, connection: Connection) -> None:
         """Take up the line of calls that waits for a connection, in order."""
         backlog = self._backlog
-        resolver = Resolver(connection, self._root, self.id)
+        resolver = Resolver(connection, self._root, self.id, self._taken)
         with suppress(DroppedError):
             if any(call.doubt for call in backlog):
                 await resolver.sync()
@@ -344,6 +345,7 @@ class ZooKeeperSession(Session):
         if self._closing:
             return
         self._direct = connection
+        self._taken.clear()  # nothing is in doubt
         self._watches.resume(connection.send)
 
     # -- The end --------------------------------------------------------------------------------------------------------
