@@ -76,12 +76,16 @@ class Op(enum.IntEnum):
     ADD_WATCH = 106
 
 
+_OPS = {op.value: op for op in Op}
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A client's message. Those that a client sends on its own account (ping, watches, auth) have a negative xid."""
 
     xid: int
-    op: int
+    op: Op | int
+    """An `Op`, or the bare number of one that has no name here."""
     body: bytes
 
 
@@ -471,7 +475,7 @@ class _Flow:
         if len(body) < _REQUEST.size:
             return None
         xid, op = _REQUEST.unpack_from(body)
-        return Request(xid, op, body[_REQUEST.size :])
+        return Request(xid, _OPS.get(op, op), body[_REQUEST.size :])
 
     def _read_reply(self, message: bytes) -> Reply | None:
         body = message[_LENGTH.size :]
