@@ -1,0 +1,93 @@
+"""The examples, run as the README says, each in processes of its own; what they print must be true."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiokcc import local
+
+ROOT = Path(__file__).parents[2]
+
+
+async def python(*words: str, stdout: int = asyncio.subprocess.PIPE) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(sys.executable, *words, cwd=ROOT, stdout=stdout, stderr=-1)
+
+
+async def output_of(*words: str) -> str:
+    process = await python(*words)
+    out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert "Traceback" not in err.decode()
+    return out.decode()
+
+
+def handled(text: str, form: str) -> list[tuple[int, int]]:
+    """The seconds of each record, and of the limit under which it was handled, in the order of handling."""
+    found = re.findall(form, text, re.MULTILINE)
+    return [(int(m) * 60 + int(s), int(lm) * 60 + int(ls)) for m, s, lm, ls in found]
+
+
+def aligned(records: list[tuple[int, int]], period: int) -> bool:
+    """Whether nobody was ahead: no record of a period before the last one of the period before."""
+    periods = [ts // period for ts, _ in records]
+    return all(ts < limit for ts, limit in records) and periods == sorted(periods)
+
+
+PLAIN = r"^  (\d\d):(\d\d)  \S+ +\(the limit is (\d\d):(\d\d)\)$"
+
+
+async def test_plain_asyncio_in_one_process() -> None:
+    text = await output_of("-m", "examples.plain_asyncio")
+    records = handled(text, PLAIN)
+    assert len(records) == 44
+    assert aligned(records, 120)
+    assert text.endswith("done: every partition was read to its end\n")
+
+
+async def test_plain_asyncio_in_two_processes(zk_root: str) -> None:
+    texts = await asyncio.gather(
+        output_of("-m", "examples.plain_asyncio", zk_root, "orders.0", "orders.1"),
+        output_of("-m", "examples.plain_asyncio", zk_root, "payments.0"),
+    )
+    each = [handled(text, PLAIN) for text in texts]
+    assert [len(records) for records in each] == [30, 14]
+    assert all(aligned(records, 120) for records in each)
+
+
+async def test_plain_asyncio_says_what_is_wrong(zk_root: str) -> None:
+    process = await python("-m", "examples.plain_asyncio", "redis://h/x")
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert err.decode().startswith("there is no store for 'redis://'")
+
+
+async def test_own_consumer_in_three_processes(zookeeper: local.ZooKeeper) -> None:
+    text = await output_of("-m", "examples.own_consumer")
+    records = handled(text, r"^(\d\d):(\d\d)  \w+ +offset \d+ +limit (\d\d):(\d\d)$")
+    assert len(records) == 63
+    assert aligned(records, 60)  # the three write to one pipe: the order of the lines is the order of the handling
+    assert "The run has ended" in text
+    assert text.count("finished") >= 3
+
+
+@pytest.mark.timeout(150)
+async def test_the_demo(tmp_path: Path, zookeeper: local.ZooKeeper) -> None:
+    picture = tmp_path / "demo.png"
+    text = await output_of("-m", "examples.demo", "--picture", str(picture))
+    rows = {m[1].strip(): (m[2], m[3]) for m in re.finditer(r"^  (.{58}) +(\S.*?)  +(\S.*?) *$", text, re.MULTILINE)}
+    spread = rows["event time between first and last partition, at most"]
+    assert min(map(int, re.findall(r"\d+", spread[0]))) > 30
+    assert max(map(int, re.findall(r"\d+", spread[1]))) <= 10
+    wrong = rows["wrong of 5,000: join that forgets after 10 m"]
+    assert wrong[1] == "0 / 0"
+    assert min(int(n.replace(",", "")) for n in wrong[0].split(" / ")) > 0
+    assert rows["wrong: join that waits for the slowest partition"] == ("0 / 0", "0 / 0")
+    assert rows["the same both times"][1] == "yes"
+    assert "without the gate" in text
+    assert str(picture) in text
+    assert picture.read_bytes().startswith(b"\x89PNG")
