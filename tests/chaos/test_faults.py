@@ -132,7 +132,7 @@ async def test_lost_reply_to(zookeeper: local.ZooKeeper, zk_root: str, tmp_path:
         assert victim.proxy is not None
         for _ in range(10):
             request = await victim.proxy.drop_reply(operation)
-            assert request.op is operation
+            assert request.op == operation
         await group.progress()
         assert await group.observer.members() == before
 
