@@ -132,11 +132,12 @@ def _clock(ts: int) -> str:
 async def play(workers: Workers, store: str, title: str) -> Outcome:
     """One round: everything is read once, and joined as it comes."""
     outcome, progress = Outcome(make_log()), Progress(title)
-    begun = time.monotonic()
     workers.go(store)
     left = len(WORKERS)
+    begun = None
     while left:
         words = await workers.read()
+        begun = begun or time.monotonic()  # the first record
         at = time.monotonic() - begun
         match words:
             case [topic, number, "finished"]:
@@ -174,7 +175,7 @@ def report(without: list[Outcome], gated: list[Outcome]) -> str:
             both("  the most records it had to hold for that", lambda o: f"{o.patient.most:,}"),
             both("result of the forgetful join", lambda o: o.digest()),
             row("  the same both times", *same),
-            both("seconds for everything", lambda o: f"{o.seconds:.1f}"),
+            both("seconds from the first record to the last", lambda o: f"{o.seconds:.1f}"),
         ]
     )
 

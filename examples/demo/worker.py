@@ -64,6 +64,7 @@ async def work(worker: int, store: str) -> None:
 async def main(worker: int) -> None:
     """One round for each line of input."""
     make_log()
+    aiokcc.open_store("zk://127.0.0.1/demo")  # loads what it needs; nothing is connected
     say("ready")
     while store := (await asyncio.to_thread(sys.stdin.readline)).strip():
         await work(worker, store)
