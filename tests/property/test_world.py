@@ -1,0 +1,219 @@
+"""Any interleaving of members, leaders, operators and faults keeps the invariants, and ends when the faults do.
+
+The invariants are checked by the world itself, in the step in which they would break: alignment and one owner when a record
+starts; completeness, monotony, one writer and the tiling of the cuts when the limit moves; liveness at the end of each history.
+``HYPOTHESIS_PROFILE=deep`` explores longer.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from aiokcc.core import paths
+from aiokcc.core.limit import Mode, Request, RequestKind
+from aiokcc.core.partitions import Partition
+from tests.property.world import Member, World, Write
+
+PARTITIONS = [Partition("a", 0), Partition("a", 1), Partition("b", 0)]
+NAMES = ["x", "y", "z"]
+
+timestamps = st.integers(0, 60)
+logs = st.lists(timestamps, max_size=6).map(sorted) | st.lists(timestamps, max_size=4)
+which = st.integers(0, 2)
+names = st.sampled_from(["x", "x", "y", "y", "z"])
+
+
+class WorldMachine(RuleBasedStateMachine):
+    """Steps in any order. The fine ones find races; the coarse ones bring the run to where races matter."""
+
+    world: World
+
+    @initialize(
+        contents=st.tuples(logs, logs, logs),
+        owners=st.lists(names, min_size=3, max_size=3),
+        size=st.integers(1, 3),
+        start=st.sampled_from([None, 0, 0, 15]),
+        end=st.sampled_from([None, None, 45]),
+        lookahead=st.integers(0, 2),
+        bounded=st.sets(st.sampled_from(PARTITIONS)),
+        before=st.integers(0, 4),
+    )
+    def found(
+        self,
+        contents: tuple[list[int], ...],
+        owners: list[str],
+        size: int,
+        start: int | None,
+        end: int | None,
+        lookahead: int,
+        bounded: set[Partition],
+        before: int,
+    ) -> None:
+        self.world = World(
+            dict(zip(PARTITIONS, contents, strict=True)),
+            dict(list(zip(PARTITIONS, owners, strict=True))[:size]),
+            start=start,
+            end=end,
+            lookahead=lookahead,
+            bounded=bounded,
+        )
+        for name in NAMES:
+            self.world.members.setdefault(name, Member(name))
+        for _ in range(before):
+            self.period(None, "land")
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.settle()
+
+    def write(self, n: int) -> Write | None:
+        """One of the writes on their way."""
+        return self.world.writes[n % len(self.world.writes)] if self.world.writes else None
+
+    # -- coarse steps ---------------------------------------------------------------------------------------------------
+
+    @rule(name=names, end=st.sampled_from(["land", "fly", "lost"]))
+    def take_part(self, name: str, end: str) -> None:
+        """Join if need be, claim, process whatever passes, report."""
+        world, m = self.world, self.world.members[name]
+        world.join(m)
+        world.answer(m)
+        world.see_generation(m)
+        world.see_assignment(m)
+        world.claim(m)
+        world.start(m)
+        for partition in m.ledger.lanes:
+            while world.handle(m, partition):
+                pass
+            world.finish(m, partition)
+            world.look(m, partition)
+            world.idle(m, partition)
+        self._end(world.report(m), end)
+
+    @rule(absent=st.none() | names, end=st.sampled_from(["land", "land", "fly", "lost"]))
+    def period(self, absent: str | None, end: str) -> None:
+        """Everybody who is not away takes part, and whoever leads decides."""
+        for name in NAMES:
+            if name != absent:
+                self.see_everything(name)
+                self.take_part(name, "land")
+        self.lead("?", end)
+
+    @rule(name=names)
+    def see_everything(self, name: str) -> None:
+        """The limit arrives."""
+        self.world.members[name].ledger.see(self.world.limit)
+
+    @rule(name=st.sampled_from(["?", "?", "?", "x", "y"]), end=st.sampled_from(["land", "land", "fly", "lost"]))
+    def lead(self, name: str, end: str) -> None:
+        """Hear everybody, decide; ``?`` is whoever leads, another has to take office first."""
+        leading = [m.name for m in self.world.members.values() if m.office is not None]
+        world, m = self.world, self.world.members[name if name != "?" else (leading or NAMES)[0]]
+        world.join(m)
+        world.answer(m)
+        if m.office is None:
+            self._end(world.take_office(m), "land")
+        for report in world.tree.under(paths.PROGRESS):
+            world.hear(m, report)
+        world.hear_request(m)
+        self._end(world.decide(m), end)
+
+    def _end(self, write: Write | None, end: str) -> None:
+        if write is None or end == "fly":
+            return
+        self.world.land(write)
+        if end == "land":
+            self.world.reply(write)
+        else:
+            self.world.forget(write)
+
+    # -- sessions and processes ------------------------------------------------------------------------------------------
+
+    @rule(name=names, step=st.sampled_from(["join", "expire", "stall", "answer", "crash", "end of a crashed session"]))
+    def session(self, name: str, step: str) -> None:
+        world, m = self.world, self.world.members[name]
+        if step == "end of a crashed session":
+            for session in world.tree.sessions - {other.session for other in world.members.values()}:
+                world.tree.expire(session)
+                break
+        else:
+            getattr(world, step)(m)
+
+    # -- fine steps of a member -------------------------------------------------------------------------------------------
+
+    @rule(name=names, n=which, keep=st.booleans())
+    def see_limit(self, name: str, n: int, keep: bool) -> None:
+        self.world.see_limit(self.world.members[name], n, keep=keep)
+
+    @rule(
+        name=names, step=st.sampled_from(["read_limit", "see_generation", "see_assignment", "claim", "start", "report"])
+    )
+    def member(self, name: str, step: str) -> None:
+        getattr(self.world, step)(self.world.members[name])
+
+    @rule(
+        name=names,
+        n=which,
+        step=st.sampled_from(["handle", "handle", "look", "idle", "finish", "commit", "give_up_waiting"]),
+    )
+    def partition(self, name: str, n: int, step: str) -> None:
+        getattr(self.world, step)(self.world.members[name], PARTITIONS[n])
+
+    # -- writes in flight --------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.world.writes)
+    @rule(n=st.integers(0, 5), step=st.sampled_from(["land", "land and reply", "reply", "forget", "lose"]))
+    def flight(self, n: int, step: str) -> None:
+        write = self.write(n)
+        if write is None:
+            return
+        if step.startswith("land") and write.landed is None:
+            self.world.land(write)
+        if step.endswith("reply") and write in self.world.writes:
+            self.world.reply(write)
+        if step == "forget":
+            self.world.forget(write)
+        if step == "lose" and write.landed is None:
+            self.world.lose(write)
+
+    # -- fine steps of a leader --------------------------------------------------------------------------------------------
+
+    @rule(name=names, step=st.sampled_from(["take_office", "hear_request", "decide", "read_again"]))
+    def office(self, name: str, step: str) -> None:
+        getattr(self.world, step)(self.world.members[name])
+
+    @rule(name=names, n=which)
+    def hear(self, name: str, n: int) -> None:
+        reports = self.world.tree.under(paths.PROGRESS)
+        if reports:
+            self.world.hear(self.world.members[name], reports[n % len(reports)])
+
+    @precondition(lambda self: any(m.office is not None for m in self.world.members.values()))
+    @rule(name=names, n=which, to=names)
+    def assign(self, name: str, n: int, to: str) -> None:
+        """A partition moves, or a new one joins the set."""
+        self.world.assign(self.world.members[name], PARTITIONS[n], to)
+
+    # -- the world outside -------------------------------------------------------------------------------------------------
+
+    @rule(request=st.sampled_from([Request.every(10), Request.every(7), Request.every(25), Request(RequestKind.HOLD)]))
+    def operator(self, request: Request) -> None:
+        self.world.ask(request)
+
+    @precondition(lambda self: self.world.limit.mode is Mode.GATED and len(self.world.cuts) > 1)
+    @rule()
+    def release(self) -> None:
+        self.world.ask(Request(RequestKind.OFF))
+
+    @rule(n=which, ts=timestamps)
+    def append(self, n: int, ts: int) -> None:
+        """A record comes, perhaps to a partition that was idle, perhaps late."""
+        self.world.append(PARTITIONS[n], ts)
+
+
+WorldMachine.TestCase.settings = settings(
+    max_examples=max(settings().max_examples, 300), stateful_step_count=50 if settings().max_examples <= 300 else 90
+)
+TestWorld = WorldMachine.TestCase
