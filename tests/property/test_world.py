@@ -29,6 +29,8 @@ class WorldMachine(RuleBasedStateMachine):
     """Steps in any order. The fine ones find races; the coarse ones bring the run to where races matter."""
 
     world: World
+    without: frozenset[str] = frozenset()
+    """Rules to leave out: name one, and see how long it takes to break something."""
 
     @initialize(
         contents=st.tuples(logs, logs, logs),
@@ -58,6 +60,7 @@ class WorldMachine(RuleBasedStateMachine):
             end=end,
             lookahead=lookahead,
             bounded=bounded,
+            without=self.without,
         )
         for name in NAMES:
             self.world.members.setdefault(name, Member(name))

@@ -24,6 +24,7 @@ from aiokcc.core.limit import OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
 from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
+from aiokcc.errors import CorruptNodeError
 from tests.property.tree import Check, Create, Delete, Node, Op, Refused, Set, Tree
 
 __all__ = ["RULES", "Broken", "Member", "World", "Write"]
@@ -110,6 +111,8 @@ class Member:
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
     claimed: set[Partition] = field(default_factory=set)
     """Locks taken, with the limit not read since."""
+    closed: dict[Partition, int] = field(default_factory=dict)
+    """Where the last cut lay when the lock was taken: nothing before it may come again."""
     inbox: list[Limit] = field(default_factory=list)
     """Limits that were read, and not seen yet."""
     requests: list[Request] = field(default_factory=list)
@@ -149,6 +152,7 @@ class World:
         self.writes: list[Write] = []
         self.cuts: list[Cut] = []
         self.in_office = ""
+        self._reported: set[tuple[int, str]] = set()
         self.tree = Tree()
         self._incarnations = 0
         limit = Limit.first(start, period, lookahead, end)
@@ -310,16 +314,15 @@ class World:
         for partition, lane in m.ledger.lanes.items():
             if lane.owned or partition in m.claimed:
                 continue
-            if self.has("owner lock"):
-                lock = self.tree.get(paths.owner(partition))
-                if lock is None:
-                    check = Check(paths.GENERATION, m.generation_version)
-                    try:
-                        self._commit(check, Create(paths.owner(partition), m.incarnation.encode(), m.session))
-                    except Refused:
+            lock = self.tree.get(paths.owner(partition))
+            ours = lock is not None and lock.session == m.session
+            if not ours:
+                check = Check(paths.GENERATION, m.generation_version)
+                try:
+                    self._commit(check, Create(paths.owner(partition), m.incarnation.encode(), m.session))
+                except Refused:
+                    if self.has("owner lock"):
                         continue
-                elif lock.session != m.session:
-                    continue
             m.claimed.add(partition)
 
     def start(self, m: Member) -> None:
@@ -331,8 +334,9 @@ class World:
         if cut is not None:
             m.ledger.closed(cut.limit)
         for partition in sorted(m.claimed):
-            mark = None if cut is None or not self.has("resume at cut") else cut.find(partition)
-            begin = max(self.committed[partition], (mark.offset or 0) if mark is not None else 0)
+            mark = None if cut is None else cut.find(partition)
+            m.closed[partition] = (mark.offset or 0) if mark is not None else 0
+            begin = max(self.committed[partition], m.closed[partition] if self.has("resume at cut") else 0)
             if begin > m.positions.get(partition, -1):
                 m.positions[partition] = begin
                 m.looked.pop(partition, None)
@@ -485,6 +489,9 @@ class World:
         if write.kind == "report":
             m.reporting = None
             m.written = None if self.has("level") else write.report
+            gone = self.tree.get(paths.progress(m.incarnation)) is None
+            if gone and self.has("level") and m.session in self.tree.sessions:  # so that the next one has where to go
+                self._commit(Create(paths.progress(m.incarnation), b"", m.session))
         elif write.kind == "take":
             m.taking = None
         elif m.office is not None and m.office.flying is write:
@@ -577,6 +584,10 @@ class World:
         decision = self._believing(leader).decide(NOW)
         if not isinstance(decision, Advance):
             return None
+        if not self.has("monotone") and decision.limit.mode is Mode.GATED and leader.request is not None:
+            least = min(report.minimum for report in leader.reports.values() if report.minimum is not None)
+            anew = Limit.first(least, leader.request.period, self.settings.lookahead, self.settings.end)
+            decision = replace(decision, limit=anew)
         ops: list[Op] = [Set(paths.COORDINATOR, decision.limit.encode(), leader.version)]
         if self.has("check of generation") and self.has("take-over bump"):
             ops.append(Check(paths.GENERATION, office.generation_version))
@@ -660,18 +671,21 @@ class World:
             return
         if before[paths.GENERATION] != after[paths.GENERATION]:
             self.in_office = Generation.decode("g", after[paths.GENERATION].data).leader
+        for path, node in after.items():
+            if path.startswith(f"{paths.PROGRESS}/") and before.get(path) != node:
+                report = Report.decode(path, node.data)
+                if report is not None and not report.running:
+                    self._reported |= {(report.generation, name) for name in report.entries}
         if before[paths.COORDINATOR] != after[paths.COORDINATOR]:
             assert writer is not None
             old = Limit.decode("c", before[paths.COORDINATOR].data)
             new = Limit.decode("c", after[paths.COORDINATOR].data)
-            self._check_writer(writer, Request.decode("p", before[paths.PERIOD].data))
             self._check_monotone(old, new)
             assert writer.decision is not None
             if writer.decision.cut is not None:
-                cut = Cut.decode("cut", writer.decision.cut.encode())
-                assert cut is not None
-                self._check_cut(cut, old, new)
+                cut = self._check_cut(writer.decision.cut, writer.generation, old, new)
                 self.cuts.append(cut)
+            self._check_writer(writer, Request.decode("p", before[paths.PERIOD].data))
             self._ends_at_reign = {p: len(log) for p, log in self.logs.items()}
 
     def _check_writer(self, writer: Write, request: Request) -> None:
@@ -690,8 +704,13 @@ class World:
         if new.mode is Mode.GATED and (new.floor <= old.floor or new.value < old.value):
             raise Broken(f"monotony: {old} became {new}")
 
-    def _check_cut(self, cut: Cut, old: Limit, new: Limit) -> None:
+    def _check_cut(self, text: str, generation: int, old: Limit, new: Limit) -> Cut:
         floor, last = old.floor, self.cuts[-1] if self.cuts else None
+        try:
+            cut = Cut.decode("cut", text.encode())
+        except CorruptNodeError as error:
+            raise Broken(f"completeness: {error}") from None
+        assert cut is not None
         if cut.limit != floor or cut.previous != ((self.settings.start or 0) if last is None else last.limit):
             raise Broken(f"cuts tile: {cut} does not follow {last}")
         if set(cut.owners()) != self.agreed:
@@ -701,7 +720,11 @@ class World:
             assert mark is not None
             if before is not None and (before.offset or 0) > (mark.offset or 0):
                 raise Broken(f"cuts tile: {partition} goes back from {before} to {mark}")
+            gone = before is not None and before.finished
+            if (generation, str(partition)) not in self._reported and not gone:
+                raise Broken(f"completeness: {partition} was not reported under the generation {generation}")
             self._check_mark(partition, mark, floor, new)
+        return cut
 
     def _check_mark(self, partition: Partition, mark: Mark, floor: int, new: Limit) -> None:
         log, at, end = self.logs[partition], mark.offset, self.ends[partition]
@@ -725,6 +748,8 @@ class World:
         lock = self.tree.get(paths.owner(partition))
         if lock is None or lock.session != m.session:
             raise Broken(f"one owner: {m.name} started {partition}@{offset} without holding its lock")
+        if offset < m.closed.get(partition, 0):
+            raise Broken(f"no loss: {partition}@{offset} comes again, and its period had closed before the claim")
 
     # -- the end: faults stop ------------------------------------------------------------------------------------------
 
