@@ -62,18 +62,19 @@ class Client:
         self.position += 1
         return self._log[self.position - 1]
 
-    async def be_written(self) -> None:
-        """Stands for whoever writes to the log. Orders and payments lie there, ten minutes of them; of refunds there are
-        two, and a third is written while we read.
-        """
-        steps = {"orders": range(0, 600, 20), "payments": range(10, 600, 20), "refunds": (60, 160)}
-        for second in steps[self.topic]:
+    def __post_init__(self) -> None:
+        """What lies in the log when we come: ten minutes of orders and payments, and two refunds."""
+        for second in {"orders": range(0, 600, 20), "payments": range(10, 600, 20), "refunds": (60, 160)}[self.topic]:
             self._append(second)
-        if self.topic == "refunds":
+        self.complete = self.topic != "refunds"
+
+    async def be_written(self) -> None:
+        """Stands for whoever still writes to the log: a third refund."""
+        if not self.complete:
             await asyncio.sleep(0.5)
             self._append(630)
-        self.complete = True
-        self._grown.set()
+            self.complete = True
+            self._grown.set()
 
     def _append(self, second: int) -> None:
         self._log.append(Record(len(self._log), START + second * 1000))

@@ -213,7 +213,7 @@ class TestStatus:
         assert shown.code == 3
         assert "orders.1 is in nobody's hands (nobody has run it yet)" in shown.out
 
-    async def test_colours_on_a_terminal_and_none_without_rich_or_in_a_pipe(self, zk_root: str) -> None:
+    async def test_colours_on_a_terminal_and_none_in_a_pipe_or_on_a_dumb_one(self, zk_root: str) -> None:
         async with group_of(zk_root):
             async with on_terminal("status", zk_root) as terminal:
                 await terminal.shows("payments.0")

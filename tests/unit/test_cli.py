@@ -12,6 +12,7 @@ from aiokcc.cli import main
 from aiokcc.cli.arguments import command, parse
 from aiokcc.cli.page import Page, lay_out
 from aiokcc.cli.paper import write_line, write_page
+from aiokcc.cli.screen import LogLines, choose_screen
 from aiokcc.cli.status import as_json
 from aiokcc.cli.verdict import Kind, judge
 from aiokcc.cli.words import count, listed, short_names, span
@@ -170,6 +171,34 @@ class TestPage:
 
     def test_one_line_for_a_log(self) -> None:
         assert write_line(page_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
+
+
+class TestScreen:
+    def test_without_rich_a_terminal_is_redrawn_in_plain_text_and_given_back(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("aiokcc.cli.screen._is_terminal", lambda: True)
+        monkeypatch.setattr("aiokcc.cli.screen._has_rich", lambda: False)
+        monkeypatch.setenv("LINES", "12")
+        monkeypatch.setenv("COLUMNS", "30")
+        with choose_screen() as screen:
+            screen.say("no group yet")
+            screen.show(page_of(MOVING), "Ctrl-C ends this")
+        drawn, _, left = capsys.readouterr().out.partition("\x1b[?1049l")
+        assert drawn.startswith("\x1b[?1049h")
+        frame = drawn.rpartition("\x1b[H")[2].removesuffix("\x1b[K\x1b[J\x1b[?25h")
+        assert len(frame.split("\r\n")) == 12
+        assert all(len(line.removesuffix("\x1b[K")) <= 30 for line in frame.split("\r\n"))
+        assert left == write_page(page_of(MOVING))
+
+    def test_a_log_gets_a_line_when_there_is_news_not_when_time_passes(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with LogLines() as log:
+            for seconds in (5, 6, 7):
+                log.show(page_of(replace(MOVING, waiting_seconds=seconds)), "")
+            log.show(page_of(replace(MOVING, limit=T + 60_000)), "")
+        assert len(capsys.readouterr().out.splitlines()) == 2
 
 
 def test_json_is_one_object_with_stable_names() -> None:
