@@ -34,7 +34,8 @@ _SECOND: Final = 1_000
 REMARKS: Final = (
     "write: one conditional write; floor: write, read, write, read; by one client of ours, between the rounds of ours.",
     "polling: a write per member and period; members poll the limit every 10 ms, the leader polls progress every 50 ms.",
-    "double-barrier: kazoo's recipe, one member per process; from the last call of enter() to the last return of enter().",
+    "double-barrier: kazoo's recipe, one member per process; from the last call of enter() to the last return of enter();",
+    "    its costs are those of leave() and enter().",
     "writes, requests and answers (with events): as the server counts them; CPU: of all workers, and of the server.",
 )
 
@@ -303,9 +304,9 @@ async def _barrier(running: Server, case: Case, effort: Effort) -> Figures:
             before = await running.counted()
             answers = await workers.order(enter=n)
             after = await running.counted()
-            await workers.order(leave=n)
             if n >= warm_up:
                 tally.add(answers, None if before is None or after is None else after - before - overhead)
+        await workers.order(leave=warm_up + effort.slow - 1)
     return tally.figures()
 
 

@@ -8,9 +8,9 @@ which all processes of a machine share.
 ``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
 ``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
               10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
-``barrier``   kazoo's DoubleBarrier, one member per process; ``enter`` is what is timed. Each period has a barrier of its
-              own, made before, and nobody leaves before all have entered: otherwise one may wait for ever, because it
-              looked for the node ``ready`` only after it had come and gone.
+``barrier``   kazoo's DoubleBarrier, one member per process: leave the last one, enter the next one; ``enter`` is what is
+              timed. Each period has a barrier of its own, made before, and nobody leaves before all have entered:
+              otherwise one may wait for ever, because it looked for the node ``ready`` after it had come and gone.
 """
 
 from __future__ import annotations
@@ -285,8 +285,11 @@ def barrier(orders: Orders) -> None:
                 made[-1].assured_path = True  # it is, so that entering need not look
             Orders.answer()
         elif "enter" in order:
-            mine = made[order["enter"]]
+            number = order["enter"]
+            mine = made[number]
             cpu = time.process_time_ns()
+            if number:
+                made[number - 1].leave()
             arrived = _clock()
             mine.enter()
             woken = _clock()

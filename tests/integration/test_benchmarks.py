@@ -126,7 +126,7 @@ async def test_interrupting_ends_all_processes(zk_root: str) -> None:
         with session.watch() as watch:  # until the workers are at work
             watch.add_children("")
             async for change in watch:
-                names = getattr(change.now, "names", ())
+                names: tuple[str, ...] = getattr(change.now, "names", ())
                 if names:
                     break
         (name,) = names
