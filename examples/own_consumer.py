@@ -119,9 +119,8 @@ async def member(store: str, topic: str) -> None:
     ):
         tasks.create_task(client.be_written())
         async for record in aligned(client, gate):
-            print(
-                f"{clock(record.timestamp)}  {topic:<9} offset {record.offset:<3} limit {clock(gate.limit)}", flush=True
-            )
+            line = f"{clock(record.timestamp)}  {topic:<9} offset {record.offset:<3} limit {clock(gate.limit)}\n"
+            print(line, end="", flush=True)  # in one piece: three processes share the terminal
             await asyncio.sleep(0.03 if topic == "payments" else 0)  # the work; payments take long
 
 

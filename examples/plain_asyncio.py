@@ -41,7 +41,7 @@ async def consume(coordinator: aiokcc.Coordinator, partition: str) -> None:
     async with coordinator.gate(topic, int(number)) as gate:
         async for ts in records(partition):
             await gate.wait_until(ts)
-            print(f"  {clock(ts)}  {partition:<10}   (the limit is {clock(gate.limit)})", flush=True)
+            print(f"  {clock(ts)}  {partition:<10}   (the limit is {clock(gate.limit)})\n", end="", flush=True)
         gate.finish()  # this partition brings nothing more: the others need not wait for it
 
 
