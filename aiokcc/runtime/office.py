@@ -1,8 +1,9 @@
 """The leader in office: it reads everything after its take-over, watches the reports, and moves the limit.
 
-Every write is one transaction that checks the generation (nobody has taken over since), checks the operator's request (after
-``hold`` was acknowledged no advance can succeed) and sets the limit at the version it read. One is in flight at a time; what is
-refused, or what nobody knows the outcome of, is read again and decided again.
+Every write is one transaction that sets the limit at the version it read and checks what it rests on: the generation (nobody
+has taken over since), the operator's request (after ``hold`` was acknowledged no advance can succeed) and the reports (nobody
+has given a partition up since, so its next owner goes on from this cut and not from the one before). One is in flight at a
+time; what is refused, or what nobody knows the outcome of, is read again and decided again.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Office:
         self._run: Run
         self._leader: Leader
         self._watched: set[str] = set()
+        self._versions: dict[str, int] = {}
+        """Of the reports, by member."""
         self._scope = anyio.CancelScope()
 
     async def take(self, candidate: str) -> bool:
@@ -164,12 +167,14 @@ class Office:
             except CorruptNodeError as error:
                 log.error("%s; its partitions count as not reported", error)
         if report is None:
-            gone = self._leader.reports.pop(name, None)
+            gone, _ = self._leader.reports.pop(name, None), self._versions.pop(name, None)
             left = [p for p, value in gone.entries.items() if not value.startswith("finished")] if gone else None
             if left and change.now is None:
                 log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
         else:
+            assert isinstance(change.now, Node)
             self._leader.reports[name] = report
+            self._versions[name] = change.now.version
 
     # -- what the leader does -----------------------------------------------------------------------------------------
 
@@ -211,6 +216,8 @@ class Office:
             else Set(paths.PERIOD, decision.request.encode(), self._request_version),
         ]
         if decision.cut is not None:
+            others = (name for name in leader.reports if name != self._us.name)
+            ops += [Check(paths.progress(name), self._versions[name]) for name in others]
             ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode(), ANY_VERSION))
         if fold is not None:
             ops.append(Set(paths.progress(self._us.name), fold.encode(), ANY_VERSION))
@@ -240,10 +247,12 @@ class Office:
         self._learn_request(await self._session.find(paths.PERIOD))
         if isinstance(error, NodeError) and error.path == paths.RUN:
             await self._read_run()
+        elif isinstance(error, NodeError) and error.path in self._watched:
+            self._learn_report(Change(error.path, await self._session.find(error.path)))
         elif isinstance(error, NoNodeError):
             if error.path == paths.progress(self._us.name):
                 await self._us.restore()
-            elif error.path != paths.PERIOD:
+            elif error.path != paths.PERIOD and not error.path.startswith(f"{paths.PROGRESS}/"):
                 raise MissingNodeError(self._store.describe(error.path)) from error
 
     async def _get(self, path: str) -> Node:

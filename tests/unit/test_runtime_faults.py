@@ -443,3 +443,30 @@ async def test_leaving_is_not_held_up_by_a_session_lost_after_the_cut(world: Wor
                 await world.expire(a)
             await asyncio.wait_for(leaving, 60)
         gate.finish()
+
+
+@pytest.mark.parametrize("how", ["given up", "lost"])
+async def test_an_advance_does_not_rest_on_the_report_of_a_former_owner(world: World, how: str) -> None:
+    """Otherwise the next owner, who has read the last cut, brings records again that the new cut holds."""
+    async with world.connect(member="a") as a, a.gate("orders", 0) as led, world.connect(member="b") as b:
+        await settle()
+        assert a.epoch is not None
+        gate = await b.gate("orders", 1).__aenter__()
+        waiting = asyncio.create_task(gate.wait_until(PERIOD, 5))
+        await settle()  # reported
+        with world.server.hold_request(lambda call: call.verb == "watch" and call.session is world.session(a)) as held:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            if how == "lost":
+                world.server.expire(world.session(b))
+            await gate.__aexit__(None, None, None)
+            async with world.connect(member="c") as c, c.gate("orders", 1) as taken:
+                assert taken.resume_offset is None  # no cut yet: from the start
+                moving = asyncio.create_task(led.wait_until(PERIOD, 3))
+                await asyncio.sleep(5)
+                assert world.limit.value == PERIOD, "the leader took the word of who is gone"
+                held.release()
+                await taken.wait_until(0, 0)
+                await asyncio.gather(moving, taken.wait_until(PERIOD, 5))
+                taken.finish(5)
+                led.finish(3)
