@@ -75,11 +75,11 @@ class History:
 
     def limit(self, data: bytes) -> None:
         """The ``coordinator`` node was written."""
-        self.events.append(Event(self.clock(), LIMIT, data=data.decode()))
+        self.events.append(Event(self.clock(), LIMIT, data=data.decode(errors="replace")))
 
     def cut(self, data: bytes) -> None:
         """A slot of the ring was written."""
-        self.events.append(Event(self.clock(), CUT, data=data.decode()))
+        self.events.append(Event(self.clock(), CUT, data=data.decode(errors="replace")))
 
     # -- files ------------------------------------------------------------------------------------------------------------
 
