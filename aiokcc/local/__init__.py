@@ -11,12 +11,20 @@
         await leader.kill()                                    # as a crash
         await leader.start()                                   # same port, same data
 
+    async with aiokcc.local.kafka() as kafka:                  # about three seconds, once its jars are in the cache
+        consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap)
+
+    async with aiokcc.local.up() as services:                  # services.zookeeper and services.kafka
+        ...
+
 The services listen on 127.0.0.1 only. They end with the context, and with the process that started them whatever way it
 ends, SIGKILL included; temporary data are removed in that case too.
 """
 
 from __future__ import annotations
 
+from ._kafka import Kafka, kafka
+from ._stack import Stack, up
 from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
 
-__all__ = ["ZooKeeper", "ZooKeeperServer", "zookeeper"]
+__all__ = ["Kafka", "Stack", "ZooKeeper", "ZooKeeperServer", "kafka", "up", "zookeeper"]

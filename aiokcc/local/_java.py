@@ -9,12 +9,21 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+LOGGING: Final = """\
+rootLogger.level = info
+rootLogger.appenderRef.stdout.ref = stdout
+appender.stdout.type = Console
+appender.stdout.name = stdout
+appender.stdout.layout.type = PatternLayout
+appender.stdout.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n%throwable
+"""
 
 
 @functools.cache

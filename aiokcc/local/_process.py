@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, cast
 from aiokcc.errors import LocalServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
-
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 _WARDEN = Path(__file__).with_name("_warden.py")
 _LAST_WORDS = 40
+_NEVER = r"(?!)"
 
 
 class State(enum.Enum):
@@ -42,8 +42,18 @@ class State(enum.Enum):
 class Process:
     """One service process. Its methods belong to the event loop that entered `keep()`; `freeze` and `thaw` do not wait."""
 
-    def __init__(self, warden: Warden, name: str, command: Iterable[str], log: Path, ready: str) -> None:
+    def __init__(
+        self,
+        warden: Warden,
+        name: str,
+        command: Iterable[str],
+        log: Path,
+        ready: str = _NEVER,
+        hear: Callable[[str], None] | None = None,
+    ) -> None:
+        """`ready` is what a line of output matches when it serves; `hear` is called with each line of output."""
         self.name, self.command, self.log, self.ready = name, list(command), log, ready
+        self._hear = hear
         self.state = State.DOWN
         self.pid: int | None = None
         self.exit_code: int | None = None
@@ -57,18 +67,31 @@ class Process:
         If it ends, or is not ready after `deadline` seconds, it is killed and `LocalServiceError` has the end of its log.
         A cancelled start leaves the process running; it ends with its context.
         """
+        await self._launch(deadline, lambda: self.state is not State.STARTING, "was not ready")
+        if self.state is State.DOWN:
+            raise self.error(self.failure or f"ended with exit code {self.exit_code} before it was ready")
+
+    async def run(self, deadline: float) -> None:
+        """Run a process that ends by itself, and wait for its end.
+
+        If it fails, or has not ended after `deadline` seconds, `LocalServiceError` has the end of its log.
+        """
+        await self._launch(deadline, lambda: self.state is State.DOWN, "had not ended")
+        if self.exit_code != 0:
+            raise self.error(self.failure or f"ended with exit code {self.exit_code}")
+
+    async def _launch(self, deadline: float, reached: Callable[[], bool], otherwise: str) -> None:
         if self.state is State.DOWN:
             self.state, self.exit_code, self.failure = State.STARTING, None, None
-            self._warden.send({"start": self.name, "command": self.command, "log": str(self.log), "ready": self.ready})
+            message = {"start": self.name, "command": self.command, "log": str(self.log), "ready": self.ready}
+            self._warden.send({**message, "relay": self._hear is not None})
         try:
             async with asyncio.timeout(deadline):
-                await self._warden.wait(lambda: self.state is not State.STARTING)
+                await self._warden.wait(reached)
         except TimeoutError:
             with contextlib.suppress(LocalServiceError):
                 await self.kill()
-            raise self.error(f"was not ready after {deadline:g} s") from None
-        if self.state is State.DOWN:
-            raise self.error(self.failure or f"ended with exit code {self.exit_code} before it was ready")
+            raise self.error(f"{otherwise} after {deadline:g} s") from None
 
     async def kill(self) -> None:
         """End the process as a crash would (SIGKILL) and wait until it is gone; nothing happens if it is down."""
@@ -112,6 +135,9 @@ class Process:
                 self.pid = pid
             case {"event": "ready"}:
                 self.state = State.UP
+            case {"event": "line", "text": str(text)}:
+                if self._hear is not None:
+                    self._hear(text)
             case {"event": "exited", "code": int(code)}:
                 self.state, self.pid, self.exit_code = State.DOWN, None, code
             case {"event": "failed", "reason": str(reason)}:
@@ -190,6 +216,17 @@ class Warden(asyncio.SubprocessProtocol):
                 await self.wait(lambda: self._gone)
         finally:
             self._transport.close()  # after a timeout or a cancellation: the warden's end is not ours to await
+
+
+async def together(*starts: Awaitable[object]) -> None:
+    """Wait for all; if one fails, its error is raised as it is, and the others are cancelled and have ended."""
+    tasks = [asyncio.ensure_future(start) for start in starts]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextlib.asynccontextmanager

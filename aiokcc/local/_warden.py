@@ -6,11 +6,12 @@ pipe: the warden reads end-of-file, kills every process group it started, remove
 
 It reads one JSON object per line and answers with one per line::
 
-    {"start": "zk-1", "command": ["java", …], "log": "…/zk-1.log", "ready": "regular expression"}
+    {"start": "zk-1", "command": ["java", …], "log": "…/zk-1.log", "ready": "regular expression"}    and "relay": true
     {"kill": "zk-1"}
 
     {"name": "zk-1", "event": "started", "pid": 4711}
     {"name": "zk-1", "event": "ready"}                      the first line of output that the expression matches
+    {"name": "zk-1", "event": "line", "text": "…"}          each line of output, if it is to be relayed
     {"name": "zk-1", "event": "exited", "code": -9}
     {"name": "zk-1", "event": "failed", "reason": "…"}      the command could not be run at all
 
@@ -96,7 +97,7 @@ class Warden:
         with self.speaking, contextlib.suppress(OSError):  # the parent may be gone: nobody is left to be told
             os.write(1, line.encode())
 
-    def start(self, name: str, command: list[str], log: str, ready: str) -> None:
+    def start(self, name: str, command: list[str], log: str, ready: str, relay: bool) -> None:
         try:
             process = subprocess.Popen(
                 command,
@@ -113,12 +114,14 @@ class Warden:
         self.processes[name] = process
         self.tell(name, "started", pid=process.pid)
         follower = threading.Thread(
-            target=self.follow, args=(name, process, log, re.compile(ready.encode())), daemon=True
+            target=self.follow, args=(name, process, log, re.compile(ready.encode()), relay), daemon=True
         )
         self.followers.append(follower)
         follower.start()
 
-    def follow(self, name: str, process: subprocess.Popen[bytes], log: str, ready: re.Pattern[bytes]) -> None:
+    def follow(
+        self, name: str, process: subprocess.Popen[bytes], log: str, ready: re.Pattern[bytes], relay: bool
+    ) -> None:
         """Copy the output to the log, and announce readiness and the end. One thread for each process."""
         assert process.stdout is not None
         announced = False
@@ -127,6 +130,8 @@ class Warden:
                 # A full disk must not stop the reading: the service would block on its output.
                 with contextlib.suppress(OSError):
                     file.write(line)
+                if relay:
+                    self.tell(name, "line", text=line.decode(errors="replace").rstrip())
                 if not announced and ready.search(line):
                     announced = True
                     self.tell(name, "ready")
@@ -153,8 +158,8 @@ def main(parent: int, directory: str | None) -> None:
     try:
         for command in read_commands(parent):
             match command:
-                case {"start": name, "command": argv, "log": log, "ready": ready}:
-                    warden.start(name, argv, log, ready)
+                case {"start": name, "command": argv, "log": log, "ready": ready, "relay": relay}:
+                    warden.start(name, argv, log, ready, relay)
                 case {"kill": name}:
                     warden.kill(name)
     finally:

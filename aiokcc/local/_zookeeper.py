@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError, UsageError
 
-from ._java import class_path, find_java
-from ._process import Process, free_ports, keep
+from ._java import LOGGING, class_path, find_java
+from ._process import Process, free_ports, keep, together
+from ._service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,78 +48,31 @@ _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-Use
 _READY_ALONE: Final = r"ContainerManager: Using "
 _READY_IN_QUORUM: Final = r"Peer state changed: (leading|following) - broadcast"
 
-_LOGGING: Final = """\
-rootLogger.level = info
-rootLogger.appenderRef.stdout.ref = stdout
-appender.stdout.type = Console
-appender.stdout.name = stdout
-appender.stdout.layout.type = PatternLayout
-appender.stdout.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n%throwable
-"""
 
-
-class ZooKeeperServer:
+class ZooKeeperServer(Service):
     """One ZooKeeper server on loopback, always on the same port and with the same data, however often it is restarted."""
 
     def __init__(self, process: Process, port: int, data: Path, deadline: float) -> None:
-        self.host: Final = "127.0.0.1"
-        self.port: Final = port
-        self._process = process
+        super().__init__(process, port, deadline)
         self._data = data
-        self._deadline = deadline
-
-    @property
-    def name(self) -> str:
-        """The name in messages, such as ``zookeeper-1``."""
-        return self._process.name
 
     @property
     def connection(self) -> str:
         """``127.0.0.1:PORT``."""
         return f"{self.host}:{self.port}"
 
-    @property
-    def pid(self) -> int | None:
-        """The Java process, or None while the server is down."""
-        return self._process.pid
-
-    @property
-    def log(self) -> Path:
-        """The file that has the server's log."""
-        return self._process.log
-
     async def start(self) -> None:
         """Start the server again and wait until it serves; a running one is left alone.
 
         A member of an ensemble serves once it is part of a quorum: start a majority together, not one after the other.
         """
-        await self._process.start(self._deadline)
+        await super().start()
         # The log has said so; now ask. That the answer names our data tells that it is not from somebody else on this port.
         answer = await self.command("conf")
         if f"dataDir={self._data.as_posix()}" not in answer:
             raise self._process.error(
                 f"says that it is up, but on {self.connection} the answer is {answer.strip()[:200]!r}"
             )
-
-    async def kill(self) -> None:
-        """Crash the server (SIGKILL) and wait until it is gone. Its data stay."""
-        await self._process.kill()
-
-    async def ended(self) -> None:
-        """Wait until the server is down, whoever ended it. Belongs to the event loop that started it."""
-        await self._process.ended()
-
-    def last_words(self) -> str:
-        """The end of its log."""
-        return self._process.last_words()
-
-    def freeze(self) -> None:
-        """Stop the server in its tracks (SIGSTOP): connections stay open, nothing is answered."""
-        self._process.freeze()
-
-    def thaw(self) -> None:
-        """Let a frozen server go on (SIGCONT)."""
-        self._process.thaw()
 
     async def command(self, word: str, *, deadline: float = 10) -> str:
         """Send a four letter word (``ruok``, ``srvr``, ``mntr`` …) and return the answer. Usable from any event loop."""
@@ -243,14 +197,7 @@ async def zookeeper(
 
 
 async def _start_all(ensemble: list[ZooKeeperServer]) -> None:
-    """Start the servers together and wait for all; if one fails, its error is raised as it is and the others' starts end."""
-    starts = [asyncio.ensure_future(server.start()) for server in ensemble]
-    try:
-        await asyncio.gather(*starts)
-    finally:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
+    await together(*(server.start() for server in ensemble))
 
 
 def _prepare(
@@ -290,7 +237,7 @@ def _prepare(
             settings |= {"initLimit": max(10_000 // tick_ms, 2), "syncLimit": max(3_000 // tick_ms, 2)}
         lines = [f"{key}={value}" for key, value in settings.items()] + ([] if alone else peers)
         config.write_text("\n".join(lines) + "\n")
-        logging.write_text(_LOGGING)
+        logging.write_text(LOGGING)
         main = "server.ZooKeeperServerMain" if alone else "server.quorum.QuorumPeerMain"
         command = [
             *jvm[:1],

@@ -1,0 +1,291 @@
+"""Jars from a Maven repository: fetched once with Ivy, kept in the user's cache, checked whenever they are used.
+
+Ivy comes inside the pyspark package, so nothing has to be installed for this. It gets exact names and versions and no rule for
+finding dependencies: which jars come does not depend on the day, and it takes a third of the time.
+
+The cache has one directory for each set of jars, with a manifest of their SHA-256. Ivy checks what it receives against the
+checksums that the repository publishes; the manifest records what was received, and tells later whether a jar is still that.
+A directory is filled elsewhere and renamed when it is complete, so there is never half a set, and it is filled by one process
+at a time, so two that start together fetch once.
+
+=================  =====================================================================================================
+``AIOKCC_CACHE``   the cache; default: ``aiokcc`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``
+``AIOKCC_MAVEN``   the URL of the repository; default: the mirror of Maven's own ``settings.xml``, else Maven Central
+``HTTPS_PROXY``    and ``HTTP_PROXY``, ``NO_PROXY``: as everywhere
+=================  =====================================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+import threading
+import urllib.parse
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from xml.etree import ElementTree
+from xml.sax.saxutils import quoteattr
+
+from aiokcc.errors import LocalServiceError
+
+from ._java import class_path
+from ._process import Process, keep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    Say = Callable[[str], None]
+
+_MANIFEST: Final = "manifest.json"
+_LONGEST_FETCH: Final = 1800.0
+_GOT: Final = re.compile(r"\[SUCCESSFUL ] [^#]+#([^;]+);([^!]+)!")
+_TROUBLE: Final = re.compile(r"(Server access error.*|invalid (?:sha|md)\w+: .*|unresolved dependency: .*)")
+
+
+@dataclass(frozen=True, slots=True)
+class JarSet:
+    """Jars that are kept together under a name; each module is ``group:artifact:version``."""
+
+    name: str
+    modules: tuple[str, ...]
+    megabytes: int
+
+    @property
+    def files(self) -> list[str]:
+        """The jars' names, in the order of the modules."""
+        return ["{1}-{2}.jar".format(*module.split(":")) for module in self.modules]
+
+
+def cache_directory() -> Path:
+    """Return where fetched files are kept; it need not be there yet."""
+    if chosen := os.environ.get("AIOKCC_CACHE"):
+        return Path(chosen).absolute()
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "aiokcc"
+
+
+async def fetch(wanted: JarSet, java: str, say: Say) -> list[Path]:
+    """Return the jars, which are fetched if they are not in the cache or are not what they were; `say` hears of progress.
+
+    Cancelled, it leaves the cache as it was, and no process.
+
+    Raises:
+        LocalServiceError: they could not be fetched; the message says why, and what would help.
+    """
+    place = cache_directory() / "jars" / wanted.name
+    if not await asyncio.to_thread(_damage, place, wanted):
+        return [place / file for file in wanted.files]
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        async with _alone(
+            place.with_name(f"{wanted.name}.lock"), lambda: say(f"Another process fetches {wanted.name}: waiting …")
+        ):
+            damage = await asyncio.to_thread(_damage, place, wanted)  # the one before us may have done it
+            if damage:
+                if place.exists():
+                    say(f"{damage}: fetching it again")
+                await _fill(place, wanted, java, say)
+    except OSError as error:
+        raise LocalServiceError(
+            f"{wanted.name} cannot be put into the cache {place}: {error.strerror or error}. Set AIOKCC_CACHE to a "
+            f"directory that can be written"
+        ) from error
+    return [place / file for file in wanted.files]
+
+
+def _damage(place: Path, wanted: JarSet) -> str:
+    """Say what is wrong with a cached set; nothing, if it is whole."""
+    try:
+        recorded = json.loads((place / _MANIFEST).read_text())["sha256"]
+        for file in wanted.files:
+            path = place / file
+            if file not in recorded:
+                return f"{path} is not in the manifest"
+            status = path.stat()
+            if _sha256(path, status.st_size, status.st_mtime_ns) != recorded[file]:
+                return f"{path} is damaged"
+    except FileNotFoundError as error:
+        return f"{error.filename} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{place} cannot be read ({error})"
+    return ""
+
+
+@functools.cache
+def _sha256(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - size and time: a changed file is read again
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.asynccontextmanager
+async def _alone(lock: Path, waiting: Callable[[], None]) -> AsyncIterator[None]:
+    """Hold an exclusive lock, which ends with this process at the latest."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            await _blocking_lock(os.dup(descriptor))
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _blocking_lock(descriptor: int) -> None:
+    """Wait for a lock in a thread that nobody has to wait for: cancelled, it lets go of the lock once it gets it."""
+    loop = asyncio.get_running_loop()
+    locked = loop.create_future()
+
+    def settle(error: OSError | None) -> None:
+        if not locked.done():
+            locked.set_result(None) if error is None else locked.set_exception(error)
+
+    def wait() -> None:
+        failure = None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            failure = error
+        finally:
+            os.close(descriptor)  # a duplicate: the lock stays with the original, if that is still open
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, failure)
+
+    threading.Thread(target=wait, daemon=True).start()
+    await locked
+
+
+async def _fill(place: Path, wanted: JarSet, java: str, say: Say) -> None:
+    total = len(wanted.modules)
+    say(f"Fetching {wanted.name} once: {total} jars, {wanted.megabytes} MB, into {place}")
+    # On the same file system, so that it can be renamed; the warden removes it whatever happens to us.
+    work = Path(tempfile.mkdtemp(prefix=f".{wanted.name}-", dir=place.parent))
+    repository, jars = _repository(), work / "jars"
+    got: list[str] = []
+
+    def hear(line: str) -> None:
+        if match := _GOT.search(line):
+            got.append(match[1])
+            say(f"{len(got)} of {total}: {match[1]} {match[2]}")
+
+    async with keep(work) as warden:
+        settings, module = work / "settings.xml", work / "ivy.xml"
+        settings.write_text(_settings(repository))
+        module.write_text(_module(wanted))
+        command = [java, *_proxies(), "-cp", class_path("ivy-*.jar"), "org.apache.ivy.Main"]
+        command += ["-settings", str(settings), "-cache", str(work / "ivy"), "-ivy", str(module), "-confs", "default"]
+        command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]"]
+        ivy = Process(warden, "ivy", command, work / "ivy.log", hear=hear)
+        try:
+            await ivy.run(_LONGEST_FETCH)
+        except LocalServiceError as error:
+            raise _explain(wanted, place, repository, ivy.log, error) from None
+        await asyncio.to_thread(_record, jars, wanted)
+        if place.exists():
+            place.rename(work / "before")
+        jars.rename(place)
+
+
+def _record(jars: Path, wanted: JarSet) -> None:
+    hashes = {}
+    for file in wanted.files:
+        with (jars / file).open("rb") as jar:
+            hashes[file] = hashlib.file_digest(jar, "sha256").hexdigest()
+            os.fsync(
+                jar.fileno()
+            )  # a manifest that outlives a power cut while a jar does not would be no harm, but a bore
+    (jars / _MANIFEST).write_text(json.dumps({"modules": wanted.modules, "sha256": hashes}, indent=1) + "\n")
+
+
+def _explain(
+    wanted: JarSet, place: Path, repository: str | None, log: Path, error: LocalServiceError
+) -> LocalServiceError:
+    try:
+        troubles = _TROUBLE.findall(log.read_text(errors="replace"))
+    except OSError:
+        troubles = []
+    where = _without_password(repository) if repository else "Maven Central"
+    why = f": {_without_password(troubles[0].strip())}" if troubles else ""
+    return LocalServiceError(
+        f"{wanted.name} is not in the cache {place} and could not be fetched from {where}{why}. It is needed once "
+        f"({wanted.megabytes} MB). With access to the network `aiokcc local kafka` fetches it; or copy that directory "
+        f"from a machine that has it; or set AIOKCC_MAVEN to the URL of a Maven repository within reach",
+        "" if troubles else error.log,
+    )
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]*@", "//", text)
+
+
+# What Ivy is told
+
+
+def _settings(repository: str | None) -> str:
+    # Without `root`, Ivy goes to Maven Central. Without descriptors it takes our list for what it is.
+    root = f" root={quoteattr(repository)}" if repository else ""
+    return (
+        '<ivysettings>\n  <settings defaultResolver="maven"/>\n'
+        '  <timeout-constraints><timeout-constraint name="patience" connectionTimeout="15000" readTimeout="60000"/>'
+        "</timeout-constraints>\n"
+        f'  <resolvers><ibiblio name="maven" m2compatible="true" usepoms="false" useMavenMetadata="false"'
+        f' checksums="sha1" timeoutConstraint="patience"{root}/></resolvers>\n'
+        "</ivysettings>\n"
+    )
+
+
+def _module(wanted: JarSet) -> str:
+    rows = []
+    for module in wanted.modules:
+        group, artifact, version = module.split(":")
+        rows.append(
+            f'    <dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default" transitive="false"/>'
+        )
+    return (
+        '<ivy-module version="2.0">\n  <info organisation="aiokcc" module="jars"/>\n'
+        '  <configurations><conf name="default"/></configurations>\n  <dependencies>\n'
+        + "\n".join(rows)
+        + "\n  </dependencies>\n</ivy-module>\n"
+    )
+
+
+def _repository() -> str | None:
+    """Return the repository to ask; None is Maven Central."""
+    if chosen := os.environ.get("AIOKCC_MAVEN"):
+        return chosen
+    settings = Path.home() / ".m2" / "settings.xml"
+    try:
+        mirrors = ElementTree.parse(settings).iterfind("{*}mirrors/{*}mirror")  # noqa: S314 - the user's own file
+    except (OSError, ElementTree.ParseError):
+        return None
+    for mirror in mirrors:
+        of = {name.strip() for name in (mirror.findtext("{*}mirrorOf") or "").split(",")}
+        if of & {"*", "central", "external:*"} and "!central" not in of:
+            return (mirror.findtext("{*}url") or "").strip() or None
+    return None
+
+
+def _proxies() -> list[str]:
+    """Return the usual environment variables as Java's own settings, which is all that Java knows."""
+    options = []
+    proxies = urllib.request.getproxies_environment()
+    for scheme in ("http", "https"):
+        proxy = urllib.parse.urlsplit(proxies.get(scheme, ""))
+        if proxy.hostname:
+            port = proxy.port or (443 if proxy.scheme == "https" else 80)
+            options += [f"-D{scheme}.proxyHost={proxy.hostname}", f"-D{scheme}.proxyPort={port}"]
+    if options and (direct := proxies.get("no")):
+        hosts = [host.strip() for host in direct.split(",") if host.strip()]
+        hosts = [f"*{host}" if host.startswith(".") else host for host in hosts]
+        options.append(f"-Dhttp.nonProxyHosts={'|'.join(['localhost', '127.*', *hosts])}")
+    return options
