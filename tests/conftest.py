@@ -5,6 +5,11 @@ Three ways to a real ZooKeeper:
 - ``zk_root``: a URL with a root that no other test uses, on the server shared by the whole session. The usual one.
 - ``zookeeper``: that shared server. Look at it (``command``, ``metrics``), but leave it running.
 - ``private_zookeeper``: a server of one's own, which may be killed, frozen and started again.
+
+And to a real Kafka, with `tests.kafka_topics` to fill it:
+
+- ``kafka``: the broker shared by the whole session; `kafka_topics.fresh_name` gives names that no other test uses.
+- ``private_kafka``: a broker of one's own, which may be killed, frozen and started again. It takes some seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
@@ -22,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
 
-_SERVICES = {"zookeeper", "zk_root", "private_zookeeper"}
+T = TypeVar("T")
+
+_SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,23 +41,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[local.ZooKeeper]:
-    """One real server for the whole session.
+    """One real server for the whole session."""
+    yield from _for_the_session(local.zookeeper())
 
-    It has an event loop of its own, which runs only while the server starts and ends; between the two it needs none, so
-    tests may use the server from whatever loop they run on.
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[local.Kafka]:
+    """One real broker for the whole session."""
+    yield from _for_the_session(local.kafka())
+
+
+def _for_the_session(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """A service with an event loop of its own, which runs only while the service starts and ends.
+
+    Between the two it needs none, so tests may use the service from whatever loop they run on.
     """
+
+    async def enter() -> T:
+        return await context.__aenter__()
+
+    async def leave() -> None:
+        await context.__aexit__(None, None, None)
+
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
-        context = local.zookeeper()
-        yield runner.run(_enter(context))
-        runner.run(_leave(context))
-
-
-async def _enter(context: AbstractAsyncContextManager[local.ZooKeeper]) -> local.ZooKeeper:
-    return await context.__aenter__()
-
-
-async def _leave(context: AbstractAsyncContextManager[local.ZooKeeper]) -> None:
-    await context.__aexit__(None, None, None)
+        yield runner.run(enter())
+        runner.run(leave())
 
 
 @pytest.fixture
@@ -64,4 +79,11 @@ def zk_root(zookeeper: local.ZooKeeper, request: pytest.FixtureRequest) -> str:
 async def private_zookeeper() -> AsyncIterator[local.ZooKeeper]:
     """A server for one test, which may do with it what it likes."""
     async with local.zookeeper() as running:
+        yield running
+
+
+@pytest.fixture
+async def private_kafka() -> AsyncIterator[local.Kafka]:
+    """A broker for one test, which may do with it what it likes."""
+    async with local.kafka() as running:
         yield running

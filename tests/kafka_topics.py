@@ -1,0 +1,117 @@
+"""Topics for tests: created with the settings a test needs, and filled quickly with records of any timestamp."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import for_code
+
+CODECS = (None, "gzip", "snappy", "lz4", "zstd")
+_BATCH_BYTES = 512 * 1024
+
+
+class Row(NamedTuple):
+    """A record to write: where, and of what time (milliseconds since the epoch)."""
+
+    partition: int
+    timestamp: int
+    value: bytes | None = b""
+    key: bytes | None = None
+
+
+def fresh_name(stem: str = "topic") -> str:
+    """A name that no other test uses on the same broker."""
+    return f"{stem}-{uuid.uuid4().hex[:8]}"
+
+
+@contextlib.asynccontextmanager
+async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    """An admin client."""
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def create(bootstrap: str, *names: str, partitions: int = 1, configs: dict[str, Any] | None = None) -> None:
+    """Create topics, all alike. `configs` are Kafka's topic settings, such as ``{"cleanup.policy": "compact"}``."""
+    texts = {key: str(value) for key, value in (configs or {}).items()}
+    async with admin(bootstrap) as client:
+        response = await client.create_topics([NewTopic(name, partitions, 1, topic_configs=texts) for name in names])
+    for name, code, *rest in response.topic_errors:
+        if code:
+            raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
+
+
+async def create_fresh(bootstrap: str, stem: str = "topic", *, partitions: int = 1, **configs: Any) -> str:
+    """Create one topic with a fresh name and return that; settings with ``_`` for each dot."""
+    name = fresh_name(stem)
+    await create(bootstrap, name, partitions=partitions, configs={k.replace("_", "."): v for k, v in configs.items()})
+    return name
+
+
+async def write(bootstrap: str, topic: str, rows: Iterable[Row], *, codec: str | None = None) -> None:
+    """Write rows, in their order within each partition; all are acknowledged when this returns."""
+    async with _producer(bootstrap, codec) as producer:
+        await _send(producer, topic, rows)
+
+
+async def write_transaction(
+    bootstrap: str, topic: str, rows: Iterable[Row], *, abort: bool = False, codec: str | None = None
+) -> None:
+    """Write rows in one transaction, which is committed or aborted."""
+    async with _producer(bootstrap, codec, transactional_id=fresh_name("writer")) as producer:
+        await producer.begin_transaction()
+        await _send(producer, topic, rows)
+        await (producer.abort_transaction() if abort else producer.commit_transaction())
+
+
+@contextlib.asynccontextmanager
+async def open_transaction(bootstrap: str, topic: str, rows: Iterable[Row]) -> AsyncIterator[None]:
+    """Write rows in a transaction that stays open in the body, and is committed after it."""
+    async with _producer(bootstrap, None, transactional_id=fresh_name("writer")) as producer:
+        await producer.begin_transaction()
+        await _send(producer, topic, rows)
+        yield
+        await producer.commit_transaction()
+
+
+@contextlib.asynccontextmanager
+async def _producer(bootstrap: str, codec: str | None, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, compression_type=codec, max_batch_size=_BATCH_BYTES, **settings
+    )
+    await producer.start()
+    try:
+        yield producer
+    finally:
+        await producer.stop()
+
+
+async def _send(producer: AIOKafkaProducer, topic: str, rows: Iterable[Row]) -> None:
+    """Whole batches at a time: many times faster than record by record."""
+    by_partition: dict[int, list[Row]] = {}
+    for row in rows:
+        by_partition.setdefault(row.partition, []).append(row)
+    for partition, mine in by_partition.items():
+        batch = producer.create_batch()
+        for row in itertools.chain(mine, [None]):
+            if row is not None:
+                added = batch.append(key=row.key, value=row.value, timestamp=row.timestamp)
+                if added is not None:
+                    continue
+            # Full, or the last: away with it before the next, so that the order holds.
+            await (await producer.send_batch(batch, topic, partition=partition))
+            batch = producer.create_batch()
+            if row is not None:
+                assert batch.append(key=row.key, value=row.value, timestamp=row.timestamp) is not None, (
+                    "a record too big"
+                )
