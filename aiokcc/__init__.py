@@ -10,9 +10,15 @@ leader moves ``T`` on. ::
                 await gate.wait_until(record.timestamp)
                 await handle(record)
             gate.finish()
+
+    async with aiokcc.replay("orders", "payments", bootstrap_servers="127.0.0.1:9092",
+                             store="zk://127.0.0.1:2181/replay", end="now", period="1m") as replay:
+        await replay.run(handle)
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from aiokcc.errors import (
     AiokccError,
@@ -21,6 +27,8 @@ from aiokcc.errors import (
     CorruptNodeError,
     EphemeralParentError,
     GroupMismatchError,
+    HandlerError,
+    KafkaError,
     LocalServiceError,
     MissingNodeError,
     NoAuthError,
@@ -30,6 +38,8 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     PartitionError,
     PartitionOwnedError,
+    PoisonTimestampError,
+    RecordError,
     RunEnded,
     SessionLostError,
     StoreError,
@@ -42,6 +52,9 @@ from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.status import Status
 from aiokcc.stores import Store, open_store
 
+if TYPE_CHECKING:
+    from aiokcc.kafka import replay
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -53,6 +66,8 @@ __all__ = [
     "EphemeralParentError",
     "Gate",
     "GroupMismatchError",
+    "HandlerError",
+    "KafkaError",
     "LocalServiceError",
     "MissingNodeError",
     "NoAuthError",
@@ -62,6 +77,8 @@ __all__ = [
     "OutcomeUnknownError",
     "PartitionError",
     "PartitionOwnedError",
+    "PoisonTimestampError",
+    "RecordError",
     "RunEnded",
     "SessionLostError",
     "Status",
@@ -72,4 +89,18 @@ __all__ = [
     "UsageError",
     "connect",
     "open_store",
+    "replay",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """``aiokcc.replay`` needs aiokafka, which the gate alone does not: it is looked for when it is asked for."""
+    if name != "replay":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from aiokcc.kafka import replay  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "aiokafka":
+            raise
+        raise UsageError("aiokcc.replay reads Kafka through aiokafka: pip install 'aiokcc[kafka]'") from error
+    return replay

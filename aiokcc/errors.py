@@ -9,6 +9,7 @@
     ├── CoordinationError                   the world's fault
     │   ├── CorruptNodeError                a node holds what cannot be read
     │   ├── MissingNodeError                a node the protocol needs was deleted under us
+    │   ├── KafkaError                      the broker does not answer, or the log is not what it was
     │   ├── PartitionOwnedError             another member holds the partition's lock
     │   ├── LocalServiceError               a service of `aiokcc.local` cannot be had
     │   └── StoreError
@@ -17,6 +18,9 @@
     │       ├── OutcomeUnknownError         a write may or may not have been applied
     │       ├── NoNodeError  NodeExistsError  BadVersionError  NotEmptyError  EphemeralParentError
     │       └── NoAuthError  TooLargeError
+    ├── RecordError                         one record stands in the way: topic, partition, offset
+    │   ├── PoisonTimestampError            its timestamp is missing, negative, or absurdly far ahead
+    │   └── HandlerError                    the handler raised; the cause is chained
     └── RunEnded                            the replay has reached its end: nothing more will open
 
 Facts are attributes (``path``, ``version``, ``member`` …), so that a program need not read the message.
@@ -31,6 +35,8 @@ __all__ = [
     "CorruptNodeError",
     "EphemeralParentError",
     "GroupMismatchError",
+    "HandlerError",
+    "KafkaError",
     "LocalServiceError",
     "MissingNodeError",
     "NoAuthError",
@@ -40,6 +46,8 @@ __all__ = [
     "OutcomeUnknownError",
     "PartitionError",
     "PartitionOwnedError",
+    "PoisonTimestampError",
+    "RecordError",
     "RunEnded",
     "SessionLostError",
     "StoreError",
@@ -172,6 +180,26 @@ class TooLargeError(NodeError):
     """The request is larger than the store takes (about 1 MB for a whole transaction)."""
 
     reason = "the request is larger than the store takes"
+
+
+class KafkaError(CoordinationError):
+    """The broker does not answer, refuses us, or its log is no longer what the run started on."""
+
+
+class RecordError(AiokccError):
+    """One record stands in the way. The limit has not passed it."""
+
+    def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
+        super().__init__(f"{topic}.{partition} at offset {offset}: {message}")
+        self.topic, self.partition, self.offset = topic, partition, offset
+
+
+class PoisonTimestampError(RecordError):
+    """The record's timestamp is missing, negative, or absurdly far ahead."""
+
+
+class HandlerError(RecordError):
+    """The handler raised while it had this record; what it raised is the cause."""
 
 
 class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with

@@ -113,6 +113,8 @@ class Ledger:
         """Sorted, so that reports are equal when they say the same."""
         self.late_below = 0
         """The boundary that closed last, as far as we know."""
+        self.withheld = False
+        """Whether what the lanes have brought is still being worked on elsewhere: then there is nothing to report yet."""
         self._missing = 0
 
     # -- lanes come and go ------------------------------------------------------------------------------------------
@@ -242,9 +244,23 @@ class Ledger:
     # -- the report --------------------------------------------------------------------------------------------------
 
     @property
-    def ready(self) -> bool:
-        """Whether every lane has arrived, so that there is a report that counts."""
+    def complete(self) -> bool:
+        """Whether every lane has arrived."""
         return self._missing == 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a report that counts: every lane has arrived, and what they brought is done with."""
+        return self._missing == 0 and not self.withheld
+
+    def positions(self) -> dict[Partition, int]:
+        """Where each lane crossed the floor, or stands: the first offset not processed, where it is known."""
+        result: dict[Partition, int] = {}
+        for partition, lane in self.lanes.items():
+            offset = lane.crossings.get(self.limit.floor, (0, lane.offset))[1]
+            if offset is not None and lane.owned:
+                result[partition] = offset
+        return result
 
     def report(self, *, even_running: bool = False) -> Report | None:
         """What the member's node should hold; None while it should stay as it is.

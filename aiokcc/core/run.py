@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, NamedTuple
 
 from aiokcc.core.partitions import Partition, encode_partitions, parse_topics
-from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
+from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time, parse_duration, parse_time
 from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 
-__all__ = ["Generation", "Run", "Settings", "check_member", "encode_member"]
+__all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_member"]
 
 CUT_SLOTS: Final = 16
 MAX_LOOKAHEAD: Final = 1000
 _MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-_RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead and state"
+_RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead, source, offsets and state"
 _GENERATION_FORM: Final = "'number leader reason'"
 
 
@@ -36,6 +37,8 @@ class Settings:
     """What to do once the limit has reached the clock: keep pace with it, open the gate, or go on with this period."""
     ahead: int = 3_600_000
     """How far past the clock a record may pull the limit."""
+    source: str = ""
+    """What the records are, in words that all members share: where they start and end, how event time is told."""
 
     @classmethod
     def check(
@@ -48,6 +51,7 @@ class Settings:
         lookahead: object = 0,
         caught_up: object = "follow",
         ahead: object = "1h",
+        source: object = "",
     ) -> Settings:
         """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
         begin = None if start is None else parse_time(start, what="start")
@@ -74,7 +78,15 @@ class Settings:
             lookahead,
             policy,
             parse_duration(ahead, what="ahead", least=0),
+            str(source),
         )
+
+
+class Bounds(NamedTuple):
+    """What of a partition's log the run replays: from ``start`` up to, not including, ``end`` (None: it goes on)."""
+
+    start: int
+    end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +95,8 @@ class Run:
 
     settings: Settings
     ended: bool = False
+    bounds: Mapping[Partition, Bounds] = field(default_factory=dict)
+    """Where the offsets are known: resolved once, by whoever founded the group, so that all agree on them."""
 
     def end(self) -> Run:
         """The same run, over."""
@@ -114,6 +128,8 @@ class Run:
                 "lookahead": s.lookahead,
                 "caught_up": s.caught_up,
                 "ahead": s.ahead,
+                "source": s.source,
+                "offsets": {str(p): list(bounds) for p, bounds in sorted(self.bounds.items())},
             }
         ).encode()
 
@@ -126,11 +142,21 @@ class Run:
                 raise ValueError(raw)
             settings = Settings.check(
                 topics={"unused": 1},
-                **{name: raw[name] for name in ("start", "end", "period", "lookahead", "caught_up", "ahead")},
+                **{name: raw[name] for name in ("start", "end", "period", "lookahead", "caught_up", "ahead", "source")},
             )
-        except (ValueError, KeyError, TypeError, RecursionError):
+            bounds = {Partition.parse(name): _bounds(*pair) for name, pair in raw["offsets"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptNodeError(path, data, _RUN_FORM) from None
-        return cls(replace(settings, partitions=partitions), raw["state"] == "ended")
+        return cls(replace(settings, partitions=partitions), raw["state"] == "ended", bounds)
+
+
+def _bounds(start: object, end: object) -> Bounds:
+    for offset in (start, end):
+        if offset is not None and (type(offset) is not int or not 0 <= offset <= MAX_LIMIT):
+            raise ValueError(offset)
+    if not isinstance(start, int) or not (end is None or isinstance(end, int)):
+        raise TypeError(start)
+    return Bounds(start, end)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

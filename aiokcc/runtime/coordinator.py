@@ -7,7 +7,7 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,7 +17,7 @@ import anyio
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
-from aiokcc.core.run import Settings, check_member
+from aiokcc.core.run import Bounds, Settings, check_member
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
@@ -26,7 +26,7 @@ from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["Coordinator", "connect"]
+__all__ = ["Coordinator", "connect", "wall_clock"]
 
 
 def connect(
@@ -44,6 +44,8 @@ def connect(
     connect_timeout: float = 10.0,
     claim_timeout: float | None = None,
     clock: Callable[[], int] | None = None,
+    source: str = "",
+    offsets: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Coordinator]:
     """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as coordinator``.
@@ -64,13 +66,22 @@ def connect(
     :param connect_timeout: seconds to wait for the first answer; then StoreUnreachableError
     :param claim_timeout: seconds to wait for a partition another member holds (default: twice the session timeout)
     :param clock: milliseconds since the epoch; the wall clock by default
+    :param source: what the records are, in words that all members must share
+    :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
     :param options: for the store behind a URL
 
     Leaving the block normally waits until what its finished partitions said is recorded, then leaves the group. If the group
     cannot go on (a node was deleted or cannot be read), the block is cancelled and the error raised from it.
     """
     settings = Settings.check(
-        topics=topics, period=period, start=start, end=end, lookahead=lookahead, caught_up=caught_up, ahead=ahead
+        topics=topics,
+        period=period,
+        start=start,
+        end=end,
+        lookahead=lookahead,
+        caught_up=caught_up,
+        ahead=ahead,
+        source=source,
     )
     if member is not None:
         check_member(member)
@@ -90,12 +101,14 @@ def connect(
         session_timeout=session_timeout,
         connect_timeout=connect_timeout,
         claim_timeout=claim_timeout,
-        clock=clock or _wall_clock,
+        clock=clock or wall_clock,
+        resolve=offsets,
     )
     return _connected(engine)
 
 
-def _wall_clock() -> int:
+def wall_clock() -> int:
+    """Milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 

@@ -17,6 +17,9 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokcc.core.limit import Limit
     from aiokcc.core.partitions import Partition
     from aiokcc.runtime.member import Member
 
@@ -122,6 +125,26 @@ class Gate:
                 if ledger.idle(self._lane, self._seen, offset):
                     self._member.arrived()
                 await self.signal.wait()
+        finally:
+            self.busy = False
+            ledger.resume(self._lane)
+
+    async def rest(self, ready: Callable[[], bool], end: Callable[[], tuple[Limit | None, int]]) -> None:
+        """Wait for something that comes from elsewhere, idle while it is known that the log holds nothing more.
+
+        ``ready`` ends the wait; ``end`` tells under which limit the end of the log was last seen, and the position there.
+        Whoever changes what they answer sets ``gate.signal``.
+        """
+        self._enter()
+        ledger = self._member.ledger
+        try:
+            while not ready():
+                await self._usable()
+                as_of, offset = end()
+                if as_of is not None and ledger.idle(self._lane, as_of, offset):
+                    self._member.arrived()
+                if not ready():
+                    await self.signal.wait()
         finally:
             self.busy = False
             ledger.resume(self._lane)

@@ -91,6 +91,7 @@ class Incarnation:
                 )
             self.member.see(END)
         run.require(settings, self.store.describe(""))
+        self.member.bounds = run.bounds
         facts = {
             "id": self.name,
             "host": socket.gethostname(),
@@ -120,10 +121,11 @@ class Incarnation:
             for directory in ("", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS):
                 await session.ensure(directory)
             limit = Limit.first(settings.start, settings.period, settings.lookahead, settings.end)
+            bounds = await self.member.resolve()
             try:
                 await session.commit(
                     Create(paths.GENERATION, Generation(0, self.name, "founded").encode()),
-                    Create(paths.RUN, Run(settings).encode()),
+                    Create(paths.RUN, Run(settings, bounds=bounds).encode()),
                     Create(paths.COORDINATOR, limit.encode()),
                     Create(paths.PERIOD, Request.every(settings.period).encode()),
                     Create(paths.TOPIC_PARTITIONS, encode_partitions(settings.partitions)),

@@ -27,9 +27,9 @@ from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from aiokcc.core.run import Settings
+    from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
     from aiokcc.stores.port import Session, Store
 
@@ -57,6 +57,7 @@ class Member:
         connect_timeout: float,
         claim_timeout: float | None,
         clock: Callable[[], int],
+        resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -65,11 +66,18 @@ class Member:
         self.connect_timeout = connect_timeout
         self.claim_timeout = claim_timeout
         self.clock = clock
+        self._resolve = resolve
+        self.bounds: Mapping[Partition, Bounds] = {}
+        """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
         self.ledger = Ledger()
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.incarnation: Incarnation | None = None
         self.failure: Exception | None = None
+        self.on_complete: Callable[[], None] | None = None
+        """Called when every partition has arrived, but what they brought is withheld."""
+        self.on_close: Callable[[dict[Partition, int]], None] | None = None
+        """Called when a boundary closes, with where it lies in each of our partitions."""
         self.moved = Signal()
         """Set whenever the limit has moved or we have joined again: for the one task that waits for the end."""
 
@@ -103,6 +111,10 @@ class Member:
             self.fail(error)
             if first:
                 raise
+
+    async def resolve(self) -> Mapping[Partition, Bounds]:
+        """Asked of the founder only: what of each log is to be replayed."""
+        return {} if self._resolve is None else await self._resolve()
 
     def _begin(self, incarnation: Incarnation) -> None:
         self.incarnation = incarnation
@@ -181,6 +193,8 @@ class Member:
 
     def arrived(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say."""
+        if self.ledger.withheld and self.ledger.complete and self.on_complete is not None:
+            self.on_complete()
         if self.incarnation is not None and (self.ledger.ready or self.incarnation.late):
             self.incarnation.poke()
 
@@ -206,8 +220,11 @@ class Member:
 
     def see(self, limit: Limit) -> None:
         """A limit was read: wake exactly the tasks for which it changes something."""
+        closing = self.ledger.positions() if self.on_close is not None and self.ledger.complete else {}
         if not self.ledger.see(limit):
             return
+        if closing and self.on_close is not None:
+            self.on_close(closing)
         if self.incarnation is not None:
             self.incarnation.limit_moved()
         for gate in self.gates.values():

@@ -1,0 +1,24 @@
+"""Level 2: replay real Kafka topics in step. ``pip install 'aiokcc[kafka]'``.
+
+::
+
+    Kafka ──▶ Pump: one consumer, fetches for the partitions that have room
+                │ whole lists
+                ▼
+              Stream: one per partition, one task each ──gate──▶ your handler
+                │ crossings
+                ▼
+              Coordinator: the barrier; Committer: offsets at period boundaries
+
+* :mod:`~aiokcc.kafka.settings`: what a replay is told, checked
+* :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends
+* :mod:`~aiokcc.kafka.pump`: fetching with bounded buffers
+* :mod:`~aiokcc.kafka.stream`: a partition's records on their way to the handler
+* :mod:`~aiokcc.kafka.replay`: the three ways to read: a handler, one stream, or whole periods
+"""
+
+from __future__ import annotations
+
+from aiokcc.kafka.replay import Period, Replay, Summary, replay
+
+__all__ = ["Period", "Replay", "Summary", "replay"]

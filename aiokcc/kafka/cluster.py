@@ -1,0 +1,172 @@
+"""Questions to the cluster: which partitions there are, where a time lies in them, where they end.
+
+They go through a consumer of their own: asked of the fetching one they would queue behind a running fetch. Each has a
+deadline, for aiokafka itself waits for a dead broker without limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final, TypeVar
+
+import anyio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError as AiokafkaError
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Bounds
+from aiokcc.errors import KafkaError, UsageError
+from aiokcc.kafka.settings import ReplaySettings
+
+__all__ = ["Cluster", "consumer_settings", "stopping"]
+
+T = TypeVar("T")
+
+_ADMIN: Final = {
+    "client_id",
+    "request_timeout_ms",
+    "connections_max_idle_ms",
+    "retry_backoff_ms",
+    "metadata_max_age_ms",
+    "security_protocol",
+    "ssl_context",
+    "api_version",
+    "sasl_mechanism",
+    "sasl_plain_username",
+    "sasl_plain_password",
+    "sasl_kerberos_service_name",
+    "sasl_kerberos_domain_name",
+    "sasl_oauth_token_provider",
+}
+
+
+def consumer_settings(settings: ReplaySettings) -> dict[str, Any]:
+    """What every consumer of a replay is made with; the user's own settings win where they may."""
+    return {
+        "fetch_max_wait_ms": 50,
+        "metadata_max_age_ms": 5000,
+        **settings.consumer,
+        "bootstrap_servers": settings.bootstrap_servers,
+        "isolation_level": settings.isolation_level,
+        "enable_auto_commit": False,
+        "auto_offset_reset": "none",
+    }
+
+
+class Cluster:
+    """A second connection to the cluster, for questions. Made by :meth:`connected`."""
+
+    def __init__(self, settings: ReplaySettings, timeout: float) -> None:
+        self._settings = settings
+        self._timeout = timeout
+        common = consumer_settings(settings)
+        self._consumer = AIOKafkaConsumer(**common, group_id=settings.group_id)
+        admin = {name: value for name, value in common.items() if name in _ADMIN}
+        self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
+
+    @asynccontextmanager
+    async def connected(self) -> AsyncIterator[Cluster]:
+        """Connect, and disconnect at the end. KafkaError if nobody answers within the timeout."""
+        async with stopping(self._consumer), stopping(self._admin, method="close"):
+            await self.ask(self._admin.start(), "connect to")
+            await self.ask(self._consumer.start(), "connect to")
+            yield self
+
+    async def ask(self, question: Awaitable[T], what: str) -> T:
+        """Wait for an answer, with a deadline. KafkaError, with the servers, if there is none or an error."""
+        servers = self._settings.bootstrap_servers
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await question
+        except TimeoutError:
+            raise KafkaError(f"could not {what} Kafka at {servers}: no answer within {self._timeout:g} s") from None
+        except AiokafkaError as error:
+            raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
+
+    async def partitions(self, topics: Iterable[str]) -> frozenset[Partition]:
+        """All partitions of these topics. UsageError for a topic that does not exist."""
+        found: set[Partition] = set()
+        wanted = list(topics)
+        answer = await self.ask(self._admin.describe_topics(wanted), "ask for the topics of")
+        missing = [entry["topic"] for entry in answer if entry["error_code"] or not entry["partitions"]]
+        if missing:
+            known = sorted(t for t in await self.ask(self._admin.list_topics(), "list the topics of") if t[:1] != "_")
+            there = f"it has {', '.join(known[:20])}{' …' if len(known) > 20 else ''}" if known else "it has none"
+            raise UsageError(f"Kafka has no topic {', '.join(map(repr, missing))}; {there}")
+        for entry in answer:
+            found.update(Partition(entry["topic"], part["partition"]) for part in entry["partitions"])
+        return frozenset(found)
+
+    async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where the logs end now, at the isolation level of the replay."""
+        asked = [TopicPartition(*p) for p in partitions]
+        answer = await self.ask(self._consumer.end_offsets(asked), "ask for the ends of the logs of")
+        return {Partition(*tp): offset for tp, offset in answer.items()}
+
+    async def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where the logs begin now."""
+        asked = [TopicPartition(*p) for p in partitions]
+        answer = await self.ask(self._consumer.beginning_offsets(asked), "ask for the beginnings of the logs of")
+        return {Partition(*tp): offset for tp, offset in answer.items()}
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What the group has committed, where it has."""
+        result: dict[Partition, int] = {}
+        for partition in partitions:
+            self._consumer.assign([TopicPartition(*partition)])
+            offset = await self.ask(
+                self._consumer.committed(TopicPartition(*partition)), "ask for committed offsets of"
+            )
+            if offset is not None:
+                result[partition] = offset
+        return result
+
+    async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
+        """The first offset at or past a time, in log order; the end where there is none."""
+        asked = {TopicPartition(*p): ts for p in partitions}
+        answer = await self.ask(self._consumer.offsets_for_times(asked), "ask for offsets by time of")
+        return {
+            Partition(*tp): min(ends[Partition(*tp)], found.offset) if found is not None else ends[Partition(*tp)]
+            for tp, found in answer.items()
+        }
+
+    async def bounds(self, partitions: frozenset[Partition], now: int) -> dict[Partition, Bounds]:
+        """What of each log is replayed: resolved once, by the member that founds the group."""
+        settings = self._settings
+        ends = await self.ends(partitions)
+        if settings.start == "earliest":
+            starts = await self.begins(partitions)
+        elif settings.start == "committed":
+            starts = await self.begins(partitions)
+            starts = {p: max(offset, starts[p]) for p, offset in {**starts, **await self.committed(partitions)}.items()}
+        else:
+            starts = await self.at(settings.start, partitions, ends)
+        if settings.end == "now":
+            stops: Mapping[Partition, int | None] = ends
+        elif isinstance(settings.end, int) and settings.end <= now:
+            latest = max(settings.lateness.values(), default=0)  # an earlier record may lie behind a later one
+            stops = await self.at(settings.end + latest, partitions, ends)
+        else:
+            stops = dict.fromkeys(partitions)
+        return {p: Bounds(starts[p], stops[p]) for p in partitions}
+
+
+@asynccontextmanager
+async def stopping(client: Any, method: str = "stop") -> AsyncIterator[None]:
+    """Stop an aiokafka client at the end, whatever state it is in.
+
+    With a dead broker its ``stop()`` raises a stray CancelledError, which a task group would take for its own; so it runs
+    as a task, is waited for a little, and what it raises is dropped: there is nothing left that could be lost.
+    """
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            task = asyncio.ensure_future(getattr(client, method)())
+            await asyncio.wait([task], timeout=5)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=1)

@@ -1,0 +1,416 @@
+"""Level 2 of the API: ``aiokcc.replay`` reads Kafka topics in step, with any number of other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final, Literal
+
+import anyio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError as AiokafkaError
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Bounds
+from aiokcc.errors import PartitionError, RunEnded, UsageError
+from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
+from aiokcc.kafka.pump import Pump
+from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.stream import Stream
+from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import Store
+
+__all__ = ["Period", "Replay", "Summary", "replay"]
+
+log = logging.getLogger("aiokcc.kafka")
+
+_COMMIT_SECONDS: Final = 1.0
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a replay has done in this process so far."""
+
+    records: int = 0
+    """Read, handled or not."""
+    late: int = 0
+    """Came after their period had closed."""
+    poisoned: int = 0
+    """Had no usable timestamp."""
+    retried: int = 0
+    dead_lettered: int = 0
+    periods: int = 0
+    """Closed while this process took part."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """One period's records in this process, by partition. ``cut`` is the first offset after it in each partition."""
+
+    start: int
+    end: int
+    records: Mapping[Partition, list[Any]]
+    cut: Mapping[Partition, int] = field(default_factory=dict)
+
+
+def replay(
+    *topics: str,
+    bootstrap_servers: str | list[str],
+    store: str | Store,
+    period: str | int | timedelta,
+    start: str | int | datetime = "earliest",
+    end: str | int | datetime | None = None,
+    partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
+    group_id: str | None = None,
+    commit: bool = True,
+    timestamp: Callable[[Any], int] | None = None,
+    lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
+    late: Literal["deliver", "drop", "dead-letter"] = "deliver",
+    poison: Literal["raise", "skip", "cap", "dead-letter"] = "raise",
+    on_error: Literal["raise", "dead-letter"] = "raise",
+    retries: int = 0,
+    dead_letter: Callable[[Any, str], Any] | None = None,
+    lookahead: int = 0,
+    caught_up: str | int | timedelta = "follow",
+    ahead: str | int | timedelta = "1h",
+    buffer_records: int = 5_000,
+    buffer_bytes: int = 8 * 1024 * 1024,
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    member: str | None = None,
+    session_timeout: float = 10.0,
+    connect_timeout: float = 10.0,
+    claim_timeout: float | None = None,
+    clock: Callable[[], int] | None = None,
+    store_options: Mapping[str, Any] | None = None,
+    **consumer: Any,
+) -> AbstractAsyncContextManager[Replay]:
+    """Replay topics in step: ``async with aiokcc.replay("orders", "payments", ...) as replay: await replay.run(handler)``.
+
+    Any number of processes with the same settings form one group under the store's root. What is passed is checked at once.
+
+    :param bootstrap_servers: ``"host:port"``, or several
+    :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
+    :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
+    :param start: a time, ``"earliest"``, or ``"committed"`` (by ``group_id``)
+    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
+    :param partitions: which partitions this process runs; by default all
+    :param group_id: under which offsets are committed as periods close
+    :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
+    :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
+    :param late: what becomes of a record whose period has closed
+    :param poison: what becomes of a record without a usable timestamp
+    :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
+    :param dead_letter: a function of (record, reason), for the policies that say so
+    :param buffer_records: how many records of a partition are held at most before it is no longer fetched
+    :param store_options: for the store behind a URL
+    :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
+
+    For ``lookahead``, ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
+    """
+    settings = ReplaySettings.check(
+        topics,
+        bootstrap_servers=bootstrap_servers,
+        start=start,
+        end=end,
+        partitions=partitions,
+        group_id=group_id,
+        commit=commit,
+        timestamp=timestamp,
+        lateness=lateness,
+        late=late,
+        poison=poison,
+        on_error=on_error,
+        retries=retries,
+        dead_letter=dead_letter,
+        buffer_records=buffer_records,
+        buffer_bytes=buffer_bytes,
+        isolation_level=isolation_level,
+        consumer=consumer,
+    )
+    if lookahead and any(settings.lateness.values()):
+        raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
+    join = partial(
+        connect,
+        store,
+        period=period,
+        start=settings.start if isinstance(settings.start, int) else None,
+        end=settings.end if isinstance(settings.end, int) else None,
+        lookahead=lookahead,
+        caught_up=caught_up,
+        ahead=ahead,
+        member=member,
+        session_timeout=session_timeout,
+        connect_timeout=connect_timeout,
+        claim_timeout=claim_timeout,
+        clock=clock,
+        source=settings.source,
+        **(store_options or {}),
+    )
+    join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
+    return _replaying(settings, join, connect_timeout, clock or wall_clock, lookahead)
+
+
+@asynccontextmanager
+async def _replaying(
+    settings: ReplaySettings,
+    join: Callable[..., AbstractAsyncContextManager[Coordinator]],
+    timeout: float,
+    clock: Callable[[], int],
+    lookahead: int,
+) -> AsyncIterator[Replay]:
+    cluster = Cluster(settings, timeout)
+    async with cluster.connected():
+        everything = await cluster.partitions(settings.topics)
+        outside = sorted((settings.partitions or everything) - everything)
+        if outside:
+            count = sum(p.topic == outside[0].topic for p in everything)
+            raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
+
+        async def resolve() -> Mapping[Partition, Bounds]:
+            return await cluster.bounds(everything, clock())
+
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(everything):
+            by_topic.setdefault(topic, []).append(number)
+        async with join(topics=by_topic, offsets=resolve) as coordinator:
+            yield Replay(settings, cluster, coordinator, settings.partitions or everything, lookahead)
+
+
+class Replay:
+    """A replay in this process. Read it in one of three ways, once."""
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        cluster: Cluster,
+        coordinator: Coordinator,
+        mine: frozenset[Partition],
+        lookahead: int,
+    ) -> None:
+        self._settings = settings
+        self._cluster = cluster
+        self.coordinator = coordinator
+        self._member = coordinator._member
+        self._mine = mine
+        self._lookahead = lookahead
+        self._used = False
+        self.summary = Summary()
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """The partitions this process runs."""
+        return tuple(sorted(self._mine))
+
+    async def run(self, handler: Callable[[Any], Any]) -> Summary:
+        """Hand every record to the handler, one task per partition; what was done, when the run has ended.
+
+        The handler may be a coroutine function or a plain one. When it returns, the record counts as processed. If it raises,
+        the replay stops with a HandlerError that names the record, or does what ``on_error`` says; the limit does not pass
+        a record that was not handled.
+        """
+
+        async def work(stream: Stream) -> None:
+            await stream.run(handler)
+
+        await self._read(work)
+        return self.summary
+
+    async def run_batches(self, handler: Callable[[list[Any]], Any]) -> Summary:
+        """As :meth:`run`, with lists of records of one partition and one period."""
+
+        async def work(stream: Stream) -> None:
+            await stream.run_batches(handler)
+
+        await self._read(work)
+        return self.summary
+
+    async def __aiter__(self) -> AsyncGenerator[Any, None]:
+        """One stream of all records in the order of periods. Asking for the next says that the last is processed."""
+        offered: asyncio.Queue[list[Any]] = asyncio.Queue(1)
+        taken = asyncio.Queue[None](1)
+        over = asyncio.Event()
+        turn = asyncio.Lock()
+
+        async def offer(records: list[Any]) -> None:
+            async with turn:
+                await offered.put(records)
+                await taken.get()
+
+        async def read() -> None:
+            await self.run_batches(offer)
+            over.set()
+            await offered.put([])
+
+        async with _unwrapped() as tasks:
+            tasks.start_soon(read)
+            while True:
+                records = await offered.get()
+                if over.is_set():
+                    break
+                for record in records:
+                    yield record
+                await taken.put(None)
+            tasks.cancel_scope.cancel()
+
+    async def periods(self) -> AsyncGenerator[Period, None]:
+        """Each period that has records here, whole, with its records by partition and its cut.
+
+        Asking for the next says that this one is processed; only then does the group move on.
+        """
+        if self._lookahead:
+            raise UsageError("periods() reads one period at a time; leave lookahead out")
+        ledger, member = self._member.ledger, self._member
+        collected: dict[Partition, list[Any]] = {}
+        complete = Signal()
+        over = False
+
+        def collect(records: list[Any]) -> None:
+            ledger.withheld = True
+            where = Partition(records[0].topic, records[0].partition)
+            collected.setdefault(where, []).extend(records)
+
+        async def read() -> None:
+            nonlocal over
+            await self.run_batches(collect)
+            over = True
+            complete.set()
+
+        member.on_complete = complete.set
+        try:
+            async with _unwrapped() as tasks:
+                tasks.start_soon(read)
+                while not over:
+                    await complete.wait()
+                    if not collected:
+                        continue
+                    ready = Period(ledger.late_below, ledger.limit.value, dict(collected), ledger.positions())
+                    collected.clear()
+                    yield ready
+                    ledger.withheld = False
+                    member.arrived()
+                tasks.cancel_scope.cancel()
+        finally:
+            member.on_complete = None
+            ledger.withheld = False
+
+    # -- inside ---------------------------------------------------------------------------------------------------------
+
+    async def _read(self, work: Callable[[Stream], Awaitable[None]]) -> None:
+        if self._used:
+            raise UsageError("this replay has been read already; open another one, under another root to run it again")
+        self._used = True
+        began = time.monotonic()
+        settings, member = self._settings, self._member
+        consumer = AIOKafkaConsumer(**consumer_settings(settings), group_id=settings.group_id)
+        async with stopping(consumer):
+            await self._cluster.ask(consumer.start(), "connect to")
+            pump = Pump(consumer, self._cluster, member)
+            committer = Committer(consumer, enabled=settings.commit and settings.group_id is not None)
+            member.on_close = self._closing(committer)
+            try:
+                async with AsyncExitStack() as gates, _unwrapped() as tasks:
+                    streams = await self._open(gates)
+                    pump.start(streams)
+                    for stream in streams.values():
+                        stream.pump = pump
+                    tasks.start_soon(committer.run)
+                    tasks.start_soon(pump.run)
+                    async with _unwrapped() as workers:
+                        for stream in streams.values():
+                            workers.start_soon(_until_the_end, work, stream)
+                    await member.settled()
+                    tasks.cancel_scope.cancel()
+                await committer.flush(self.finished_positions())
+            finally:
+                member.on_close = None
+                self.summary.seconds += time.monotonic() - began
+
+    def finished_positions(self) -> dict[Partition, int]:
+        """Where the partitions of this process ended, for those that have."""
+        return {p: lane.offset for p, lane in self._member.ledger.lanes.items() if lane.offset is not None}
+
+    def _closing(self, committer: Committer) -> Callable[[dict[Partition, int]], None]:
+        def closed(positions: dict[Partition, int]) -> None:
+            self.summary.periods += 1
+            committer.note(positions)
+
+        return closed
+
+    async def _open(self, gates: AsyncExitStack) -> dict[Partition, Stream]:
+        """Take the locks of all our partitions, side by side, and make their streams."""
+        opened = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(self._mine)}
+        async with _unwrapped() as tasks:
+            for gate in opened.values():
+                tasks.start_soon(gate.__aenter__)
+        for gate in opened.values():
+            gates.push_async_exit(gate)
+        bounds = self._member.bounds
+        return {p: Stream(self._settings, gate, bounds[p], self._member, self.summary) for p, gate in opened.items()}
+
+
+async def _until_the_end(work: Callable[[Stream], Awaitable[None]], stream: Stream) -> None:
+    try:
+        await work(stream)
+    except RunEnded:
+        return
+
+
+class Committer:
+    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool) -> None:
+        self._consumer = consumer
+        self._enabled = enabled
+        self._pending: dict[Partition, int] = {}
+        self._signal = Signal()
+
+    def note(self, positions: dict[Partition, int]) -> None:
+        """A boundary has closed at these offsets."""
+        if self._enabled:
+            self._pending.update(positions)
+            self._signal.set()
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        while True:
+            await self._signal.wait()
+            await self._commit()
+            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
+
+    async def flush(self, positions: dict[Partition, int]) -> None:
+        """Commit what is left."""
+        self.note(positions)
+        await self._commit()
+
+    async def _commit(self) -> None:
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        try:
+            async with asyncio.timeout(10):
+                await self._consumer.commit({TopicPartition(*p): offset for p, offset in pending.items()})
+        except (TimeoutError, AiokafkaError) as error:
+            log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
+
+
+@asynccontextmanager
+async def _unwrapped() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """A task group whose first error comes out bare, as a caller would expect it from a plain call."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = next(
+                (e for e in error.exceptions if not isinstance(e, asyncio.CancelledError)), error.exceptions[0]
+            )
+        raise error from error.__cause__

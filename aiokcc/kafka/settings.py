@@ -1,0 +1,197 @@
+"""What a replay is told, checked before anything is connected."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final, Literal, TypeAlias
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
+from aiokcc.errors import UsageError
+
+__all__ = ["ReplaySettings", "Timestamp"]
+
+Timestamp: TypeAlias = "Callable[[Any], int]"
+Duration: TypeAlias = "str | int | timedelta"
+Time: TypeAlias = "str | int | datetime"
+
+_STARTS: Final = ("earliest", "committed")
+_OURS: Final = {
+    "auto_offset_reset": "start= says where to begin, and a log that moves under a replay is an error",
+    "enable_auto_commit": "offsets are committed when a period closes; commit=False turns that off",
+    "group_id": "group_id is an argument of its own",
+    "bootstrap_servers": "bootstrap_servers is an argument of its own",
+    "max_poll_records": "buffer_records= bounds what is held",
+    "consumer_timeout_ms": "a replay waits for the group, not for a clock",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySettings:
+    """The consumer's side of a replay; the barrier's settings go to :func:`aiokcc.connect`."""
+
+    topics: tuple[str, ...]
+    bootstrap_servers: str
+    start: int | Literal["earliest", "committed"] = "earliest"
+    end: int | Literal["now"] | None = None
+    partitions: frozenset[Partition] | None = None
+    """Which of them this process runs; None: all."""
+    group_id: str | None = None
+    commit: bool = True
+    timestamp: Timestamp | None = None
+    lateness: Mapping[str, int] = field(default_factory=dict)
+    """By topic."""
+    late: str = "deliver"
+    poison: str = "raise"
+    on_error: str = "raise"
+    retries: int = 0
+    dead_letter: Callable[..., Any] | None = None
+    buffer_records: int = 5_000
+    buffer_bytes: int = 8 * 1024 * 1024
+    isolation_level: str = "read_committed"
+    consumer: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the aiokafka consumer."""
+
+    @property
+    def source(self) -> str:
+        """What all members must share, in words."""
+        start = self.start if isinstance(self.start, str) else format_time(self.start)
+        end = self.end if self.end is None or isinstance(self.end, str) else format_time(self.end)
+        lateness = ",".join(f"{topic}:{format_duration(ms)}" for topic, ms in sorted(self.lateness.items()) if ms)
+        time = "record" if self.timestamp is None else "function"
+        return (
+            f"kafka start={start} end={end or 'none'} time={time} lateness={lateness or 'none'} {self.isolation_level}"
+        )
+
+    @classmethod
+    def check(
+        cls,
+        topics: Sequence[str],
+        *,
+        bootstrap_servers: object,
+        start: object,
+        end: object,
+        partitions: object,
+        group_id: object,
+        commit: object,
+        timestamp: object,
+        lateness: object,
+        late: object,
+        poison: object,
+        on_error: object,
+        retries: object,
+        dead_letter: object,
+        buffer_records: object,
+        buffer_bytes: object,
+        isolation_level: object,
+        consumer: Mapping[str, Any],
+    ) -> ReplaySettings:
+        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        if not topics or not all(isinstance(topic, str) and topic for topic in topics):
+            raise UsageError('name the topics to replay: aiokcc.replay("orders", "payments", …)')
+        if len(set(topics)) != len(topics):
+            raise UsageError(f"a topic is named twice: {', '.join(topics)}")
+        servers = ",".join(bootstrap_servers) if isinstance(bootstrap_servers, list | tuple) else bootstrap_servers
+        if not isinstance(servers, str) or not servers:
+            raise UsageError(f'bootstrap_servers is {bootstrap_servers!r}; expected "host:port" or a list of them')
+        begin = start if start in _STARTS else _time(start, "start", _STARTS)
+        finish = end if end is None or end == "now" else _time(end, "end", ("now",))
+        if isinstance(begin, int) and isinstance(finish, int) and finish <= begin:
+            raise UsageError(f"end {end!r} does not lie after start {start!r}; the replay would be empty")
+        if begin == "committed" and group_id is None:
+            raise UsageError('start="committed" needs group_id: whose committed offsets?')
+        if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
+            raise UsageError(
+                f"timestamp is {timestamp!r}; expected a plain function of a record that gives milliseconds"
+            )
+        _choice("late", late, ("deliver", "drop", "dead-letter"))
+        _choice("poison", poison, ("raise", "skip", "cap", "dead-letter"))
+        _choice("on_error", on_error, ("raise", "dead-letter"))
+        _choice("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
+        if "dead-letter" in (late, poison, on_error) and not callable(dead_letter):
+            raise UsageError("a policy says dead-letter: give dead_letter=, a function of (record, reason)")
+        for name in consumer.keys() & _OURS.keys():
+            raise UsageError(f"{name} cannot be passed through: {_OURS[name]}")
+        return cls(
+            tuple(topics),
+            servers,
+            begin,  # type: ignore[arg-type]
+            finish,  # type: ignore[arg-type]
+            _partitions(topics, partitions),
+            group_id,  # type: ignore[arg-type]
+            bool(commit),
+            timestamp,
+            _lateness(topics, lateness),
+            str(late),
+            str(poison),
+            str(on_error),
+            _count("retries", retries, 0),
+            dead_letter,  # type: ignore[arg-type]
+            _count("buffer_records", buffer_records, 1),
+            _count("buffer_bytes", buffer_bytes, 1),
+            str(isolation_level),
+            dict(consumer),
+        )
+
+
+def _time(value: object, what: str, words: Sequence[str]) -> int:
+    if value is None:
+        raise UsageError(f"{what} is None; expected a time or {' or '.join(map(repr, words))}")
+    try:
+        return parse_time(value, what=what)
+    except UsageError as error:
+        raise UsageError(f"{error}; or {' or '.join(map(repr, words))}") from None
+
+
+def _choice(what: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise UsageError(f"{what} is {value!r}; expected one of {', '.join(map(repr, choices))}")
+
+
+def _count(what: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{what} is {value!r}; expected a whole number from {least} up")
+    return value
+
+
+def _lateness(topics: Sequence[str], value: object) -> dict[str, int]:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        for topic in value:
+            if topic not in topics:
+                raise UsageError(
+                    f"lateness names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}"
+                )
+        return {topic: parse_duration(bound, what=f"lateness of {topic}", least=0) for topic, bound in value.items()}
+    bound = parse_duration(value, what="lateness", least=0)
+    return dict.fromkeys(topics, bound)
+
+
+def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | None:
+    if value is None:
+        return None
+    form = 'expected partitions like {"orders": [0, 1]} or [("orders", 0), ("orders", 1)]'
+    pairs: list[Any]
+    if isinstance(value, Mapping):
+        pairs = [(topic, number) for topic, numbers in value.items() for number in numbers]
+    elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
+        pairs = list(value)
+    else:
+        raise UsageError(f"partitions is {value!r}; {form}")
+    result: set[Partition] = set()
+    for pair in pairs:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise UsageError(f"partitions has {pair!r}; {form}")
+        topic, number = pair
+        if topic not in topics:
+            raise UsageError(f"partitions names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}")
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise UsageError(f"partitions has {number!r} of {topic!r}; expected a whole number from 0 up")
+        result.add(Partition(topic, number))
+    if not result:
+        raise UsageError("partitions is empty: this process would have nothing to do; leave it out for all of them")
+    return frozenset(result)
