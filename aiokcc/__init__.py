@@ -98,7 +98,7 @@ def __getattr__(name: str) -> object:
     if name != "replay":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from aiokcc.kafka import replay  # noqa: PLC0415
+        from aiokcc.kafka import replay
     except ModuleNotFoundError as error:
         if error.name != "aiokafka":
             raise

@@ -91,6 +91,12 @@ examples:
 _LOCAL: Final = """\
 Start real services on this machine (127.0.0.1 only), for trials and tests. Needs: pip install 'aiokcc[local]'
 """
+_LOCAL_END: Final = """\
+examples:
+  aiokcc local up
+  aiokcc local zookeeper --port 2181
+  aiokcc local kafka --port 9092
+"""
 _ZOOKEEPER: Final = """\
 Start a real ZooKeeper on 127.0.0.1 and keep it until Ctrl-C. Its data are temporary unless --data says where to keep them.
 """
@@ -99,6 +105,23 @@ examples:
   aiokcc local zookeeper
   aiokcc local zookeeper --port 2181
   aiokcc local zookeeper --servers 3 --data ./zookeeper
+"""
+_KAFKA: Final = """\
+Start a real Kafka broker on 127.0.0.1 and keep it until Ctrl-C. Its data are temporary unless --data says where to keep them.
+The first time it fetches Kafka from Maven Central, 44 MB, into the user's cache (AIOKCC_CACHE says where that is).
+"""
+_KAFKA_END: Final = """\
+examples:
+  aiokcc local kafka
+  aiokcc local kafka --port 9092 --data ./kafka
+"""
+_UP: Final = """\
+Start a ZooKeeper and a Kafka broker on 127.0.0.1 and keep them until Ctrl-C. Their data are temporary.
+The first time it fetches Kafka from Maven Central, 44 MB, into the user's cache (AIOKCC_CACHE says where that is).
+"""
+_UP_END: Final = """\
+examples:
+  aiokcc local up
 """
 
 
@@ -274,12 +297,18 @@ def _steering(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    usage = "aiokcc local zookeeper [--servers N] [--port PORT] [--data DIR]"
-    local = _add(verbs, "local", usage, "start a real ZooKeeper on this machine", _LOCAL, _ZOOKEEPER_END)
+    brief = "start a real ZooKeeper, a real Kafka, or both on this machine"
+    local = _add(verbs, "local", "aiokcc local SERVICE …", brief, _LOCAL, _LOCAL_END)
     services = local.add_subparsers(
         dest="service", metavar="SERVICE", required=True, title="services", parser_class=_Parser
     )
+    usage = "aiokcc local zookeeper [--servers N] [--port PORT] [--data DIR]"
     parser = _add(services, "zookeeper", usage, "a ZooKeeper server, or an ensemble", _ZOOKEEPER, _ZOOKEEPER_END)
     parser.add_argument("--servers", type=_number, default=1, metavar="N", help="1, or an ensemble of 3, 5 …")
     parser.add_argument("--port", type=_number, metavar="PORT", help="of the first server; default: a free one")
     parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
+    usage = "aiokcc local kafka [--port PORT] [--data DIR]"
+    parser = _add(services, "kafka", usage, "a Kafka broker", _KAFKA, _KAFKA_END)
+    parser.add_argument("--port", type=_number, metavar="PORT", help="of the broker; default: a free one")
+    parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
+    _add(services, "up", "aiokcc local up", "both of them", _UP, _UP_END)

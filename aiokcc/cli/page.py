@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["Page", "Table", "lay_out", "state_word"]
+__all__ = ["Page", "Table", "lay_out"]
 
 FEW: Final = 20
 """So many partitions are listed one by one; of more, a line per topic, and those that block."""
@@ -47,11 +47,6 @@ class Page:
     tables: tuple[Table, ...]
     problems: tuple[str, ...] = ()
     hints: tuple[str, ...] = field(default=())
-
-
-def state_word(state: str) -> str:
-    """A partition that is blocked by the limit is *waiting*: to a reader, the blocked one would be the culprit."""
-    return "waiting" if state == "blocked" else state
 
 
 def lay_out(
@@ -166,7 +161,7 @@ def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str,
         (
             p.partition,
             names[p.member] if p.member is not None else "—",
-            state_word(p.state),
+            p.state,
             "" if p.timestamp is None else format_time(p.timestamp),
             "" if p.offset is None else f"{p.offset}",
         )
@@ -188,10 +183,10 @@ def _by_topic(title: str, partitions: Iterable[PartitionStatus]) -> Table:
     topics: dict[str, list[PartitionStatus]] = {}
     for p in partitions:
         topics.setdefault(Partition.parse(p.partition).topic, []).append(p)
-    used = [word for word in _STATES if any(state_word(p.state) == word for ps in topics.values() for p in ps)]
+    used = [word for word in _STATES if any(p.state == word for ps in topics.values() for p in ps)]
     rows = []
     for topic, members in sorted(topics.items()):
-        states = Counter(state_word(p.state) for p in members)
+        states = Counter(p.state for p in members)
         times = [p.timestamp for p in members if p.timestamp is not None]
         first, last = (format_time(min(times)), format_time(max(times))) if times else ("", "")
         rows.append((topic, f"{len(members):,}", *(f"{states[w]:,}" if states[w] else "·" for w in used), first, last))

@@ -1,51 +1,105 @@
-"""``aiokcc local zookeeper``: real services for as long as the command runs."""
+"""``aiokcc local zookeeper``, ``kafka`` and ``up``: real services for as long as the command runs."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from aiokcc.cli.arguments import ENVIRONMENT
 from aiokcc.cli.words import count
 from aiokcc.errors import LocalServiceError, UsageError
 
+if TYPE_CHECKING:
+    from aiokcc import local
+
 __all__ = ["check_local", "say_local"]
+
+_NAMES: Final = {"zookeeper": "ZooKeeper", "kafka": "Kafka", "up": "ZooKeeper and Kafka"}
+_TEMPORARY: Final = "temporary, removed at the end"
 
 
 def check_local(options: argparse.Namespace) -> None:
     """UsageError for numbers that cannot be meant."""
-    if options.servers < 1:
-        raise UsageError(f"--servers {options.servers}: there must be at least 1")
-    if options.port is not None and not 0 < options.port <= 65_536 - options.servers:
-        raise UsageError(f"--port {options.port}: a port lies between 1 and {65_536 - options.servers}")
+    servers = getattr(options, "servers", 1)
+    port = getattr(options, "port", None)
+    if servers < 1:
+        raise UsageError(f"--servers {servers}: there must be at least 1")
+    if port is not None and not 0 < port <= 65_536 - servers:
+        raise UsageError(f"--port {port}: a port lies between 1 and {65_536 - servers}")
 
 
 async def say_local(options: argparse.Namespace) -> int:
     """Start it, say how to use it, and keep it until we are cancelled, or until it ends by itself."""
-    print("Starting ZooKeeper …", flush=True)
+    name = _NAMES[options.service]
+    print(f"Starting {name} …", flush=True)
+    start = {"zookeeper": _zookeeper, "kafka": _kafka, "up": _up}[options.service]
     try:
-        await _keep(options)
+        async with start(options) as services:
+            print(f"Stop {'them' if options.service == 'up' else 'it'} with Ctrl-C, or: kill {os.getpid()}", flush=True)
+            await _until_one_ends(services)
     except asyncio.CancelledError:
-        print("\nZooKeeper has stopped.")
+        print(f"\n{name} {'have' if options.service == 'up' else 'has'} stopped.")
         raise
     return 0
 
 
-async def _keep(options: argparse.Namespace) -> None:
+@contextlib.asynccontextmanager
+async def _zookeeper(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
     from aiokcc import local
 
     async with local.zookeeper(servers=options.servers, port=options.port, data_dir=options.data) as zookeeper:
-        kept = f"in {options.data}" if options.data else "temporary, removed at the end"
+        kept = f"in {options.data}" if options.data else _TEMPORARY
         print(f"ZooKeeper is up: {count(len(zookeeper.servers), 'server')} on 127.0.0.1, data {kept}.\n")
         print(f"    export {ENVIRONMENT}={zookeeper.url('replay')}\n")
-        print(f"Stop it with Ctrl-C, or: kill {os.getpid()}", flush=True)
-        servers = {asyncio.ensure_future(server.ended()): server for server in zookeeper.servers}
-        try:
-            done, _ = await asyncio.wait(servers, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for ended in servers:
-                ended.cancel()
-            await asyncio.gather(*servers, return_exceptions=True)
-        names = ", ".join(servers[one].name for one in done)
-        raise LocalServiceError(f"{names} ended by itself", servers[next(iter(done))].last_words())
+        yield zookeeper.servers
+
+
+@contextlib.asynccontextmanager
+async def _kafka(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
+    from aiokcc import local
+
+    async with local.kafka(port=options.port, data_dir=options.data, progress=_Progress()) as kafka:
+        kept = f"in {options.data}" if options.data else _TEMPORARY
+        print(f"Kafka is up: 1 broker on 127.0.0.1, data {kept}.\n")
+        print(f"    bootstrap_servers={kafka.bootstrap}\n")
+        yield [kafka]
+
+
+@contextlib.asynccontextmanager
+async def _up(_: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
+    from aiokcc import local
+
+    async with local.up(progress=_Progress()) as services:
+        print(f"ZooKeeper and Kafka are up: on 127.0.0.1, data {_TEMPORARY}.\n")
+        print(f"    export {ENVIRONMENT}={services.zookeeper.url('replay')}")
+        print(f"    bootstrap_servers={services.kafka.bootstrap}\n")
+        yield [*services.zookeeper.servers, services.kafka]
+
+
+async def _until_one_ends(services: Sequence[local.Service]) -> None:
+    ends = {asyncio.ensure_future(service.ended()): service for service in services}
+    try:
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for ended in ends:
+            ended.cancel()
+        await asyncio.gather(*ends, return_exceptions=True)
+    names = ", ".join(ends[one].name for one in done)
+    raise LocalServiceError(f"{names} ended by itself", ends[next(iter(done))].last_words())
+
+
+class _Progress:
+    """Shows what is fetched: on a terminal in one line that changes, elsewhere line by line."""
+
+    def __call__(self, line: str) -> None:
+        counts = line[:1].isdigit()
+        if counts and sys.stdout.isatty():
+            number, _, total = line.partition(":")[0].partition(" of ")
+            print(f"\r\x1b[K  {line}", end="\n" if number == total else "", flush=True)
+        else:
+            print(f"  {line}", flush=True)

@@ -75,7 +75,7 @@ def _judge(status: Status, now: float) -> tuple[Kind, str]:
             return Kind.ENDED, f"The run has ended, {stood} ago. Every partition has finished."
         case "released":
             return Kind.RELEASED, "Released: every record passes, and partitions are not kept in step any more."
-        case "stuck":
+        case "unreadable":
             return Kind.UNREADABLE, f"The limit cannot move: {'; '.join(status.problems) or 'a node cannot be read'}."
         case "held":
             return Kind.HELD, f"On hold. The limit has stood for {stood}."

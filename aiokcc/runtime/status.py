@@ -14,7 +14,7 @@ from aiokcc.core import paths
 from aiokcc.core.leader import blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions
-from aiokcc.core.progress import Cut, Report
+from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.cuts import last_cut
@@ -34,7 +34,7 @@ class PartitionStatus:
     member: str | None
     """Who holds its lock; None if nobody does."""
     state: str
-    """``blocked``, ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
+    """``waiting`` (at the gate, for the others), ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
     timestamp: int | None = None
     """Of its next record, where it is blocked."""
     offset: int | None = None
@@ -71,7 +71,7 @@ class Status:
 
     where: str
     state: str
-    """``running``, ``held``, ``stuck`` (the request cannot be read), ``released`` or ``ended``."""
+    """``running``, ``held``, ``unreadable`` (the limit or the request), ``released`` or ``ended``."""
     limit: int | None
     floor: int | None
     """The boundary that closes next; below the limit only under lookahead."""
@@ -79,6 +79,8 @@ class Status:
     """The boundary that closed last."""
     period: int | None
     """The period in force; None while held or released."""
+    agreed_period: int | None
+    """The period the run was founded with."""
     start: int | None
     end: int | None
     lookahead: int
@@ -157,6 +159,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         floor=limit.floor if limit is not None and limit.mode is Mode.GATED else None,
         closed=None if cut is None else cut.limit,
         period=request.period if request is not None and request.kind is RequestKind.PERIOD else None,
+        agreed_period=None if run is None else run.settings.period,
         start=None if run is None else run.settings.start,
         end=None if run is None else run.settings.end,
         lookahead=0 if run is None else run.settings.lookahead,
@@ -165,7 +168,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         epoch=epoch,
         members=tuple(_member(path, node, owners, leader) for path, node in sorted(ids.items()) if node is not None),
         partitions=tuple(
-            _partition(p, owners.get(p), reports, p in finished, limit, number) for p in sorted(partitions)
+            _partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions)
         ),
         blocking=tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found),
         waiting_seconds=round(waited, 3),
@@ -201,7 +204,7 @@ def _state(limit: Limit | None, request: Request | None) -> str:
     if limit is not None and limit.mode is not Mode.GATED:
         return "released" if limit.mode is Mode.OPEN else "ended"
     if limit is None or request is None:
-        return "stuck"
+        return "unreadable"
     return "held" if request.kind is RequestKind.HOLD else "running"
 
 
@@ -223,13 +226,13 @@ def _partition(
     partition: Partition,
     owner: str | None,
     reports: dict[str, Report],
-    finished: bool,
+    finished: tuple[str, Mark] | None,
     limit: Limit | None,
     generation: int,
 ) -> PartitionStatus:
     name = str(partition)
-    if finished:
-        return PartitionStatus(name, owner, "finished")
+    if finished is not None:
+        return PartitionStatus(name, owner or finished[0], "finished", None, finished[1].offset)
     report = reports.get(owner) if owner is not None else None
     value = report.entries.get(name) if report is not None else None
     if value is None:
@@ -239,4 +242,4 @@ def _partition(
     if not word.isdigit():
         return PartitionStatus(name, owner, word, None, at)
     blocked = limit is not None and int(word) >= limit.floor and report is not None and report.generation == generation
-    return PartitionStatus(name, owner, "blocked" if blocked else "running", int(word), at)
+    return PartitionStatus(name, owner, "waiting" if blocked else "running", int(word), at)

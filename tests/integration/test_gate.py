@@ -189,7 +189,7 @@ async def test_garbage_in_the_operators_request_holds_the_limit_until_it_is_repl
         status = await coordinator.status()
         while status.limit == PERIOD and not caplog.records:  # the leader reads it when its watch fires
             status = await coordinator.status()
-        assert status.state == "stuck"
+        assert status.state == "unreadable"
         assert any("/period holds" in problem for problem in status.problems)
         assert not waiting.done()
         assert gate.limit == PERIOD

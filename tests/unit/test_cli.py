@@ -30,6 +30,7 @@ MOVING = Status(
     floor=T,
     closed=T - 60_000,
     period=60_000,
+    agreed_period=60_000,
     start=T - 300_000,
     end=T + 700_000,
     lookahead=0,
@@ -41,7 +42,7 @@ MOVING = Status(
         MemberStatus("beta-2b", "host-2", 22, 1_767_299_990_000, 1, False),
     ),
     partitions=(
-        PartitionStatus("orders.0", "alpha-1a", "blocked", T + 1, 55),
+        PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1, 55),
         PartitionStatus("payments.0", "beta-2b", "running", T - 60_000, 9),
     ),
     blocking=(Blocking("payments.0", "beta-2b", "running", "beta-2b"),),
@@ -94,13 +95,13 @@ class TestVerdict:
         assert (kind, stuck) == (Kind.IDLE, False)
 
     def test_records_of_the_future_wait_for_the_clock(self) -> None:
-        partitions = (PartitionStatus("orders.0", "alpha-1a", "blocked", int(NOW * 1000) + 86_400_000),)
+        partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", int(NOW * 1000) + 86_400_000),)
         kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
         assert (kind, stuck) == (Kind.CLOCK, False)
         assert "2026-01-02T20:40:00Z" in text
 
     def test_a_leader_that_does_nothing(self) -> None:
-        partitions = (PartitionStatus("orders.0", "alpha-1a", "blocked", T + 1),)
+        partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1),)
         kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=40)
         assert (kind, stuck) == (Kind.STALLED, True)
         assert "the leader, alpha, does not move the limit" in text
@@ -112,7 +113,7 @@ class TestVerdict:
         assert self.judged(state=state, waiting_seconds=9999)[:2] == (kind, False)
 
     def test_what_cannot_be_read_is_stuck_at_once(self) -> None:
-        kind, stuck, text = self.judged(state="stuck", problems=("/replay/period holds 'x'",))
+        kind, stuck, text = self.judged(state="unreadable", problems=("/replay/period holds 'x'",))
         assert (kind, stuck) == (Kind.UNREADABLE, True)
         assert "/replay/period holds 'x'" in text
 
@@ -147,7 +148,7 @@ class TestPage:
 
     def test_many_partitions_are_summed_up_by_topic(self) -> None:
         many = tuple(
-            PartitionStatus(f"{topic}.{n}", "alpha-1a", "blocked" if n else "running", T + n if n else None)
+            PartitionStatus(f"{topic}.{n}", "alpha-1a", "waiting" if n else "running", T + n if n else None)
             for topic in ("a.b", "c")
             for n in range(512)
         )
@@ -210,7 +211,7 @@ def test_json_is_one_object_with_stable_names() -> None:
         {"partition": "payments.0", "member": "beta-2b", "state": "running", "last_member": "beta-2b"}
     ]
     assert set(shown) == {
-        *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period"),
+        *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period", "agreed_period"),
         *("start", "end", "lookahead", "generation", "leader", "epoch", "members", "partitions", "blocking"),
         *("waiting_seconds", "periods_closed", "problems"),
     }

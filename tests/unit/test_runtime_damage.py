@@ -94,7 +94,7 @@ async def test_a_request_that_cannot_be_read_stops_the_limit_until_it_can(world:
         await asyncio.sleep(30)
         assert world.limit.value == PERIOD
         status = await p.follower.status()
-        assert status.state == "stuck"
+        assert status.state == "unreadable"
         assert any("/group/period" in problem for problem in status.problems)
         await p.follower.set_period(PERIOD)  # the operator repairs it
         await waiting

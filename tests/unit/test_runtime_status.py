@@ -58,8 +58,8 @@ async def test_who_is_slow_is_told_after_a_while_also_in_the_first_period(world:
                 status = await a.status()
                 assert [(x.partition, x.state) for x in status.blocking] == [("orders.2", "running")]
                 assert {p.partition: p.state for p in status.partitions} == {
-                    "orders.0": "blocked",
-                    "orders.1": "blocked",
+                    "orders.0": "waiting",
+                    "orders.1": "waiting",
                     "orders.2": "running",
                 }
                 slow.finish()
@@ -119,7 +119,7 @@ async def test_what_cannot_be_read_is_listed_and_the_rest_is_told(world: World, 
         status = await read_status(world.store, hand)
         assert [problem for problem in status.problems if f"/group/{path}" in problem], status.problems
         assert all(len(problem) < 1000 for problem in status.problems)
-        assert status.state == ("stuck" if path in {"coordinator", "period"} else "running")
+        assert status.state == ("unreadable" if path in {"coordinator", "period"} else "running")
         assert json.dumps(status.as_dict())
 
 
