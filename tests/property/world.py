@@ -595,7 +595,7 @@ class World:
             ops.append(Check(paths.PERIOD, office.request_version))
         if decision.cut is not None:
             ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode()))
-        fold = own if own is not None and own.supersedes(m.written) and m.reporting is None else None
+        fold = own if own is not None and own.supersedes(m.written) else None
         if fold is not None:
             ops.append(Set(paths.progress(m.incarnation), fold.encode()))
         if decision.limit.mode is Mode.END:
