@@ -21,6 +21,7 @@
     ├── RecordError                         one record stands in the way: topic, partition, offset
     │   ├── PoisonTimestampError            its timestamp is missing, negative, or absurdly far ahead
     │   └── HandlerError                    the handler raised; the cause is chained
+    ├── PartitionRevoked                    the partition was given to another member; nothing more passes here
     └── RunEnded                            the replay has reached its end: nothing more will open
 
 Facts are attributes (``path``, ``version``, ``member`` …), so that a program need not read the message.
@@ -46,6 +47,7 @@ __all__ = [
     "OutcomeUnknownError",
     "PartitionError",
     "PartitionOwnedError",
+    "PartitionRevoked",
     "PoisonTimestampError",
     "RecordError",
     "RunEnded",
@@ -200,6 +202,10 @@ class PoisonTimestampError(RecordError):
 
 class HandlerError(RecordError):
     """The handler raised while it had this record; what it raised is the cause."""
+
+
+class PartitionRevoked(AiokccError):  # noqa: N818 - not a fault: what a partition's task ends with
+    """The partition was given to another member: no further record starts here."""
 
 
 class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with

@@ -21,7 +21,7 @@ from aiokcc.errors import KafkaError
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.stream import Stream
@@ -38,10 +38,12 @@ _BATCH: Final = 4000
 class Pump:
     """Fetches for the streams of one process."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool) -> None:
         self._consumer = consumer
         self._cluster = cluster
         self._member = member
+        self._assigns = assigns
+        """Whether the consumer is told its partitions by us; otherwise Kafka's group tells it."""
         self._streams: dict[TopicPartition, Stream] = {}
         self._room = Signal()
         self._fetching: anyio.CancelScope | None = None
@@ -52,24 +54,31 @@ class Pump:
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def start(self, streams: Mapping[Partition, Stream]) -> None:
-        """Fetch for these streams, each from where it is."""
-        self._streams = {TopicPartition(*p): stream for p, stream in streams.items()}
-        self._consumer.assign(list(self._streams))
-        for tp, stream in self._streams.items():
+    def add(self, streams: Mapping[Partition, Stream]) -> None:
+        """Fetch for these too, each from where it is."""
+        added = {TopicPartition(*p): stream for p, stream in streams.items()}
+        self._streams = {**self._streams, **added}
+        if self._assigns:
+            self._consumer.assign(list(self._streams))  # which forgets where the others were
+            added = self._streams
+        for tp, stream in added.items():
             self._consumer.seek(tp, stream.position)
+        self.wake()
+
+    def remove(self, partitions: Iterable[Partition]) -> None:
+        """Fetch for these no longer."""
+        gone = {TopicPartition(*p) for p in partitions}
+        self._streams = {tp: stream for tp, stream in self._streams.items() if tp not in gone}
+        self.wake()
 
     async def run(self) -> None:
-        """Fetch until every stream has what it needs. KafkaError if the log is no longer what the run started on."""
+        """Fetch until cancelled. KafkaError if the log is no longer what the run started on."""
         while True:
-            open_streams = {tp: stream for tp, stream in self._streams.items() if not stream.complete}
-            if not open_streams:
-                return
-            wanted = [tp for tp, stream in open_streams.items() if stream.has_room]
-            if not wanted:
+            wanted = [tp for tp, stream in self._streams.items() if stream.has_room]
+            if wanted:
+                await self._fetch(wanted)
+            else:
                 await self._room.wait()
-                continue
-            await self._fetch(wanted)
 
     async def _fetch(self, wanted: list[TopicPartition]) -> None:
         as_of = self._member.ledger.limit
@@ -89,8 +98,9 @@ class Pump:
         finally:
             self._fetching = None
         for tp, records in fetched.items():
-            self._streams[tp].feed(records)
-        hungry = [tp for tp in wanted if self._streams[tp].hungry]
+            if tp in self._streams:  # not revoked meanwhile
+                self._streams[tp].feed(records)
+        hungry = [tp for tp in wanted if tp in self._streams and self._streams[tp].hungry]
         if hungry:
             await self._look_at_ends(hungry, as_of)
         await anyio.lowlevel.checkpoint()  # with data at hand getmany never yields

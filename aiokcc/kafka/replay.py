@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-import anyio
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError as AiokafkaError
+from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
-from aiokcc.errors import PartitionError, RunEnded, UsageError
+from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.pump import Pump
+from aiokcc.kafka.reading import Committer, Reading, by_group, fixed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
 from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
@@ -28,10 +26,6 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
-
-log = logging.getLogger("aiokcc.kafka")
-
-_COMMIT_SECONDS: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -70,6 +64,7 @@ def replay(
     end: str | int | datetime | None = None,
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
     group_id: str | None = None,
+    assignment: Literal["group", "fixed"] | None = None,
     commit: bool = True,
     timestamp: Callable[[Any], int] | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
@@ -102,7 +97,10 @@ def replay(
     :param start: a time, ``"earliest"``, or ``"committed"`` (by ``group_id``)
     :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
     :param partitions: which partitions this process runs; by default all
-    :param group_id: under which offsets are committed as periods close
+    :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` it also
+        says which partitions are ours: Kafka assigns them, and may move them while the replay runs
+    :param assignment: ``"group"`` or ``"fixed"``, to say so; by default ``"group"`` if there is a ``group_id`` and no
+        ``partitions``
     :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
     :param late: what becomes of a record whose period has closed
@@ -122,6 +120,7 @@ def replay(
         end=end,
         partitions=partitions,
         group_id=group_id,
+        assignment=assignment,
         commit=commit,
         timestamp=timestamp,
         lateness=lateness,
@@ -249,7 +248,7 @@ class Replay:
             over.set()
             await offered.put([])
 
-        async with _unwrapped() as tasks:
+        async with unwrapped() as tasks:
             tasks.start_soon(read)
             while True:
                 records = await offered.get()
@@ -285,7 +284,7 @@ class Replay:
 
         member.on_complete = complete.set
         try:
-            async with _unwrapped() as tasks:
+            async with unwrapped() as tasks:
                 tasks.start_soon(read)
                 while not over:
                     await complete.wait()
@@ -312,30 +311,28 @@ class Replay:
         consumer = AIOKafkaConsumer(**consumer_settings(settings), group_id=settings.group_id)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
-            pump = Pump(consumer, self._cluster, member)
+            pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group)
             committer = Committer(consumer, enabled=settings.commit and settings.group_id is not None)
             member.on_close = self._closing(committer)
             try:
-                async with AsyncExitStack() as gates, _unwrapped() as tasks:
-                    streams = await self._open(gates)
-                    pump.start(streams)
-                    for stream in streams.values():
-                        stream.pump = pump
+                async with unwrapped() as tasks:
+                    reading = Reading(
+                        settings, self.coordinator, self._cluster, pump, committer, self.summary, work, tasks
+                    )
                     tasks.start_soon(committer.run)
                     tasks.start_soon(pump.run)
-                    async with _unwrapped() as workers:
-                        for stream in streams.values():
-                            workers.start_soon(_until_the_end, work, stream)
-                    await member.settled()
+                    try:
+                        if settings.by_group:
+                            await by_group(reading, consumer, settings.topics, self.coordinator)
+                        else:
+                            await fixed(reading, self._mine, self.coordinator)
+                        await committer.flush(reading.positions())
+                    finally:
+                        await reading.close()
                     tasks.cancel_scope.cancel()
-                await committer.flush(self.finished_positions())
             finally:
                 member.on_close = None
                 self.summary.seconds += time.monotonic() - began
-
-    def finished_positions(self) -> dict[Partition, int]:
-        """Where the partitions of this process ended, for those that have."""
-        return {p: lane.offset for p, lane in self._member.ledger.lanes.items() if lane.offset is not None}
 
     def _closing(self, committer: Committer) -> Callable[[dict[Partition, int]], None]:
         def closed(positions: dict[Partition, int]) -> None:
@@ -343,74 +340,3 @@ class Replay:
             committer.note(positions)
 
         return closed
-
-    async def _open(self, gates: AsyncExitStack) -> dict[Partition, Stream]:
-        """Take the locks of all our partitions, side by side, and make their streams."""
-        opened = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(self._mine)}
-        async with _unwrapped() as tasks:
-            for gate in opened.values():
-                tasks.start_soon(gate.__aenter__)
-        for gate in opened.values():
-            gates.push_async_exit(gate)
-        bounds = self._member.bounds
-        return {p: Stream(self._settings, gate, bounds[p], self._member, self.summary) for p, gate in opened.items()}
-
-
-async def _until_the_end(work: Callable[[Stream], Awaitable[None]], stream: Stream) -> None:
-    try:
-        await work(stream)
-    except RunEnded:
-        return
-
-
-class Committer:
-    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end."""
-
-    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool) -> None:
-        self._consumer = consumer
-        self._enabled = enabled
-        self._pending: dict[Partition, int] = {}
-        self._signal = Signal()
-
-    def note(self, positions: dict[Partition, int]) -> None:
-        """A boundary has closed at these offsets."""
-        if self._enabled:
-            self._pending.update(positions)
-            self._signal.set()
-
-    async def run(self) -> None:
-        """Commit until cancelled."""
-        while True:
-            await self._signal.wait()
-            await self._commit()
-            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
-
-    async def flush(self, positions: dict[Partition, int]) -> None:
-        """Commit what is left."""
-        self.note(positions)
-        await self._commit()
-
-    async def _commit(self) -> None:
-        pending, self._pending = self._pending, {}
-        if not pending:
-            return
-        try:
-            async with asyncio.timeout(10):
-                await self._consumer.commit({TopicPartition(*p): offset for p, offset in pending.items()})
-        except (TimeoutError, AiokafkaError) as error:
-            log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
-
-
-@asynccontextmanager
-async def _unwrapped() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """A task group whose first error comes out bare, as a caller would expect it from a plain call."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = next(
-                (e for e in error.exceptions if not isinstance(e, asyncio.CancelledError)), error.exceptions[0]
-            )
-        raise error from error.__cause__

@@ -40,6 +40,8 @@ class ReplaySettings:
     partitions: frozenset[Partition] | None = None
     """Which of them this process runs; None: all."""
     group_id: str | None = None
+    by_group: bool = False
+    """Whether Kafka's group protocol says which partitions are ours."""
     commit: bool = True
     timestamp: Timestamp | None = None
     lateness: Mapping[str, int] = field(default_factory=dict)
@@ -76,6 +78,7 @@ class ReplaySettings:
         end: object,
         partitions: object,
         group_id: object,
+        assignment: object,
         commit: object,
         timestamp: object,
         lateness: object,
@@ -101,6 +104,12 @@ class ReplaySettings:
         finish = end if end is None or end == "now" else _time(end, "end", ("now",))
         if isinstance(begin, int) and isinstance(finish, int) and finish <= begin:
             raise UsageError(f"end {end!r} does not lie after start {start!r}; the replay would be empty")
+        if group_id is not None and (not isinstance(group_id, str) or not group_id):
+            raise UsageError(f"group_id is {group_id!r}; expected the name of a Kafka consumer group")
+        if assignment is not None:
+            _choice("assignment", assignment, ("group", "fixed"))
+        if assignment == "group" and (group_id is None or partitions is not None):
+            raise UsageError('assignment="group" needs group_id, and no partitions: Kafka says which are ours')
         if begin == "committed" and group_id is None:
             raise UsageError('start="committed" needs group_id: whose committed offsets?')
         if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
@@ -121,7 +130,8 @@ class ReplaySettings:
             begin,  # type: ignore[arg-type]
             finish,  # type: ignore[arg-type]
             _partitions(topics, partitions),
-            group_id,  # type: ignore[arg-type]
+            group_id,
+            assignment != "fixed" and group_id is not None and partitions is None,
             bool(commit),
             timestamp,
             _lateness(topics, lateness),

@@ -39,7 +39,15 @@ _size: Final = attrgetter("serialized_value_size")
 class Stream:
     """One partition of a replay."""
 
-    def __init__(self, settings: ReplaySettings, gate: Gate, bounds: Bounds, member: Member, summary: Summary) -> None:
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        gate: Gate,
+        bounds: Bounds,
+        member: Member,
+        summary: Summary,
+        committed: int = 0,
+    ) -> None:
         self.gate = gate
         self.partition = gate.partition
         self._settings = settings
@@ -48,10 +56,10 @@ class Stream:
         self._stamp = None if settings.timestamp is None else _guarded(settings.timestamp)
         self._lateness = settings.lateness.get(gate.partition.topic, 0)
         self._end = bounds.end
-        self.position = max(bounds.start, gate.resume_offset or 0)
+        self.position = max(bounds.start, gate.resume_offset or 0, committed)
         """The next offset to fetch."""
-        self._next = self.position
-        """The next offset to process."""
+        self.next_offset = self.position
+        """The next offset to process: everything before it is done."""
         self._chunks: deque[list[Any]] = deque()
         self._records = 0
         self._bytes = 0
@@ -197,10 +205,11 @@ class Stream:
                         await handle(record)
                     done = True
                 except AiokccError:
+                    self.next_offset = self.next_offset if record is None else record.offset
                     raise
                 except Exception as error:  # noqa: BLE001 - a handler may raise anything
                     await self._failed(record, error, handle)
-            self._next = chunk[-1].offset + 1
+            self.next_offset = chunk[-1].offset + 1
             summary.records += len(chunk)
 
     async def _run_holding(self, handle: Handler) -> None:

@@ -20,6 +20,7 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
     PartitionError,
+    PartitionRevoked,
     SessionLostError,
 )
 from aiokcc.runtime.cuts import last_cut
@@ -180,6 +181,19 @@ class Member:
         gate.signal.set()  # another task may wait there, for nothing now
         if self.incarnation is not None:
             await self.incarnation.release(gate.partition)
+
+    def revoke(self, gate: Gate) -> None:
+        """Start no further record on this partition: whoever waits in its gate, or comes to it, gets PartitionRevoked."""
+        gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was given to another member")
+        self.abandon(gate.partition)
+        gate.signal.set()
+
+    async def surrender(self, gate: Gate) -> None:
+        """Give a revoked partition's lock back, now that nothing runs on it."""
+        if self.gates.get(gate.partition) is gate:
+            self._forget(gate)
+            if self.incarnation is not None:
+                await self.incarnation.release(gate.partition)
 
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)

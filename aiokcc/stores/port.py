@@ -211,9 +211,7 @@ class Session(abc.ABC):
         """The names below a node, sorted; NoNodeError if it does not exist."""
 
     @abc.abstractmethod
-    async def create(
-        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False
-    ) -> str:
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         """Create a node; its (relative) path. NodeExistsError, or NoNodeError if the parent does not exist.
 
         A sequential node's name carries a unique mark before its number (``c-<mark>-0000000007`` for ``c-``), so that a

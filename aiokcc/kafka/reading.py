@@ -1,0 +1,304 @@
+"""The partitions a process reads at present: their locks, streams and tasks; and who says which they are.
+
+*Fixed*: all partitions, or an explicit list, taken once. *By a Kafka consumer group*: Kafka assigns and revokes them while
+the replay runs. A revoked partition is given up in this order: its stream starts no further record, the handler ends, the
+offset is committed, the lock goes back. Until its next owner has taken the lock and reported, the partition is in nobody's
+hands, and the limit waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.errors import KafkaError as AiokafkaError
+
+from aiokcc.core.limit import Mode
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import PartitionRevoked, RunEnded
+from aiokcc.kafka.stream import Stream
+from aiokcc.runtime.signal import Signal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiokcc.kafka.cluster import Cluster
+    from aiokcc.kafka.pump import Pump
+    from aiokcc.kafka.replay import Summary
+    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.runtime.coordinator import Coordinator
+    from aiokcc.runtime.gate import Gate
+
+__all__ = ["Committer", "Reading", "by_group", "fixed", "unwrapped"]
+
+log = logging.getLogger("aiokcc.kafka")
+
+_COMMIT_SECONDS: Final = 1.0
+
+Work = Callable[[Stream], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Running:
+    gate: Gate
+    stream: Stream
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Reading:
+    """What is being read. Every task of it belongs to one task group, whose end is the end of all."""
+
+    def __init__(
+        self,
+        settings: ReplaySettings,
+        coordinator: Coordinator,
+        cluster: Cluster,
+        pump: Pump,
+        committer: Committer,
+        summary: Summary,
+        work: Work,
+        tasks: anyio.abc.TaskGroup,
+    ) -> None:
+        self._settings = settings
+        self._coordinator = coordinator
+        self._member = coordinator._member
+        self._cluster = cluster
+        self._pump = pump
+        self._committer = committer
+        self._summary = summary
+        self._work = work
+        self._tasks = tasks
+        self._running: dict[Partition, _Running] = {}
+        self._done = Signal()
+
+    async def begin(self, partitions: Iterable[Partition]) -> None:
+        """Take the locks, side by side; then read each from where it was left: the last cut, or what was committed since."""
+        gates = {p: self._coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        opened: dict[Partition, Gate] = {}
+
+        async def open_one(partition: Partition, gate: Gate) -> None:
+            opened[partition] = await gate.__aenter__()
+
+        try:
+            async with unwrapped() as opening:
+                for partition, gate in gates.items():
+                    opening.start_soon(open_one, partition, gate)
+            committed = await self._committed(gates) if self._committer.enabled else {}
+        except BaseException:
+            for gate in opened.values():
+                await gate.__aexit__(None, None, None)
+            raise
+        streams = {}
+        for partition, gate in gates.items():
+            bounds = self._member.bounds[partition]
+            stream = Stream(self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0))
+            stream.pump = self._pump
+            streams[partition] = stream
+            self._running[partition] = _Running(gate, stream)
+        self._pump.add(streams)
+        for partition in streams:
+            self._tasks.start_soon(self._run, self._running[partition])
+
+    async def _committed(self, gates: dict[Partition, Gate]) -> dict[Partition, int]:
+        """What was committed past the last cut. Where there is no cut yet, the run's own start counts, not an older commit."""
+        return await self._cluster.committed([p for p, gate in gates.items() if gate.resume_offset is not None])
+
+    async def _run(self, running: _Running) -> None:
+        try:
+            await self._work(running.stream)
+        except (RunEnded, PartitionRevoked):
+            pass
+        finally:
+            running.ended.set()
+            self._done.set()
+
+    async def end(self, partitions: Iterable[Partition]) -> None:
+        """Give partitions up: no further record starts, the running handler ends, commit, give the lock back."""
+        leaving = {p: self._running.pop(p) for p in partitions if p in self._running}
+        for running in leaving.values():
+            self._member.revoke(running.gate)
+        self._pump.remove(leaving)
+        for running in leaving.values():
+            await running.ended.wait()
+        await self._committer.flush({p: running.stream.next_offset for p, running in leaving.items()})
+        for running in leaving.values():
+            await self._member.surrender(running.gate)
+
+    async def all_done(self) -> None:
+        """Wait until every stream has ended."""
+        while not all(running.ended.is_set() for running in self._running.values()):
+            await self._done.wait()
+
+    async def close(self) -> None:
+        """Close all gates: finished ones keep their word, the others are given up."""
+        running, self._running = self._running, {}
+        for one in running.values():
+            await one.gate.__aexit__(None, None, None)
+
+    def positions(self) -> dict[Partition, int]:
+        """The next offset of each partition."""
+        return {p: running.stream.next_offset for p, running in self._running.items()}
+
+
+async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:
+    """Read these partitions to their end."""
+    await reading.begin(mine)
+    await reading.all_done()
+    await coordinator._member.settled()
+
+
+async def by_group(
+    reading: Reading, consumer: AIOKafkaConsumer, topics: tuple[str, ...], coordinator: Coordinator
+) -> None:
+    """Read what Kafka assigns to us, until the run has ended for all."""
+    member = coordinator._member
+    orders, desk = anyio.create_memory_object_stream[_Order](100)
+    listener = _Listener(consumer, orders, {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()})
+    consumer.subscribe(list(topics), listener=listener)
+    with desk:
+        try:
+            async with unwrapped() as tasks:
+                tasks.start_soon(_obey, reading, desk)
+                while member.ledger.limit.mode is not Mode.END and member.failure is None:
+                    await member.moved.wait()
+                tasks.cancel_scope.cancel()
+        finally:
+            listener.dismiss()
+
+
+@dataclass(slots=True)
+class _Order:
+    partitions: frozenset[Partition]
+    ours: bool
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def _obey(reading: Reading, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
+    """Carry out assignments and revocations one after the other; a revocation ends an assignment that still waits for locks."""
+    async for order in desk:
+        if order.ours:
+            await _begin_unless_revoked(reading, order, desk)
+        else:
+            await reading.end(order.partitions)
+            order.done.set()
+
+
+async def _begin_unless_revoked(reading: Reading, order: _Order, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
+    """A lock may take as long as its last owner's session; meanwhile Kafka may have changed its mind."""
+    next_order: _Order | None = None
+    async with unwrapped() as tasks:
+
+        async def begin() -> None:
+            await reading.begin(order.partitions)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(begin)
+        next_order = await desk.receive()
+        tasks.cancel_scope.cancel()
+    if next_order is not None:
+        await reading.end(next_order.partitions if not next_order.ours else ())
+        next_order.done.set()
+        if next_order.ours:
+            await _begin_unless_revoked(reading, next_order, desk)
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Passes on what Kafka says. A revocation is answered when the partitions have been given up, and not before."""
+
+    def __init__(
+        self,
+        consumer: AIOKafkaConsumer,
+        orders: anyio.abc.ObjectSendStream[_Order],
+        starts: dict[TopicPartition, int],
+    ) -> None:
+        self._consumer = consumer
+        self._orders = orders
+        self._starts = starts
+        self._waiting: set[asyncio.Event] = set()
+        self._dismissed = False
+
+    async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
+        for (
+            tp
+        ) in assigned:  # somewhere valid, so that nothing is fetched from nowhere; the true place follows with the lock
+            self._consumer.seek(tp, self._starts.get(tp, 0))
+        if assigned:
+            await self._say(_Order(frozenset(Partition(*tp) for tp in assigned), ours=True), wait=False)
+
+    async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
+        if revoked:
+            await self._say(_Order(frozenset(Partition(*tp) for tp in revoked), ours=False), wait=True)
+
+    async def _say(self, order: _Order, *, wait: bool) -> None:
+        if self._dismissed:
+            return
+        self._waiting.add(order.done)
+        await self._orders.send(order)
+        if wait:
+            await order.done.wait()
+        self._waiting.discard(order.done)
+
+    def dismiss(self) -> None:
+        """Nobody carries anything out any more: do not wait for it."""
+        self._dismissed = True
+        for event in self._waiting:
+            event.set()
+
+
+class Committer:
+    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool) -> None:
+        self._consumer = consumer
+        self.enabled = enabled
+        self._pending: dict[Partition, int] = {}
+        self._signal = Signal()
+
+    def note(self, positions: dict[Partition, int]) -> None:
+        """A boundary has closed at these offsets."""
+        if self.enabled:
+            self._pending.update(positions)
+            self._signal.set()
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        while True:
+            await self._signal.wait()
+            await self._commit()
+            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
+
+    async def flush(self, positions: dict[Partition, int]) -> None:
+        """Commit what is left."""
+        self.note(positions)
+        await self._commit()
+
+    async def _commit(self) -> None:
+        pending, self._pending = self._pending, {}
+        if not pending:
+            return
+        offsets: dict[Any, int] = {TopicPartition(*p): offset for p, offset in pending.items()}
+        try:
+            async with asyncio.timeout(10):
+                await self._consumer.commit(offsets)
+        except (TimeoutError, AiokafkaError) as error:
+            log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
+
+
+@asynccontextmanager
+async def unwrapped() -> AsyncIterator[anyio.abc.TaskGroup]:
+    """A task group whose first error comes out bare, as a caller would expect it from a plain call."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            real = (e for e in error.exceptions if not isinstance(e, asyncio.CancelledError))
+            error = next(real, error.exceptions[0])
+        raise error from error.__cause__
