@@ -37,6 +37,7 @@ RULES: Final = frozenset(
         "check of generation",
         "take-over bump",
         "check of period",
+        "check of reports",
         "level",
         "unique name",
         "deadline",
@@ -95,6 +96,8 @@ class Office:
     leader: Leader
     generation_version: int
     request_version: int
+    versions: dict[str, int] = field(default_factory=dict)
+    """Of the reports it has heard."""
     flying: Write | None = None
 
 
@@ -111,8 +114,6 @@ class Member:
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
     claimed: set[Partition] = field(default_factory=set)
     """Locks taken, with the limit not read since."""
-    closed: dict[Partition, int] = field(default_factory=dict)
-    """Where the last cut lay when the lock was taken: nothing before it may come again."""
     inbox: list[Limit] = field(default_factory=list)
     """Limits that were read, and not seen yet."""
     requests: list[Request] = field(default_factory=list)
@@ -335,8 +336,8 @@ class World:
             m.ledger.closed(cut.limit)
         for partition in sorted(m.claimed):
             mark = None if cut is None else cut.find(partition)
-            m.closed[partition] = (mark.offset or 0) if mark is not None else 0
-            begin = max(self.committed[partition], m.closed[partition] if self.has("resume at cut") else 0)
+            closed = (mark.offset or 0) if mark is not None and self.has("resume at cut") else 0
+            begin = max(self.committed[partition], closed)
             if begin > m.positions.get(partition, -1):
                 m.positions[partition] = begin
                 m.looked.pop(partition, None)
@@ -544,11 +545,11 @@ class World:
         if self.tree.read(paths.GENERATION).version != office.generation_version:
             m.office = None
             return
-        reports = office.leader.reports
+        reports, versions = office.leader.reports, office.versions
         generation = office.leader.generation
         self._enter_office(m, Write(m, 0, "take", [], version=office.generation_version, generation=generation))
         if m.office is not None:
-            m.office.leader.reports = reports
+            m.office.leader.reports, m.office.versions = reports, versions
 
     def hear(self, m: Member, name: str) -> None:
         """The leader reads one report, or learns that it is gone."""
@@ -558,8 +559,9 @@ class World:
         report = None if node is None else Report.decode(name, node.data)
         if report is None:
             m.office.leader.reports.pop(name, None)
-        else:
+        elif node is not None:
             m.office.leader.reports[name] = report
+            m.office.versions[name] = node.version
 
     def hear_request(self, m: Member) -> None:
         """The leader reads the operator's request."""
@@ -595,12 +597,13 @@ class World:
             ops.append(Check(paths.PERIOD, office.request_version))
         if decision.cut is not None:
             ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode()))
-        fold = own if own is not None and own.supersedes(m.written) else None
-        if fold is not None:
-            ops.append(Set(paths.progress(m.incarnation), fold.encode()))
+            others = [name for name in leader.reports if name != m.incarnation] if self.has("check of reports") else []
+            ops += [Check(paths.progress(name), office.versions[name]) for name in others]
+        if own is not None:
+            ops.append(Set(paths.progress(m.incarnation), own.encode()))
         if decision.limit.mode is Mode.END:
             ops.append(Set(paths.RUN, Run(self.settings, ended=True).encode()))
-        facts = {"generation": leader.generation, "report": fold, "decision": decision}
+        facts = {"generation": leader.generation, "report": own, "decision": decision}
         office.flying = self._send(m, "advance", ops, **facts)
         return office.flying
 
@@ -748,8 +751,10 @@ class World:
         lock = self.tree.get(paths.owner(partition))
         if lock is None or lock.session != m.session:
             raise Broken(f"one owner: {m.name} started {partition}@{offset} without holding its lock")
-        if offset < m.closed.get(partition, 0):
-            raise Broken(f"no loss: {partition}@{offset} comes again, and its period had closed before the claim")
+        cut = self.last_cut()
+        mark = None if cut is None else cut.find(partition)
+        if mark is not None and offset < (mark.offset or 0):
+            raise Broken(f"no loss: {partition}@{offset} comes again, behind the last cut at {mark}")
 
     # -- the end: faults stop ------------------------------------------------------------------------------------------
 
