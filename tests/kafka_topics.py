@@ -103,7 +103,7 @@ async def _send(producer: AIOKafkaProducer, topic: str, rows: Iterable[Row]) -> 
         by_partition.setdefault(row.partition, []).append(row)
     for partition, mine in by_partition.items():
         batch = producer.create_batch()
-        for row in itertools.chain(mine, [None]):
+        for row in itertools.chain(mine, [None]):  # type: ignore[assignment]
             if row is not None:
                 added = batch.append(key=row.key, value=row.value, timestamp=row.timestamp)
                 if added is not None:

@@ -24,7 +24,8 @@ ends, SIGKILL included; temporary data are removed in that case too.
 from __future__ import annotations
 
 from ._kafka import Kafka, kafka
+from ._service import Service
 from ._stack import Stack, up
 from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
 
-__all__ = ["Kafka", "Stack", "ZooKeeper", "ZooKeeperServer", "kafka", "up", "zookeeper"]
+__all__ = ["Kafka", "Service", "Stack", "ZooKeeper", "ZooKeeperServer", "kafka", "up", "zookeeper"]

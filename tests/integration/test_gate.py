@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ from tests.faults import Proxy
 PERIOD = 1000
 
 
-def join(url: str, *, partitions: int = 1, **settings: object) -> object:
-    return aiokcc.connect(url, **{"topics": {"orders": partitions}, "period": PERIOD, "start": 0, **settings})  # type: ignore[arg-type]
+def join(url: str, *, partitions: int = 1, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Coordinator]:
+    return aiokcc.connect(url, **{"topics": {"orders": partitions}, "period": PERIOD, "start": 0, **settings})
 
 
 @asynccontextmanager
@@ -262,7 +263,7 @@ async def test_no_permission_is_an_error_that_says_so(zk_root: str) -> None:
         ({"end": "2026-01-01T00:00Z"}, "end is None there and 2026-01-01T00:00:00Z here"),
     ],
 )
-async def test_a_member_with_other_settings_is_told_both(zk_root: str, settings: dict[str, object], both: str) -> None:
+async def test_a_member_with_other_settings_is_told_both(zk_root: str, settings: dict[str, Any], both: str) -> None:
     async with join(zk_root):
         with pytest.raises(aiokcc.GroupMismatchError, match=both):
             async with join(zk_root, **settings):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -110,7 +111,7 @@ async def test_transaction(zk_root: str, fate: Fate, telling: int) -> None:
     async with proxied(zk_root) as (proxy, session):
         for path in ("fence", "a", "gone"):
             await session.create(path)
-        ops = [
+        ops: list[tuple[Any, object]] = [
             (Set("a", b"x", 0), 1),
             (Create("new", b"n"), "new"),
             (Create("mine", ephemeral=True), "mine"),

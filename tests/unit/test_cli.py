@@ -211,8 +211,19 @@ def test_json_is_one_object_with_stable_names() -> None:
         {"partition": "payments.0", "member": "beta-2b", "state": "running", "last_member": "beta-2b"}
     ]
     assert set(shown) == {
-        *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period", "agreed_period"),
-        *("start", "end", "lookahead", "generation", "leader", "epoch", "members", "partitions", "blocking"),
+        *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period"),
+        *(
+            "agreed_period",
+            "start",
+            "end",
+            "lookahead",
+            "generation",
+            "leader",
+            "epoch",
+            "members",
+            "partitions",
+            "blocking",
+        ),
         *("waiting_seconds", "periods_closed", "problems"),
     }
 

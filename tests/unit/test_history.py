@@ -72,7 +72,7 @@ def test_what_is_missing_is_named(rule: str, missing: int) -> None:
 
 
 def test_an_observer_that_is_late_is_forgiven_up_to_the_slack() -> None:
-    events = [Event(e.time + 1.5 if e.event == "limit" and e.time == 10 else e.time, *list(_rest(e))) for e in right()]
+    events = [Event(e.time + 1.5 if e.event == "limit" and e.time == 10 else e.time, *list(_rest(e))) for e in right()]  # type: ignore[arg-type]
     with pytest.raises(ViolationError, match="alignment"):
         History(events=events).check(LOGS)
     History(events=events).check(LOGS, slack=1.0)

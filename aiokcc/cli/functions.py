@@ -1,0 +1,96 @@
+"""Functions of the user's, named on the command line as ``module:function``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiokcc.errors import UsageError
+
+__all__ = ["load", "place"]
+
+
+def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
+    """The function of this name. UsageError, which says what is wrong and what would be right, if there is none.
+
+    The current directory comes first in the search for the module, as it does for ``python -m``.
+    """
+    module_name, colon, path = name.partition(":")
+    if not colon or not module_name or not path:
+        raise UsageError(f"{name!r} names no function; expected MODULE:FUNCTION, such as handlers:handle")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = _import(module_name, path)
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise UsageError(f"{module_name} has no {path!r}{_instead(found, part)}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise UsageError(f"{name} is {_kind(found)}, which cannot be called; expected a function of {gets}")
+    if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
+        raise UsageError(f"{name} is a generator: it has a yield in it, so a call would do nothing")
+    try:
+        inspect.signature(found).bind(*[None] * arguments)
+    except TypeError:
+        raise UsageError(f"{name}{inspect.signature(found)} cannot be called with {gets}") from None
+    except ValueError:  # a function in C that does not tell
+        pass
+    return found  # type: ignore[no-any-return]
+
+
+def place(error: BaseException) -> str:
+    """Where an exception was raised: ``handlers.py, line 12, in handle``; empty if nobody knows."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    if step is None:
+        return ""
+    code = step.tb_frame.f_code
+    return f"{_short(code.co_filename)}, line {step.tb_lineno}, in {code.co_name}"
+
+
+def _import(module_name: str, path: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise UsageError(f"{module_name} cannot be imported: it needs {missing!r}, which is not there") from error
+        hint = ""
+        if module_name.endswith(".py") or "/" in module_name:
+            stem = module_name.removesuffix(".py").strip("./").replace("/", ".")
+            hint = f". A module has no path and no .py: {stem}:{path}"
+        raise UsageError(f"there is no module {module_name!r}, in {Path.cwd()} or installed{hint}") from error
+    except Exception as error:
+        where = (
+            f"{_short(error.filename or '')}, line {error.lineno}" if isinstance(error, SyntaxError) else place(error)
+        )
+        text = error.msg if isinstance(error, SyntaxError) else str(error)
+        raise UsageError(f"{module_name} cannot be imported: {type(error).__name__}: {text} ({where})") from error
+
+
+def _instead(found: Any, part: str) -> str:
+    names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
+    near = difflib.get_close_matches(part, names, 1)
+    if near:
+        return f"; is {near[0]!r} meant?"
+    module = getattr(found, "__name__", None)
+    mine = [n for n in names if inspect.isfunction(f := getattr(found, n)) and f.__module__ == module]
+    return f"; it has {', '.join(mine[:10])}" if mine else ""
+
+
+def _kind(found: Any) -> str:
+    name = type(found).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

@@ -1,0 +1,181 @@
+"""What may be typed after ``aiokcc replay``, and what it means to :func:`aiokcc.replay`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiokcc.core.periods import parse_duration, parse_time
+from aiokcc.errors import UsageError
+
+__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords"]
+
+SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
+USAGE: Final = """\
+aiokcc replay MODULE:HANDLER --topic TOPIC [--topic …] --period TIME
+                     [--from TIME] [--to TIME | --follow] [--processes N]
+                     [--bootstrap-servers HOST:PORT,…] [--store URL] [more below]"""
+BRIEF: Final = "run a handler over Kafka topics, all partitions in step in event time"
+DESCRIPTION: Final = """\
+Run Kafka topics through a function of yours, one period of event time after the other, over any number of processes: nobody
+gets a record of a period before everybody has done all of the period before. Needs: pip install 'aiokcc[kafka]'
+
+  # handlers.py
+  async def handle(record):          # or a plain function; record is aiokafka's ConsumerRecord
+      print(record.topic, record.partition, record.offset, record.timestamp, record.value)
+"""
+END: Final = f"""\
+examples:
+  aiokcc local up                                              a Kafka and a ZooKeeper to try it with
+  aiokcc replay handlers:handle --topic orders --topic payments --period 1m \\
+      --from 2026-01-01T00:00Z --to 2026-02-01T00:00Z \\
+      --bootstrap-servers 127.0.0.1:9092 --store zk://127.0.0.1:2181/january --processes 4
+  aiokcc replay handlers:handle --topic orders --period 1h --store memory://once     one process, no ZooKeeper
+  aiokcc replay handlers:handle --topic orders --period 1m --follow                  history, then the present
+  aiokcc replay handlers:handle_all --batches …                a list of records at a time: faster
+  aiokcc replay handlers:handle … > result.csv                 what the handler prints; our own words go to stderr
+
+going on:
+  Interrupted, killed or failed, the same command goes on where the last period closed: nothing is lost, at most the open period
+  is handled again. A run that has ended stays so; to run it again, use another root (the end of the store's URL).
+  With memory:// nothing is remembered; --group-id and --from committed go on by what was committed to Kafka.
+
+times:
+  ISO 8601 with a zone, such as 2026-01-31T00:00Z, or milliseconds since the epoch. Durations: 500ms, 30s, 5m, 1h30m, 1d.
+
+environment:
+  AIOKCC_STORE and {SERVERS} stand in for --store and --bootstrap-servers.
+"""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """All of them but --store and --timeout, which other verbs have too."""
+    parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
+    parser.add_argument("--topic", action="append", required=True, metavar="TOPIC", help="to replay; for each again")
+    parser.add_argument("--period", type=_checked(parse_duration, "--period"), required=True, metavar="TIME")
+    what = "a time, 'earliest' (the default), or 'committed' (by --group-id)"
+    parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
+    end = parser.add_mutually_exclusive_group()
+    what = "a time, or 'now' (the default): where the topics end as the run begins"
+    end.add_argument("--to", dest="end", type=_end, default="now", metavar="TIME", help=what)
+    end.add_argument("--follow", action="store_true", help="have no end: go on with what is written from now on")
+    parser.add_argument("--processes", type=_whole(1), default=1, metavar="N", help="share the partitions; default: 1")
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
+    parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
+    more = parser.add_argument_group("how")
+    more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
+    what = "let partitions run up to N periods ahead of the slowest; default: 0"
+    more.add_argument("--lookahead", type=_whole(0), default=0, metavar="N", help=what)
+    what = "with --follow, once at the present: 'follow' the clock (the default), 'release' the gate, or a longer period"
+    more.add_argument("--caught-up", type=_caught_up, default="follow", metavar="WHAT", help=what)
+    what = "event time, if it is not Kafka's: a function of a record that gives milliseconds"
+    more.add_argument("--timestamp", metavar="MODULE:FUNCTION", help=what)
+    faults = parser.add_argument_group("out of the ordinary")
+    what = "how far a record may lie behind an earlier one of its partition; for all, or TOPIC=TIME for each"
+    faults.add_argument("--lateness", action="append", default=[], metavar="TIME", help=what)
+    _choice(faults, "--late", "later than that: its period has closed", "deliver", "drop", "dead-letter")
+    _choice(faults, "--poison", "no usable timestamp", "raise", "skip", "cap", "dead-letter")
+    _choice(faults, "--on-error", "the handler raised, after all --retries", "raise", "dead-letter")
+    faults.add_argument("--retries", type=_whole(0), default=0, metavar="N", help="of a handler that raised; default: 0")
+    what = "a function of (record, reason), for the policies that say dead-letter"
+    faults.add_argument("--dead-letter", metavar="MODULE:FUNCTION", help=what)
+    faults.add_argument(
+        "--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_committed", help=argparse.SUPPRESS
+    )
+    what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; for each again"
+    faults.add_argument("--consumer", action="append", type=_setting, default=[], metavar="NAME=VALUE", help=what)
+
+
+def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """What :func:`aiokcc.replay` is called with, apart from topics and functions: plain data, which JSON can carry."""
+    return {
+        "bootstrap_servers": options.bootstrap_servers,
+        "store": options.store,
+        "period": options.period,
+        "start": options.start,
+        "end": None if options.follow else options.end,
+        "group_id": options.group_id,
+        "lateness": _lateness(options.lateness),
+        "late": options.late,
+        "poison": options.poison,
+        "on_error": options.on_error,
+        "retries": options.retries,
+        "lookahead": options.lookahead,
+        "caught_up": options.caught_up,
+        "isolation_level": options.isolation_level,
+        "connect_timeout": options.timeout,
+        **dict(options.consumer),
+    }
+
+
+def _choice(group: argparse._ArgumentGroup, name: str, when: str, *choices: str) -> None:
+    help_ = f"{when}: {', '.join(choices)}; default: {choices[0]}"
+    group.add_argument(name, choices=choices, default=choices[0], metavar="WHAT", help=help_)
+
+
+def _checked(read: Callable[..., Any], what: str) -> Callable[[str], Any]:
+    def convert(text: str) -> Any:
+        try:
+            return read(text, what=what)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return convert
+
+
+def _time(text: str, what: str, *words: str) -> int | str:
+    if text in words:
+        return text
+    if text.isdecimal():
+        return int(text)
+    try:
+        return parse_time(text, what=what)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or {' or '.join(map(repr, words))}") from None
+
+
+def _start(text: str) -> int | str:
+    return _time(text, "--from", "earliest", "committed")
+
+
+def _end(text: str) -> int | str:
+    return _time(text, "--to", "now")
+
+
+def _caught_up(text: str) -> int | str:
+    return text if text in {"follow", "release"} else int(_checked(parse_duration, "--caught-up")(text))
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} up")
+        return int(text)
+
+    return convert
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text!r} is no setting; expected NAME=VALUE")
+    try:
+        return name, json.loads(value)  # numbers, true, false, null
+    except ValueError:
+        return name, value
+
+
+def _lateness(given: list[str]) -> int | dict[str, int] | None:
+    """One bound for all topics, or one for each that is named."""
+    by_topic: dict[str, int] = {}
+    for text in given:
+        topic, equals, bound = text.rpartition("=")
+        if not equals and len(given) > 1:
+            raise UsageError("--lateness is given for all topics and again; write TOPIC=TIME for each instead")
+        length = parse_duration(bound, what="--lateness", least=0)
+        if not equals:
+            return length
+        by_topic[topic] = length
+    return by_topic or None
