@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
+from aiokcc.cli import replay_arguments
 from aiokcc.core.periods import format_duration, parse_duration
 from aiokcc.errors import UsageError
 
@@ -20,7 +21,7 @@ ENVIRONMENT: Final = "AIOKCC_STORE"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _MAIN: Final = """\
-Look at a group of consumers that aiokcc keeps in step in event time, and steer it.
+Replay Kafka topics in step in event time; look at a group that does, and steer it.
 
 the store:
   Give its URL anywhere after the verb, or with --store, or once and for all in AIOKCC_STORE:
@@ -146,11 +147,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     parser.add_argument("--version", action="version", version=f"aiokcc {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks, and what the client logs")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs", parser_class=_Parser)
+    _replay(verbs)
     _status(verbs)
     _steering(verbs)
     _local(verbs)
     words, url = _take_url(argv)
     options, rest = parser.parse_known_args(words)
+    options.words = list(argv)
     if rest:
         _unknown(options.verb, rest)
     if options.verb == "local":
@@ -158,6 +161,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
             raise UsageError(f"{url}: local services have no URL yet; they print one when they are up")
     else:
         _choose_store(options, url, environment)
+        if options.verb == "replay":
+            options.bootstrap_servers = options.bootstrap_servers or environment.get(replay_arguments.SERVERS)
     return options
 
 
@@ -166,7 +171,7 @@ def _take_url(argv: Sequence[str]) -> tuple[list[str], str | None]:
     words: list[str] = []
     found: list[str] = []
     for n, word in enumerate(argv):
-        takes = n > 0 and argv[n - 1] == "--store"
+        takes = n > 0 and argv[n - 1] in {"--store", "--bootstrap-servers"}
         (found if _URL.match(word) and not takes else words).append(word)
     if len(found) > 1:
         raise UsageError(
@@ -189,12 +194,17 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
         raise UsageError("two stores are given, one with --store; one command is for one group")
     options.said_url = url or options.store
     options.store = options.said_url or environment.get(ENVIRONMENT)
+    if not options.store and options.verb == "replay":
+        raise UsageError(
+            f"where do the processes meet? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
+            f"one process alone can do with --store memory://once"
+        )
     if not options.store:
         raise UsageError(
             f"which group? Give its store's URL, as in `aiokcc {options.verb} zk://127.0.0.1:2181/replay`, "
             f"or set {ENVIRONMENT} to it"
         )
-    if options.store.startswith("memory://"):
+    if options.store.startswith("memory://") and options.verb != "replay":
         raise UsageError(
             f"{options.store} lives inside the process that made it, where no other can look; "
             f"call `await coordinator.status()` there"
@@ -265,6 +275,13 @@ def _add_store(parser: _Parser) -> None:
         metavar="TIME",
         help=f"how long to wait for a server; default: {format_duration(10_000)}",
     )
+
+
+def _replay(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    texts = (replay_arguments.USAGE, replay_arguments.BRIEF, replay_arguments.DESCRIPTION, replay_arguments.END)
+    parser = _add(verbs, "replay", *texts)
+    replay_arguments.add_options(parser)
+    _add_store(parser)
 
 
 def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
