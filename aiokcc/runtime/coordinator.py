@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import secrets
@@ -120,21 +121,32 @@ def _check_seconds(what: str, seconds: object) -> None:
 @asynccontextmanager
 async def _connected(member: Member) -> AsyncIterator[Coordinator]:
     failure: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
+    task = asyncio.current_task()
+    assert task is not None
+    cancelled_before = task.cancelling()
+    try:
+        async with anyio.create_task_group() as tasks:
 
-        async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-            await member.serve(task_status=task_status)
-            if member.failure is not None:
-                tasks.cancel_scope.cancel()  # the block cannot go on
+            async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+                await member.serve(task_status=task_status)
+                if member.failure is not None:
+                    tasks.cancel_scope.cancel()  # the block cannot go on
 
-        try:
-            await tasks.start(serve)
-            yield Coordinator(member)
-            await member.settled()
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised below, where no group wraps it
-            failure = error
-        finally:
-            tasks.cancel_scope.cancel()
+            try:
+                await tasks.start(serve)
+                yield Coordinator(member)
+                await member.settled()
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised below, where no group wraps it
+                failure = error
+            finally:
+                tasks.cancel_scope.cancel()
+    except asyncio.CancelledError:
+        # From Python 3.13 on asyncio's TaskGroup cancels its task anew if it was cancelled while one of its own tasks failed.
+        # Where both were our doing, the error is what the caller should see.
+        if member.failure is None:
+            raise
+        while task.cancelling() > cancelled_before:
+            task.uncancel()
     ours = member.failure
     if ours is None:
         member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
