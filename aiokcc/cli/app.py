@@ -80,6 +80,11 @@ def _choose(options: argparse.Namespace) -> Verb:
     from aiokcc.stores import open_store
 
     open_store(options.store)
+    if options.verb == "replay":
+        from aiokcc.cli.replay import check_replay, say_replay
+
+        check_replay(options)
+        return say_replay
     if options.verb == "status":
         from aiokcc.cli.status import say_status
 

@@ -7,13 +7,15 @@ from typing import Final
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from aiokcc.cli.bar import View, write_view
 from aiokcc.cli.page import Page, Table
 from aiokcc.cli.verdict import Kind
 
-__all__ = ["ColourScreen", "print_page"]
+__all__ = ["ColourBar", "ColourScreen", "print_page"]
 
 _STYLES: Final = {
     Kind.MOVING: "green",
@@ -27,6 +29,7 @@ _STYLES: Final = {
     Kind.ABANDONED: "yellow",
     Kind.UNREADABLE: "red",
 }
+_BAR_WIDTH: Final = 24
 _STATE_STYLES: Final = {
     "running": "yellow",
     "waiting": "green",
@@ -68,6 +71,38 @@ class ColourScreen:
     def say(self, text: str) -> None:
         """Draw a sentence where there is no page yet."""
         self._live.update(Text(text), refresh=True)
+
+
+class ColourBar:
+    """A bar in one line, which is gone in the end."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=False)
+
+    def __enter__(self) -> ColourBar:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, view: View) -> None:
+        """Draw it anew."""
+        row = RichTable.grid(padding=(0, 1))
+        row.add_column(width=_BAR_WIDTH)
+        row.add_column(no_wrap=True)
+        pulse = view.share is None
+        bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=_BAR_WIDTH, pulse=pulse)
+        line, note = write_view(view), view.note
+        text = Text(line.removesuffix(note))
+        text.append(note, style="yellow" if " for " in note.removeprefix("waits for ") else "dim")
+        row.add_row(bar, text)
+        self._live.update(row, refresh=True)
+
+    def write(self, line: str) -> None:
+        """Above the bar, as it is."""
+        self._console.out(line, highlight=False)
 
 
 def _render(page: Page) -> RenderableType:

@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """All of them but --store and --timeout, which other verbs have too."""
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
     parser.add_argument("--topic", action="append", required=True, metavar="TOPIC", help="to replay; for each again")
-    parser.add_argument("--period", type=_checked(parse_duration, "--period"), required=True, metavar="TIME")
+    parser.add_argument("--period", type=_checked(parse_duration, "the period"), required=True, metavar="TIME")
     what = "a time, 'earliest' (the default), or 'committed' (by --group-id)"
     parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
@@ -68,7 +68,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
     what = "let partitions run up to N periods ahead of the slowest; default: 0"
     more.add_argument("--lookahead", type=_whole(0), default=0, metavar="N", help=what)
-    what = "with --follow, once at the present: 'follow' the clock (the default), 'release' the gate, or a longer period"
+    what = (
+        "with --follow, once at the present: 'follow' the clock (the default), 'release' the gate, or a longer period"
+    )
     more.add_argument("--caught-up", type=_caught_up, default="follow", metavar="WHAT", help=what)
     what = "event time, if it is not Kafka's: a function of a record that gives milliseconds"
     more.add_argument("--timestamp", metavar="MODULE:FUNCTION", help=what)
@@ -78,11 +80,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     _choice(faults, "--late", "later than that: its period has closed", "deliver", "drop", "dead-letter")
     _choice(faults, "--poison", "no usable timestamp", "raise", "skip", "cap", "dead-letter")
     _choice(faults, "--on-error", "the handler raised, after all --retries", "raise", "dead-letter")
-    faults.add_argument("--retries", type=_whole(0), default=0, metavar="N", help="of a handler that raised; default: 0")
+    faults.add_argument(
+        "--retries", type=_whole(0), default=0, metavar="N", help="of a handler that raised; default: 0"
+    )
     what = "a function of (record, reason), for the policies that say dead-letter"
     faults.add_argument("--dead-letter", metavar="MODULE:FUNCTION", help=what)
     faults.add_argument(
-        "--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_committed", help=argparse.SUPPRESS
+        "--isolation-level",
+        choices=("read_committed", "read_uncommitted"),
+        default="read_committed",
+        help=argparse.SUPPRESS,
     )
     what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; for each again"
     faults.add_argument("--consumer", action="append", type=_setting, default=[], metavar="NAME=VALUE", help=what)
@@ -137,15 +144,15 @@ def _time(text: str, what: str, *words: str) -> int | str:
 
 
 def _start(text: str) -> int | str:
-    return _time(text, "--from", "earliest", "committed")
+    return _time(text, "the time", "earliest", "committed")
 
 
 def _end(text: str) -> int | str:
-    return _time(text, "--to", "now")
+    return _time(text, "the time", "now")
 
 
 def _caught_up(text: str) -> int | str:
-    return text if text in {"follow", "release"} else int(_checked(parse_duration, "--caught-up")(text))
+    return text if text in {"follow", "release"} else int(_checked(parse_duration, "the period")(text))
 
 
 def _whole(least: int) -> Callable[[str], int]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from aiokcc.cli.arguments import ENVIRONMENT
+from aiokcc.cli.replay_arguments import SERVERS
 from aiokcc.cli.words import count
 from aiokcc.errors import LocalServiceError, UsageError
 
@@ -66,7 +67,7 @@ async def _kafka(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Se
     async with local.kafka(port=options.port, data_dir=options.data, progress=_Progress()) as kafka:
         kept = f"in {options.data}" if options.data else _TEMPORARY
         print(f"Kafka is up: 1 broker on 127.0.0.1, data {kept}.\n")
-        print(f"    bootstrap_servers={kafka.bootstrap}\n")
+        print(f"    export {SERVERS}={kafka.bootstrap}\n")
         yield [kafka]
 
 
@@ -77,7 +78,7 @@ async def _up(_: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
     async with local.up(progress=_Progress()) as services:
         print(f"ZooKeeper and Kafka are up: on 127.0.0.1, data {_TEMPORARY}.\n")
         print(f"    export {ENVIRONMENT}={services.zookeeper.url('replay')}")
-        print(f"    bootstrap_servers={services.kafka.bootstrap}\n")
+        print(f"    export {SERVERS}={services.kafka.bootstrap}\n")
         yield [*services.zookeeper.servers, services.kafka]
 
 

@@ -1,0 +1,152 @@
+"""How far a replay is, in one line: redrawn on a terminal, now and then a new one elsewhere. It goes to stderr.
+
+What the user's handler prints belongs to stdout, and may be on its way into a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+from aiokcc.cli.words import span
+from aiokcc.core.periods import format_time
+
+__all__ = ["Bar", "Pace", "View", "choose_bar", "on_terminal", "write_view"]
+
+_WIDTH: Final = 24
+_LINE_SECONDS: Final = 5.0
+_PACE_OVER: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What there is to show."""
+
+    reached: int | None
+    """The limit: everything before the period that ends there is done."""
+    share: float | None
+    """Of the whole, from 0 to 1; None where there is no end."""
+    records: int
+    per_second: float | None
+    seconds_left: float | None
+    note: str
+    """Who is waited for, or whatever else matters."""
+
+
+class Pace:
+    """How fast a count grows, over the last seconds."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def add(self, count: float, at: float) -> None:
+        """It was so high then."""
+        self._seen.append((at, count))
+        while at - self._seen[0][0] > _PACE_OVER and len(self._seen) > 2:
+            self._seen.popleft()
+
+    def per_second(self) -> float | None:
+        """The pace; None while nobody can know."""
+        if len(self._seen) < 2:
+            return None
+        (begun, first), (ended, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (ended - begun) if ended - begun > 0.3 else None
+
+
+class Bar(Protocol):
+    """Shows one view after the other."""
+
+    def show(self, view: View) -> None:
+        """Show this instead of the one before."""
+
+    def write(self, line: str) -> None:
+        """A line of output, above."""
+
+
+def write_view(view: View) -> str:
+    """In one line, without the bar itself."""
+    parts = ["starting" if view.reached is None else format_time(view.reached)]
+    if view.share is not None:
+        parts.append(f"{int(view.share * 100)}%")
+    parts.append(f"{view.records:,} records")
+    if view.per_second is not None:
+        parts.append(f"{view.per_second:,.0f}/s")
+    if view.seconds_left is not None:
+        parts.append(f"{span(view.seconds_left)} left")
+    return "  ".join((*parts, view.note) if view.note else parts)
+
+
+def on_terminal() -> bool:
+    """Whether output and errors both go to a terminal that can be redrawn."""
+    return sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def choose_bar() -> AbstractContextManager[Bar]:
+    """The best there is for this output."""
+    if not on_terminal():
+        return LineBar()
+    if importlib.util.find_spec("rich") is not None:
+        from aiokcc.cli.colour import ColourBar
+
+        return ColourBar()
+    return PlainBar()
+
+
+class PlainBar:
+    """One line that is redrawn, and is gone in the end."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._put("\r\x1b[K")
+
+    def show(self, view: View) -> None:
+        """Draw it anew."""
+        bar = ""
+        if view.share is not None:
+            full = int(view.share * _WIDTH)
+            bar = f"[{'#' * full}{'.' * (_WIDTH - full)}] "
+        self._line = (bar + write_view(view))[: shutil.get_terminal_size().columns - 1]
+        self._put(f"\r\x1b[K{self._line}")
+
+    def write(self, line: str) -> None:
+        """Above the bar."""
+        self._put(f"\r\x1b[K{line}\n{self._line}")
+
+    def _put(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+class LineBar:
+    """A line every few seconds: for logs."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + 1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, view: View) -> None:
+        """A line, if the last is long enough ago."""
+        if view.reached is not None and time.monotonic() >= self._next:
+            self._next = time.monotonic() + _LINE_SECONDS
+            print(write_view(view), file=sys.stderr, flush=True)
+
+    def write(self, line: str) -> None:
+        """As it is."""
+        print(line, flush=True)

@@ -1,0 +1,146 @@
+"""The worker processes of ``aiokcc replay``: started, heard, and stopped together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+__all__ = ["Crew", "Report", "crew_of", "how_it_ended"]
+
+_STOP_SECONDS: Final = 5.0
+_LINE_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something a worker said; ``ended`` is said for it when it is gone."""
+
+    worker: int
+    kind: str
+    facts: dict[str, Any]
+
+
+class Crew:
+    """Running workers. Made by :func:`crew_of`."""
+
+    def __init__(self) -> None:
+        self.processes: list[asyncio.subprocess.Process] = []
+        self._reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._listening: list[asyncio.Task[None]] = []
+
+    async def next_report(self, seconds: float) -> Report | None:
+        """What is said next; None if nobody has said anything for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._reports.get()
+        except TimeoutError:
+            return None
+
+    async def start(self, orders: dict[str, Any], output: Callable[[str], None] | None) -> None:
+        """Start one more. Its output goes where ours goes, or line by line to ``output``."""
+        number = len(self.processes)
+        reading, writing = os.pipe()
+        lines = asyncio.StreamReader(limit=_LINE_BYTES)
+        try:
+            await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(reading, "rb", 0)
+            )
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "aiokcc.cli.worker",
+                str(writing),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=None if output is None else asyncio.subprocess.PIPE,
+                stderr=None if output is None else asyncio.subprocess.STDOUT,
+                pass_fds=(writing,),
+                process_group=0,  # Ctrl-C is for the command, which then stops its workers
+                limit=_LINE_BYTES,
+            )
+        finally:
+            os.close(writing)
+        self.processes.append(process)
+        self._listening.append(asyncio.ensure_future(self._listen(number, process, lines, output)))
+        assert process.stdin is not None
+        with suppress(ConnectionError):  # gone already: its end is reported
+            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            await process.stdin.drain()
+
+    async def _listen(
+        self,
+        number: int,
+        process: asyncio.subprocess.Process,
+        lines: asyncio.StreamReader,
+        output: Callable[[str], None] | None,
+    ) -> None:
+        passing = asyncio.ensure_future(_pass_on(process.stdout, output))
+        try:
+            async for line in lines:
+                facts = json.loads(line)
+                self._reports.put_nowait(Report(number, facts.pop("kind"), facts))
+            code = await process.wait()
+            await passing
+            self._reports.put_nowait(Report(number, "ended", {"code": code}))
+        finally:
+            passing.cancel()
+
+    async def stop(self) -> None:
+        """Tell all to stop, and wait; those that do not listen are killed."""
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        waiting = [asyncio.ensure_future(process.wait()) for process in self.processes]
+        if waiting:
+            await asyncio.wait(waiting, timeout=_STOP_SECONDS)
+        for process in self.processes:
+            if process.returncode is None:
+                with suppress(ProcessLookupError):
+                    process.kill()
+        await asyncio.gather(*waiting)
+        for task in self._listening:
+            task.cancel()
+        await asyncio.gather(*self._listening, return_exceptions=True)
+
+    def reports_left(self) -> list[Report]:
+        """What was said before the end and has not been read yet."""
+        left = []
+        while not self._reports.empty():
+            left.append(self._reports.get_nowait())
+        return left
+
+
+@asynccontextmanager
+async def crew_of(orders: Sequence[dict[str, Any]], output: Callable[[str], None] | None) -> AsyncIterator[Crew]:
+    """Workers with these orders; in the end they are stopped, whatever way the block was left."""
+    crew = Crew()
+    try:
+        for one in orders:
+            await crew.start(one, output)
+        yield crew
+    finally:
+        await crew.stop()
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code >= 0:
+        return f"ended with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was killed by {name}{' (was the machine out of memory?)' if code == -signal.SIGKILL else ''}"
+
+
+async def _pass_on(stream: asyncio.StreamReader | None, output: Callable[[str], None] | None) -> None:
+    if stream is None or output is None:
+        return
+    async for line in stream:
+        output(line.decode(errors="replace").rstrip("\n"))
