@@ -154,7 +154,7 @@ class Leader:
             template = self._templates.get(key)
             if template is None:
                 template = self._templates[key] = Cut.template(member, map(Partition.parse, report.entries))
-            lines.append(template % tuple([_mark(value) for value in report.entries.values()]))
+            lines.append(template % report.marks)
         covered = {name for report in self.reports.values() for name in report.entries} if self.finished else set()
         gone: dict[str, dict[Partition, Mark]] = {}
         for partition, (member, mark) in sorted(self.finished.items()):
@@ -184,11 +184,6 @@ class Leader:
             self.request = decision.request
         if len(self._templates) > 4 * len(self.reports) + 16:
             self._templates.clear()
-
-
-def _mark(value: str) -> str:
-    word, _, offset = value.partition("@")
-    return f"{offset or '?'}!" if word == FINISHED else offset or "?"
 
 
 @dataclass(frozen=True, slots=True)

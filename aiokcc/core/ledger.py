@@ -116,6 +116,8 @@ class Ledger:
         self.withheld = False
         """Whether what the lanes have brought is still being worked on elsewhere: then there is nothing to report yet."""
         self._missing = 0
+        self._said: Report | None = None
+        """The last report, while nothing has happened that could change it."""
 
     # -- lanes come and go ------------------------------------------------------------------------------------------
 
@@ -161,7 +163,16 @@ class Ledger:
         UsageError if the lane has finished: what it said cannot be taken back.
         """
         limit = self.limit
+        if lane.state is LaneState.RUNNING and lane.open_below <= ts and lane.owned and not lane.crossings:
+            boundaries = limit.boundaries
+            if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the plain case, and nothing but a shorter way
+                lane.ts, lane.offset, lane.state = ts, offset, LaneState.BLOCKED
+                lane.crossings[boundaries[0]] = (ts, offset)
+                self._missing -= 1
+                self._said = None
+                return False
         self._refuse_finished(lane)
+        self._said = None
         lane.ts, lane.offset = ts, offset
         if limit.mode is not Mode.GATED:
             lane.state = LaneState.RUNNING if limit.mode is Mode.OPEN else LaneState.BLOCKED
@@ -187,6 +198,7 @@ class Ledger:
             return False
         arrived = lane.arrived(self.limit)
         lane.state, lane.idle_at, lane.offset = LaneState.IDLE, self.limit.floor, offset
+        self._said = None
         self._missing += arrived - lane.arrived(self.limit)
         return True
 
@@ -196,12 +208,14 @@ class Ledger:
             return
         arrived = lane.arrived(self.limit)
         lane.state, lane.offset = LaneState.FINISHED, offset
+        self._said = None
         self._missing += arrived - lane.arrived(self.limit)
         self._set_thresholds(lane)
 
     def resume(self, lane: Lane) -> None:
         """The lane no longer waits: it has a record, or gave up waiting. What it said before stays true."""
         if lane.state in {LaneState.IDLE, LaneState.BLOCKED}:
+            self._said = None
             arrived = lane.arrived(self.limit)
             if lane.state is LaneState.BLOCKED:  # the record was not processed, so it crossed nothing yet
                 unread = (lane.ts, lane.offset)
@@ -219,6 +233,9 @@ class Ledger:
         previous, self.limit = self.limit, limit
         if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor)
+            if len(limit.boundaries) == len(previous.boundaries) == 1:
+                self._step(previous.boundaries[0], limit.boundaries[0])
+                return True
         for lane in self.lanes.values():
             if limit.mode is Mode.GATED:
                 lane.late_below = self.late_below
@@ -234,6 +251,35 @@ class Ledger:
             self._set_thresholds(lane)
         self._recount()
         return True
+
+    def _step(self, previous: int, value: int) -> None:
+        """What :meth:`see` does from one single boundary to the next: it is every period of every replay without lookahead."""
+        late_below, missing = self.late_below, 0
+        for lane in self.lanes.values():
+            lane.late_below = late_below
+            crossings, state = lane.crossings, lane.state
+            if crossings:
+                if len(crossings) == 1 and previous in crossings:
+                    crossings.clear()
+                else:
+                    crossings = lane.crossings = {b: c for b, c in crossings.items() if b >= value}
+            if state is LaneState.BLOCKED:
+                if lane.ts < value:
+                    state = lane.state = LaneState.RUNNING
+                else:
+                    crossings.setdefault(value, (lane.ts, lane.offset))
+            elif state is LaneState.IDLE:
+                state = lane.state = LaneState.RUNNING
+            if not lane.owned:
+                lane.open_below = _NEVER
+                missing += 1
+            elif state is LaneState.FINISHED:
+                lane.open_below = _NEVER
+            else:
+                lane.open_below = value
+                missing += value not in crossings
+        self._missing = missing
+        self._said = None
 
     def closed(self, boundary: int) -> None:
         """A boundary that is known to be closed, from the last cut: records below it are late."""
@@ -271,6 +317,30 @@ class Ledger:
             return None
         if not (self.ready or even_running):
             return None
+        floor = self.limit.floor
+        said = self._said
+        if said is not None and said.generation == self.generation and said.limit == floor:
+            return said
+        entries: dict[str, str] = {}
+        marks: list[str] = []
+        least: int | None = None
+        for lane in self.lanes.values():
+            crossing = lane.crossings.get(floor)
+            if crossing is None or not lane.owned:  # not all of them are simply blocked
+                break
+            ts, offset = crossing
+            if least is None or ts < least:
+                least = ts
+            if offset is None:
+                entries[lane.name] = str(ts)
+                marks.append("?")
+            else:
+                mark = str(offset)
+                entries[lane.name] = f"{ts}@{mark}"
+                marks.append(mark)
+        else:
+            self._said = Report(self.generation, floor, entries, least, marks=tuple(marks))
+            return self._said
         entries = {lane.name: lane.entry(self.limit) for lane in self.lanes.values() if lane.owned}
         return Report.of(self.generation, self.limit.floor, entries) if entries else None
 
@@ -282,6 +352,7 @@ class Ledger:
             raise UsageError(f"{lane.name} was declared finished; it cannot bring another record")
 
     def _recount(self) -> None:
+        self._said = None
         self._missing = sum(not lane.arrived(self.limit) for lane in self.lanes.values())
 
     def _set_thresholds(self, lane: Lane) -> None:

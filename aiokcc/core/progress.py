@@ -34,7 +34,8 @@ FINISHED: Final = "finished"
 RUNNING: Final = "running"
 
 _BODY: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19})?;)*")
-_ENTRY: Final = re.compile(r"([^:;]+):([^;]+);")
+_ENTRY: Final = re.compile(r"([^:;]+):(([^;@]+)@?([^;]*));")
+_WORDS: Final = frozenset((IDLE, FINISHED, RUNNING))
 _REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
 _CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
 _CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(!?)")
@@ -60,25 +61,30 @@ class Report:
     """Whether an entry is running: then the report does not count."""
     finished: bool = False
     """Whether an entry is finished."""
+    marks: tuple[str, ...] = field(default=(), compare=False)
+    """What a cut says of each entry: the offset, ``?`` if not known, and ``!`` behind it if finished."""
 
     @classmethod
     def of(cls, generation: int, limit: int, entries: Mapping[str, str]) -> Report:
         """A report from its entries. ValueError if an entry cannot be one."""
         minimum: int | None = None
         idle = running = finished = False
+        marks: list[str] = []
         for value in entries.values():
-            word = value.partition("@")[0]
+            word, _, offset = value.partition("@")
+            marks.append(offset or "?")
             if word == IDLE:
                 idle = True
             elif word == RUNNING:
                 running = True
             elif word == FINISHED:
                 finished = True
+                marks[-1] += "!"
             else:
                 ts = int(word)
                 if minimum is None or ts < minimum:
                     minimum = ts
-        return cls(generation, limit, entries, minimum, idle, running, finished)
+        return cls(generation, limit, entries, minimum, idle, running, finished, tuple(marks))
 
     def supersedes(self, written: Report | None) -> bool:
         """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not."""
@@ -105,8 +111,14 @@ class Report:
             generation, limit, count, least = head.split(" ")
             if not _BODY.fullmatch(body) or not (_is_number(generation) and _is_number(limit) and _is_number(count)):
                 raise ValueError(body)
-            entries = dict(_ENTRY.findall(body))
-            report = cls.of(int(generation), int(limit), entries)
+            found = _ENTRY.findall(body)
+            entries = {name: value for name, value, _, _ in found}
+            words = [word for _, _, word, _ in found]
+            if words and _WORDS.isdisjoint(words):  # the plain case, and nothing but a shorter way
+                marks = tuple([offset or "?" for _, _, _, offset in found])
+                report = cls(int(generation), int(limit), entries, min(map(int, words)), marks=marks)
+            else:
+                report = cls.of(int(generation), int(limit), entries)
             stated = RUNNING if report.running else "-" if report.minimum is None else str(report.minimum)
             if (
                 int(count) != len(entries)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from aiokcc.core.ledger import Lane, LaneState
 from aiokcc.core.limit import Mode
-from aiokcc.core.periods import check_timestamp
+from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp
 from aiokcc.errors import RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
@@ -43,11 +43,11 @@ class Gate:
     """
 
     __slots__ = (
-        "_lane",
         "_member",
         "_seen",
         "busy",
         "failure",
+        "lane",
         "late",
         "partition",
         "resume_offset",
@@ -57,7 +57,8 @@ class Gate:
 
     def __init__(self, member: Member, partition: Partition) -> None:
         self._member = member
-        self._lane = Lane(partition)  # replaced by the ledger's own when the gate is opened
+        self.lane = Lane(partition)
+        """The partition's line in the member's ledger, once the gate is opened."""
         self._seen = member.ledger.limit
         """The limit when a task was last let through: what the caller knows of the log's end is no older than that."""
         self.busy = False
@@ -80,7 +81,7 @@ class Gate:
         lock was lost to another member, UsageError for what cannot be a timestamp. Cancelling leaves the partition where
         it was; waiting is the only place where this call can be cancelled.
         """
-        lane = self._lane
+        lane = self.lane
         if type(ts) is int and lane.late_below <= ts < lane.open_below and boottime() < self.session.stop_at:
             return
         await self._wait(ts, offset)
@@ -88,7 +89,7 @@ class Gate:
     def is_open(self, ts: int) -> bool:
         """Whether a record with this timestamp may be processed now."""
         ts = check_timestamp(ts)
-        lane, limit = self._lane, self._member.ledger.limit
+        lane, limit = self.lane, self._member.ledger.limit
         return (
             lane.owned
             and lane.state is not LaneState.FINISHED
@@ -122,12 +123,12 @@ class Gate:
                 if ledger.limit != self._seen:
                     self._seen = ledger.limit
                     return self.limit
-                if ledger.idle(self._lane, self._seen, offset):
+                if ledger.idle(self.lane, self._seen, offset):
                     self._member.arrived()
                 await self.signal.wait()
         finally:
             self.busy = False
-            ledger.resume(self._lane)
+            ledger.resume(self.lane)
 
     async def rest(self, ready: Callable[[], bool], end: Callable[[], tuple[Limit | None, int]]) -> None:
         """Wait for something that comes from elsewhere, idle while it is known that the log holds nothing more.
@@ -141,13 +142,13 @@ class Gate:
             while not ready():
                 await self._usable()
                 as_of, offset = end()
-                if as_of is not None and ledger.idle(self._lane, as_of, offset):
+                if as_of is not None and ledger.idle(self.lane, as_of, offset):
                     self._member.arrived()
                 if not ready():
                     await self.signal.wait()
         finally:
             self.busy = False
-            ledger.resume(self._lane)
+            ledger.resume(self.lane)
 
     def finish(self, offset: int | None = None) -> None:
         """Say that this partition brings nothing more before the run's end. The others no longer wait for it."""
@@ -156,30 +157,38 @@ class Gate:
         self._check_offset(offset)
         if self.failure is not None:
             raise self.failure
-        if self._lane.state is not LaneState.FINISHED:
+        if self.lane.state is not LaneState.FINISHED:
             self._check_open()
-        self._member.ledger.finish(self._lane, offset)
+        self._member.ledger.finish(self.lane, offset)
         self._member.arrived()
-
-    @property
-    def lane(self) -> Lane:
-        """The partition's line in the member's ledger."""
-        return self._lane
-
-    @lane.setter
-    def lane(self, lane: Lane) -> None:
-        self._lane = lane
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _wait(self, ts: int, offset: int | None) -> None:
-        ts = check_timestamp(ts)
-        self._check_offset(offset)
-        self._enter()
-        ledger, lane = self._member.ledger, self._lane
+        ledger, lane = self._member.ledger, self.lane
+        if (
+            type(ts) is int
+            and 0 <= ts <= MAX_TIMESTAMP
+            and (offset is None or (type(offset) is int and 0 <= offset < 2**63))
+            and lane.owned
+            and lane.open_below >= 0  # neither the partition has finished nor the run has ended
+            and self.failure is None
+            and not self.busy
+        ):
+            self.busy = True  # nothing to complain about, found out at once
+        else:
+            ts = check_timestamp(ts)
+            self._check_offset(offset)
+            self._enter()
         try:
             while True:
-                await self._usable()
+                if (
+                    not lane.owned
+                    or lane.open_below < 0
+                    or self.failure is not None
+                    or boottime() >= self.session.stop_at
+                ):
+                    await self._usable()
                 if ledger.approach(lane, ts, offset):
                     self.late += ts < lane.late_below
                     self._seen = ledger.limit
@@ -187,6 +196,13 @@ class Gate:
                     return
                 self._member.arrived()
                 await self.signal.wait()
+                if (
+                    lane.late_below <= ts < lane.open_below
+                    and self.failure is None
+                    and boottime() < self.session.stop_at
+                ):
+                    self._seen = ledger.limit
+                    return
         except BaseException:
             ledger.resume(lane)
             raise
@@ -201,7 +217,7 @@ class Gate:
             self._check_open()
             if self._member.ledger.limit.mode is Mode.END:
                 raise RunEnded(f"the run has ended; {self.partition} gets nothing more")
-            if self._lane.owned:
+            if self.lane.owned:
                 if boottime() < self.session.stop_at:
                     return
                 try:
@@ -214,7 +230,7 @@ class Gate:
     def _enter(self) -> None:
         if self.busy:
             raise UsageError(f"{self.partition} is waiting in another task; a gate serves one task at a time")
-        if self._lane.state is LaneState.FINISHED:
+        if self.lane.state is LaneState.FINISHED:
             raise UsageError(f"{self.partition} was declared finished; it cannot bring another record")
         if self.failure is None:
             self._check_open()

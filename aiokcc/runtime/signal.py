@@ -14,10 +14,11 @@ class Signal:
     loses nothing.
     """
 
-    __slots__ = ("_is_set", "_waiter")
+    __slots__ = ("_is_set", "_loop", "_waiter")
 
     def __init__(self) -> None:
         self._is_set = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
@@ -33,9 +34,9 @@ class Signal:
     async def wait(self) -> None:
         """Wait until it is set, and clear it."""
         if not self._is_set:
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            loop = self._loop
+            if loop is None:  # asked for once: up to Python 3.11 that is a system call
+                loop = self._loop = asyncio.get_running_loop()
+            self._waiter = loop.create_future()
+            await self._waiter
         self._is_set = False

@@ -21,6 +21,10 @@ MAX_REQUEST: Final = 1_000_000
 """Bytes of names and data in one request. The server's own limit is 1,048,575 with all that the protocol adds."""
 
 _MAX_VERSION: Final = 2**31 - 1
+# Unions written where they are used would be built anew for every operation.
+_OPS: Final = (Check, Set, Create, Delete)
+_WITH_DATA: Final = (Create, Set)
+_WITH_VERSION: Final = (Check, Set, Delete)
 # The last range is what UTF-16 writes as two surrogates, which the server refuses one by one: emoji among others.
 _FORBIDDEN: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
@@ -73,12 +77,12 @@ def check_data(data: bytes) -> bytes:
 
 def check_op(op: Op) -> Op:
     """The operation itself if its path, data and version can be meant; otherwise UsageError."""
-    if not isinstance(op, Check | Set | Create | Delete):
+    if not isinstance(op, _OPS):
         raise UsageError(f"a transaction is made of Check, Set, Create and Delete, not of {op!r}")
     check_path(op.path)
-    if isinstance(op, Create | Set):
+    if isinstance(op, _WITH_DATA):
         check_data(op.data)
-    if isinstance(op, Check | Set | Delete):
+    if isinstance(op, _WITH_VERSION):
         version = op.version
         if not isinstance(version, int) or isinstance(version, bool) or not ANY_VERSION <= version <= _MAX_VERSION:
             raise UsageError(f"{op.path}: a version is a number from 0 on, or ANY_VERSION, not {version!r}")
@@ -93,7 +97,7 @@ def check_size(root: str, *ops: Op) -> None:
     for index, op in enumerate(ops):
         # Three bytes are the longest that a character allowed in names takes; to encode every path would cost more.
         size += 3 * len(root) + 1 + (len(op.path) if op.path.isascii() else 3 * len(op.path))
-        if isinstance(op, Create | Set):
+        if isinstance(op, _WITH_DATA):
             size += len(op.data)
         if size > MAX_REQUEST:
             raise TooLargeError(op.path, index if len(ops) > 1 else None)

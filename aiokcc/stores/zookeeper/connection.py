@@ -110,12 +110,13 @@ class Connection(asyncio.Protocol):
         call.until = 0
         self.pending.append(call)
         frame = wire.frame(xid, call.request)
-        if self._corked:
-            self.outbox.append(frame)
-        else:
-            self._corked = True
+        if len(self.pending) == 1:
             self._transport.write(frame)
-            self._loop.call_soon(self._uncork)
+        else:
+            self.outbox.append(frame)
+            if not self._corked:
+                self._corked = True
+                self._loop.call_soon(self._uncork)
 
     def _uncork(self) -> None:
         self._corked = False
