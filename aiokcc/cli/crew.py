@@ -15,6 +15,7 @@ from typing import Any, Final
 __all__ = ["Crew", "Report", "crew_of", "how_it_ended"]
 
 _STOP_SECONDS: Final = 5.0
+_LAST_WORDS_SECONDS: Final = 1.0
 _LINE_BYTES: Final = 1 << 20
 
 
@@ -104,11 +105,13 @@ class Crew:
                 with suppress(ProcessLookupError):
                     process.kill()
         await asyncio.gather(*waiting)
+        if self._listening:  # to the end of what they had to say, unless a process they left behind holds the pipe
+            await asyncio.wait(self._listening, timeout=_LAST_WORDS_SECONDS)
         for task in self._listening:
             task.cancel()
         await asyncio.gather(*self._listening, return_exceptions=True)
 
-    def reports_left(self) -> list[Report]:
+    def left(self) -> list[Report]:
         """What was said before the end and has not been read yet."""
         left = []
         while not self._reports.empty():

@@ -72,10 +72,13 @@ async def say_replay(options: argparse.Namespace) -> int:
     try:
         with choose_bar() as bar:
             orders = [_orders(options, share, n) for n, share in enumerate(shares, 1)]
-            async with crew_of(orders, bar.write if on_terminal() else None) as crew:
-                await command.run(crew, bar)
-            for report in crew.reports_left():
-                command.hear(report)
+            crew = Crew()
+            try:
+                async with crew_of(orders, bar.write if on_terminal() else None) as crew:
+                    await command.run(crew, bar)
+            finally:
+                for report in crew.left():
+                    command.hear(report)
     except asyncio.CancelledError:
         _say(f"Stopped: {command.done()}.\n{command.going_on(await _last(options))}")
         raise
@@ -93,6 +96,9 @@ class _Command:
         self._options, self._before = options, before
         self._joined: float | None = None
         """When the first worker had joined the group."""
+        self._moved = 0.0
+        """When a record was last handled."""
+        self._reached: int | None = None
         self._there: set[int] = set()
         self._counts: dict[int, dict[str, Any]] = {}
         self._status: dict[str, Any] = {}
@@ -126,10 +132,13 @@ class _Command:
                 self._there.add(report.worker)
                 self._total = facts["total"]
             case "counts":
+                if self._counts.get(report.worker, {}).get("records") != facts["records"]:
+                    self._moved = now
                 self._counts[report.worker] = facts
                 self._records.add(self._sum("records"), now)
-                if (reached := self._reached()) is not None:
-                    self._time.add(reached, now)
+                if 0 < facts["limit"] < MAX_LIMIT:
+                    self._reached = max(self._reached or 0, facts["limit"])
+                    self._time.add(self._reached, now)
             case "status":
                 self._status = facts
             case "failed" if self.failure is None:
@@ -144,7 +153,7 @@ class _Command:
 
     def done(self) -> str:
         """What was done, in words."""
-        seconds = time.monotonic() - (self._joined or time.monotonic())
+        seconds = max(0.0, self._moved - (self._joined or self._moved))
         records, periods = self._sum("records"), max((c["periods"] for c in self._counts.values()), default=0)
         text = f"{count(records, 'record')} in {count(periods, 'period')} and {span(seconds)}"
         return f"{text} ({records / seconds:,.0f} records/s)" if records and seconds else text
@@ -177,7 +186,7 @@ class _Command:
 
     def _view(self, now: float) -> View:
         records, done = self._sum("records"), self._before.offsets + self._sum("records")
-        reached = self._reached()
+        reached = self._reached
         start, end = self._options.start, self._options.end
         share = left = None
         per_second = self._records.per_second()
@@ -194,6 +203,8 @@ class _Command:
         return View(reached, share, records, per_second, left, self._note(now))
 
     def _note(self, now: float) -> str:
+        if self._done:
+            return "ending"
         if len(self._there) < self._options.processes:
             return f"{len(self._there)} of {count(self._options.processes, 'worker')} there"
         silent = [n for n, heard in enumerate(self._heard) if now - heard > _SILENT and n not in self._gone]
@@ -213,10 +224,6 @@ class _Command:
             seconds = self._status["waiting_seconds"]
             return waits + (f" for {span(seconds)}" if seconds >= _SLOW else "")
         return "at the end of the topics" if self._status.get("idle") and self._options.follow else ""
-
-    def _reached(self) -> int | None:
-        limits = [c["limit"] for c in self._counts.values() if 0 < c["limit"] < MAX_LIMIT]
-        return max(limits, default=None)
 
     def _sum(self, name: str) -> int:
         return sum(counts[name] for counts in self._counts.values())

@@ -54,7 +54,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """All of them but --store and --timeout, which other verbs have too."""
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
     parser.add_argument("--topic", action="append", required=True, metavar="TOPIC", help="to replay; for each again")
-    parser.add_argument("--period", type=_checked(parse_duration, "the period"), required=True, metavar="TIME")
+    parser.add_argument(
+        "--period",
+        type=_checked(parse_duration, "the period"),
+        required=True,
+        metavar="TIME",
+        help="such as 1m: how far all go before they wait for each other",
+    )
     what = "a time, 'earliest' (the default), or 'committed' (by --group-id)"
     parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
