@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 _MANIFEST: Final = "manifest.json"
 _LONGEST_FETCH: Final = 1800.0
 _GOT: Final = re.compile(r"\[SUCCESSFUL ] [^#]+#([^;]+);([^!]+)!")
-_TROUBLE: Final = re.compile(r"(Server access error.*|invalid (?:sha|md)\w+: .*|unresolved dependency: .*)")
+# The most telling first: a server that cannot be reached is followed by modules that were not found.
+_TROUBLES: Final = (r"Server access error.*", r"invalid (?:sha|md)\w+: .*", r"module not found: .*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +212,17 @@ def _explain(
     wanted: JarSet, place: Path, repository: str | None, log: Path, error: LocalServiceError
 ) -> LocalServiceError:
     try:
-        troubles = _TROUBLE.findall(log.read_text(errors="replace"))
+        text = log.read_text(errors="replace")
     except OSError:
-        troubles = []
+        text = ""
+    trouble = next((found[0].strip() for pattern in _TROUBLES if (found := re.search(pattern, text))), "")
     where = _without_password(repository) if repository else "Maven Central"
-    why = f": {_without_password(troubles[0].strip())}" if troubles else ""
+    why = f": {_without_password(trouble)}" if trouble else ""
     return LocalServiceError(
         f"{wanted.name} is not in the cache {place} and could not be fetched from {where}{why}. It is needed once "
         f"({wanted.megabytes} MB). With access to the network `aiokcc local kafka` fetches it; or copy that directory "
         f"from a machine that has it; or set AIOKCC_MAVEN to the URL of a Maven repository within reach",
-        "" if troubles else error.log,
+        "" if trouble else error.log,
     )
 
 
