@@ -1,7 +1,7 @@
 """The tests of aiokcc.
 
 Hypothesis runs by one of two profiles. ``ci``, the default, is the same every time. ``deep`` explores: choose it with
-``HYPOTHESIS_PROFILE=deep``, and ``HYPOTHESIS_EXAMPLES=20000`` for longer than its default.
+``HYPOTHESIS_PROFILE=deep`` and ``--timeout=0``, and ``HYPOTHESIS_EXAMPLES=20000`` for longer than its default.
 """
 
 from __future__ import annotations
