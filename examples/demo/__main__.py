@@ -1,4 +1,4 @@
-"""``python -m examples.demo``: about 20 seconds, on a real ZooKeeper that it starts and ends itself."""
+"""``python -m examples.demo``: about half a minute, on a real Kafka and a real ZooKeeper that it starts and ends itself."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from typing import Final
 
 import aiokcc
 from aiokcc import local
-from examples.demo.data import END, MINUTE, ORDERS, PARTITIONS, PERIOD, START, WORKERS, make_log
+from examples.demo.data import END, MINUTE, ORDERS, PARTITIONS, PERIOD, START, TOPICS, WORKERS, make_log
 from examples.demo.join import KEEP, Outcome
 from examples.demo.picture import draw, sketch
+from examples.stack import Event, create, show_progress, write
 
 _REDRAW: Final = 0.1
 _BAR: Final = 40
 
 _INTRODUCTION: Final = f"""\
-Two hours of {ORDERS:,} orders and their payments lie in six partitions, unevenly: the fullest holds six times as many
-records as the emptiest. Three processes read them, each partition as fast as it goes, and two joins look for the payment of
-each order. First without the gate, then with it: `await gate.wait_until(record.ts)`, in periods of {PERIOD // MINUTE} minutes,
-over a real ZooKeeper.
+Two hours of {ORDERS:,} orders and their payments are written to two Kafka topics with six partitions, unevenly: the fullest
+holds six times as many records as the emptiest. Three processes replay them, each partition as fast as its handler goes (about
+a millisecond a record), and two joins look for the payment of each order. First with plain aiokafka, then with aiokcc.replay
+in periods of {PERIOD // MINUTE} minutes.
 """
 
 
@@ -48,11 +49,11 @@ class Workers:
         for _ in self._processes:
             await self.read()
 
-    def go(self, store: str) -> None:
-        """Start a round."""
+    def go(self, servers: str, store: str) -> None:
+        """Start a round; without a store, it is one without the gate."""
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.write(f"{store}\n".encode())
+            process.stdin.write(f"{servers} {store}\n".encode())
 
 
 @asynccontextmanager
@@ -129,10 +130,25 @@ def _clock(ts: int) -> str:
     return f"{minutes // 60:02}:{minutes % 60:02}"
 
 
-async def play(workers: Workers, store: str, title: str) -> Outcome:
+async def write_history(servers: str) -> None:
+    """The log, into Kafka."""
+    log = make_log()
+    for topic, number in TOPICS.items():
+        await create(servers, topic, number, fresh=False)
+        events = [
+            Event(partition, record.ts, f"{record.order}", f"{record.order}")
+            for partition in range(number)
+            for record in log.records[topic, partition]
+        ]
+        await write(servers, topic, events)
+        print(f"{len(events):,} {topic} written to Kafka, in {number} partitions", flush=True)
+    print()
+
+
+async def play(workers: Workers, servers: str, store: str, title: str) -> Outcome:
     """One round: everything is read once, and joined as it comes."""
     outcome, progress = Outcome(make_log()), Progress(title)
-    workers.go(store)
+    workers.go(servers, store)
     left = len(WORKERS)
     begun = None
     while left:
@@ -183,10 +199,13 @@ def report(without: list[Outcome], gated: list[Outcome]) -> str:
 async def demo(picture: Path) -> None:
     """Everything."""
     print(_INTRODUCTION)
-    async with start_workers() as workers, local.zookeeper() as zookeeper:
+    print("Starting ZooKeeper and Kafka …", flush=True)
+    async with start_workers() as workers, local.up(progress=show_progress) as stack:
+        servers, zookeeper = stack.kafka.bootstrap, stack.zookeeper
+        await write_history(servers)
         await workers.ready()
-        without = [await play(workers, "-", f"Without the gate, round {n}") for n in (1, 2)]
-        gated = [await play(workers, zookeeper.url(f"demo-{n}"), f"With the gate, round {n}") for n in (1, 2)]
+        without = [await play(workers, servers, "", f"Without the gate, round {n}") for n in (1, 2)]
+        gated = [await play(workers, servers, zookeeper.url(f"demo-{n}"), f"With the gate, round {n}") for n in (1, 2)]
     print(report(without, gated), "\n")
     last = (without[-1], gated[-1])
     print(sketch(last), "\n")

@@ -10,13 +10,15 @@ import asyncio
 import os
 import random
 import sys
-from typing import Final
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import aiokcc
 from examples.demo.data import END, PERIOD, START, TOPICS, WORKERS, make_log
 
 RECORDS_PER_SECOND: Final = 1000
-"""How fast any partition can be read: one that holds six times as many records takes six times as long."""
+"""How fast the handler is, in each partition: one that holds six times as many records takes six times as long."""
 
 
 def say(line: str) -> None:
@@ -24,41 +26,64 @@ def say(line: str) -> None:
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-async def read(topic: str, number: int, gate: aiokcc.Gate | None) -> None:
-    """Read one partition to its end. The gate is the one line that makes the difference."""
-    owed = 0.0
-    for offset, record in enumerate(make_log().records[topic, number]):
-        if gate is not None:
-            await gate.wait_until(record.ts, offset)
-        say(f"{topic} {number} {record.ts} {record.order}")
-        owed += random.uniform(0.5, 1.5) / RECORDS_PER_SECOND  # no two runs take the same time, as in life
+class Handler:
+    """What is done with each record, with the gate and without: tell it, and take about a millisecond."""
+
+    def __init__(self) -> None:
+        self._owed: dict[tuple[str, int], float] = {}
+
+    async def __call__(self, record: Any) -> None:
+        """Handle one."""
+        where = record.topic, record.partition
+        say(f"{record.topic} {record.partition} {record.timestamp} {record.value.decode()}")
+        owed = (
+            self._owed.get(where, 0.0) + random.uniform(0.5, 1.5) / RECORDS_PER_SECOND
+        )  # no two runs alike, as in life
         if owed > 0.01:
             await asyncio.sleep(owed)
             owed = 0.0
-    if gate is not None:
-        gate.finish()
-    say(f"{topic} {number} finished")
+        self._owed[where] = owed
+        if record.offset + 1 == len(make_log().records[where]):
+            say(f"{record.topic} {record.partition} finished")
 
 
-async def read_gated(coordinator: aiokcc.Coordinator, topic: str, number: int) -> None:
-    """The same behind the gate."""
-    async with coordinator.gate(topic, number) as gate:
-        await read(topic, number, gate)
+async def read_plainly(servers: str, topic: str, number: int) -> None:
+    """One partition through plain aiokafka, to its end."""
+    partition = TopicPartition(topic, number)
+    consumer = AIOKafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        end = (await consumer.end_offsets([partition]))[partition]
+        handle = Handler()
+        async for record in consumer:
+            await handle(record)
+            if record.offset + 1 == end:
+                return
+    finally:
+        await consumer.stop()
 
 
-async def work(worker: int, store: str) -> None:
-    """Read this process's partitions, one task each."""
-    if store == "-":
+async def work(worker: int, servers: str, store: str) -> None:
+    """Read this process's partitions, one task each: without a store plainly, with one in step."""
+    mine = WORKERS[worker]
+    if not store:
         async with asyncio.TaskGroup() as tasks:
-            for topic, number in WORKERS[worker]:
-                tasks.create_task(read(topic, number, None))
+            for topic, number in mine:
+                tasks.create_task(read_plainly(servers, topic, number))
         return
-    async with (
-        aiokcc.connect(store, topics=TOPICS, start=START, end=END, period=PERIOD, member=f"worker-{worker}") as group,
-        asyncio.TaskGroup() as tasks,
-    ):
-        for topic, number in WORKERS[worker]:
-            tasks.create_task(read_gated(group, topic, number))
+    async with aiokcc.replay(
+        *TOPICS,
+        bootstrap_servers=servers,
+        store=store,
+        start=START,
+        end=END,
+        period=PERIOD,
+        partitions=list(mine),
+        member=f"worker-{worker + 1}",
+    ) as replay:
+        await replay.run(Handler())
 
 
 async def main(worker: int) -> None:
@@ -66,10 +91,14 @@ async def main(worker: int) -> None:
     make_log()
     aiokcc.open_store("zk://127.0.0.1/demo")  # loads what it needs; nothing is connected
     say("ready")
-    while store := (await asyncio.to_thread(sys.stdin.readline)).strip():
-        await work(worker, store)
+    while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+        servers, _, store = line.partition(" ")
+        await work(worker, servers, store)
         say("done")
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1])))
+    try:
+        asyncio.run(main(int(sys.argv[1])))
+    except aiokcc.AiokccError as error:
+        sys.exit(f"{error}")

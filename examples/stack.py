@@ -1,0 +1,87 @@
+"""What the examples stand on: a Kafka and a ZooKeeper, and topics with a history in them.
+
+``python -m examples.NAME`` starts both on this machine (the first time it fetches Kafka, 44 MB);
+``python -m examples.NAME HOST:PORT zk://HOST:PORT/root`` uses yours. Topics and roots get names that nothing else has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import sys
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from aiokcc import local
+
+
+class Services(NamedTuple):
+    """Where they are, as :func:`aiokcc.replay` wants it."""
+
+    bootstrap_servers: str
+    store: str
+
+
+class Event(NamedTuple):
+    """A record to write; the timestamp in milliseconds since the epoch."""
+
+    partition: int
+    timestamp: int
+    key: str
+    value: str = ""
+
+
+@asynccontextmanager
+async def services(given: list[str]) -> AsyncIterator[Services]:
+    """Those that were given, or new ones that end with the block."""
+    if given:
+        servers, store = given
+        yield Services(servers, f"{store.rstrip('/')}/{secrets.token_hex(3)}")
+        return
+    print("Starting ZooKeeper and Kafka …", flush=True)
+    async with local.up(progress=show_progress) as stack:
+        yield Services(stack.kafka.bootstrap, stack.zookeeper.url("example"))
+
+
+def show_progress(line: str) -> None:
+    """What is being fetched: on a terminal in one line that changes."""
+    end = "\n"
+    if sys.stdout.isatty() and line[:1].isdigit():
+        number, _, total = line.partition(":")[0].partition(" of ")
+        line, end = f"\r\x1b[K  {line}", "\n" if number == total else ""
+    print(line, end=end, flush=True)
+
+
+async def create(servers: str, name: str, partitions: int, *, fresh: bool = True) -> str:
+    """A new topic; its name."""
+    topic = f"{name}-{secrets.token_hex(3)}" if fresh else name
+    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, partitions, 1)])
+    finally:
+        await admin.close()
+    return topic
+
+
+async def write(servers: str, topic: str, events: Iterable[Event]) -> None:
+    """Into a topic, whole batches at a time. Within a partition they stay in order."""
+    producer = AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=256 * 1024)
+    await producer.start()
+    try:
+        by_partition = sorted(events, key=lambda event: event.partition)
+        for partition, mine in itertools.groupby(by_partition, key=lambda event: event.partition):
+            batch = producer.create_batch()
+            for event in mine:
+                row = {"key": event.key.encode(), "value": event.value.encode(), "timestamp": event.timestamp}
+                if batch.append(**row) is None:  # full
+                    await (await producer.send_batch(batch, topic, partition=partition))
+                    batch = producer.create_batch()
+                    batch.append(**row)
+            await (await producer.send_batch(batch, topic, partition=partition))
+    finally:
+        await producer.stop()
