@@ -1,1 +1,6 @@
-"""Runnable examples, one command each: ``python -m examples.demo``, ``.plain_asyncio``, ``.own_consumer``."""
+"""Runnable examples, one command each: ``python -m examples.NAME``.
+
+* ``demo``: what the gate is for
+* ``windowed_join``, ``month_again``, ``then_follow``, ``after_a_kill``: :func:`aiokcc.replay` on Kafka
+* ``plain_asyncio``, ``own_consumer``: the gate alone, for records from anywhere
+"""

@@ -6,17 +6,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import secrets
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError
 
+import aiokcc
 from aiokcc import local
+
+logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what matters is raised
 
 
 class Services(NamedTuple):
@@ -33,6 +39,16 @@ class Event(NamedTuple):
     timestamp: int
     key: str
     value: str = ""
+
+
+def run(example: Coroutine[Any, Any, None]) -> None:
+    """Run an example; what goes wrong is said in a sentence."""
+    try:
+        asyncio.run(example)
+    except (aiokcc.AiokccError, KafkaError) as error:
+        sys.exit(f"{error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 @asynccontextmanager

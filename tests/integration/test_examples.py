@@ -75,8 +75,63 @@ async def test_own_consumer_in_three_processes(zookeeper: local.ZooKeeper) -> No
     assert text.count("finished") >= 3
 
 
+@pytest.fixture
+def servers(kafka: local.Kafka, zk_root: str) -> tuple[str, str]:
+    """What the examples on Kafka are given, so that they need not start their own."""
+    return kafka.bootstrap, zk_root
+
+
+async def test_a_windowed_join(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.windowed_join", *servers)
+    assert re.findall(r"^up to (\d\d:\d\d):", text, re.MULTILINE) == [
+        f"{8 + n // 2:02}:{n % 2 * 30:02}" for n in range(1, 9)
+    ]
+    paid, unpaid, right_paid, right_unpaid, most = map(int, re.findall(r"\d+", text.splitlines()[-1]))
+    assert (paid, unpaid) == (right_paid, right_unpaid)
+    assert most < 300 < paid
+
+
+async def test_a_month_again(servers: tuple[str, str]) -> None:
+    lines = (await output_of("-m", "examples.month_again", *servers)).splitlines()
+    assert [line[4:10] for line in lines[:-1]] == [f"{day:02} Jan" for day in range(1, 32)]
+    assert lines[-1].startswith("20,000 records, 31 days, all of them right")
+
+
+async def test_replay_then_follow(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.then_follow", *servers)
+    first, *new, last = text.splitlines()
+    assert first == "the last hour, 2,000 records, is done"
+    assert len(new) == 20
+    assert last.startswith("2,000 of the last hour and 20 new ones were handled")
+
+
+async def test_after_a_kill(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.after_a_kill", *servers)
+    killed, ended, verdict = text.splitlines()
+    assert 3000 <= int(killed.split()[2].replace(",", "")) < 6000
+    assert ended.endswith("and ended")
+    lost, twice, periods = map(int, re.findall(r"\d+", verdict))
+    assert lost == 0
+    assert twice <= 60  # what a period holds
+    assert periods <= 1
+
+
+async def test_an_example_starts_its_own_services(kafka: local.Kafka) -> None:  # which has brought the jars
+    text = await output_of("-m", "examples.month_again")
+    assert text.startswith("Starting ZooKeeper and Kafka …\n")
+    assert "all of them right" in text
+
+
+async def test_an_example_that_finds_no_kafka(zk_root: str) -> None:
+    process = await python("-m", "examples.month_again", "127.0.0.1:1", zk_root)
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert "127.0.0.1:1" in err.decode()
+    assert "Traceback" not in err.decode()
+
+
 @pytest.mark.timeout(150)
-async def test_the_demo(tmp_path: Path, zookeeper: local.ZooKeeper) -> None:
+async def test_the_demo(tmp_path: Path, kafka: local.Kafka) -> None:
     picture = tmp_path / "demo.png"
     text = await output_of("-m", "examples.demo", "--picture", str(picture))
     rows = {m[1].strip(): (m[2], m[3]) for m in re.finditer(r"^  (.{58}) +(\S.*?)  +(\S.*?) *$", text, re.MULTILINE)}
