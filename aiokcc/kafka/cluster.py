@@ -137,14 +137,15 @@ class Cluster:
         """What of each log is replayed: resolved once, by the member that founds the group."""
         settings = self._settings
         ends = await self.ends(partitions)
-        if settings.start == "earliest":
+        indexed = settings.timestamp is None  # the log's own index knows nothing of times that a function tells
+        if settings.start == "earliest" or (isinstance(settings.start, int) and not indexed):
             starts = await self.begins(partitions)
         elif settings.start == "committed":
             starts = await self.begins(partitions)
             starts = {p: max(offset, starts[p]) for p, offset in {**starts, **await self.committed(partitions)}.items()}
         else:
             starts = await self.at(settings.start, partitions, ends)
-        if settings.end == "now":
+        if settings.end == "now" or (isinstance(settings.end, int) and settings.end <= now and not indexed):
             stops: Mapping[Partition, int | None] = ends
         elif isinstance(settings.end, int) and settings.end <= now:
             latest = max(settings.lateness.values(), default=0)  # an earlier record may lie behind a later one

@@ -7,8 +7,8 @@ partition.
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -17,7 +17,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import KafkaError
+from aiokcc.errors import KafkaError, RecordError, UsageError
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -33,18 +33,24 @@ log = logging.getLogger("aiokcc.kafka")
 
 _WAIT_MS: Final = 100
 _BATCH: Final = 4000
+_SILENCE: Final = 5.0
+"""Seconds without a record for somebody who needs one, after which we ask whether the topics are still there."""
 
 
 class Pump:
     """Fetches for the streams of one process."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool) -> None:
+    def __init__(
+        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, batch: int = _BATCH
+    ) -> None:
         self._consumer = consumer
         self._cluster = cluster
         self._member = member
         self._assigns = assigns
         """Whether the consumer is told its partitions by us; otherwise Kafka's group tells it."""
+        self._batch = min(batch, _BATCH)
         self._streams: dict[TopicPartition, Stream] = {}
+        self._heard = time.monotonic()
         self._room = Signal()
         self._fetching: anyio.CancelScope | None = None
 
@@ -87,16 +93,20 @@ class Pump:
         self._room.clear()
         try:
             with anyio.CancelScope() as self._fetching:  # cancelling it loses nothing
-                fetched = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=_BATCH)
+                fetched = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
         except OffsetOutOfRangeError as error:
             raise KafkaError(
                 f"records were deleted under the replay: {self._named(error)}; nothing was skipped. "
                 f"Raise the topic's retention, or start again from what is left"
             ) from error
         except AiokafkaError as error:
-            raise KafkaError(f"Kafka refused a fetch: {error}") from error
+            raise KafkaError(f"could not fetch from Kafka: {error}") from error
+        except Exception as error:  # a deserializer of the user's may raise anything
+            raise _at_record(error) from error
         finally:
             self._fetching = None
+        if fetched:
+            self._heard = time.monotonic()
         for tp, records in fetched.items():
             if tp in self._streams:  # not revoked meanwhile
                 self._streams[tp].feed(records)
@@ -109,23 +119,49 @@ class Pump:
         """Whether those that have nothing left are at the end: of the run, or of the log as it is under this limit."""
         unknown: list[TopicPartition] = []
         for tp in hungry:
-            stream = self._streams[tp]
-            position = await asyncio.wait_for(self._consumer.position(tp), 30)
-            stream.moved_to(position)
+            stream = self._streams.get(tp)
+            if stream is None or not self._consumer.assignment() >= {tp}:  # revoked meanwhile
+                continue
+            stream.moved_to(await self._cluster.ask(self._consumer.position(tp), "ask for our position in"))
             if not stream.complete and stream.wants_end:
                 unknown.append(tp)
+        if time.monotonic() - self._heard > _SILENCE:
+            self._heard = time.monotonic()
+            await self._look_for_topics({tp.topic for tp in hungry})
         if not unknown:
             return
         try:
             ends = await self._cluster.ends([Partition(*tp) for tp in unknown])
         except KafkaError as error:
             log.warning("%s; nobody counts as idle until it answers", error)
+            await self._look_for_topics({tp.topic for tp in unknown})
+            await anyio.sleep(_WAIT_MS / 1000)
             return
         for tp in unknown:
-            stream = self._streams[tp]
-            if stream.hungry and stream.position >= ends[Partition(*tp)]:
-                stream.at_end(as_of)
+            if tp in self._streams:
+                self._streams[tp].log_ends_at(ends[Partition(*tp)], as_of)
+
+    async def _look_for_topics(self, topics: set[str]) -> None:
+        """From a topic that was deleted comes nothing, not even an error."""
+        try:
+            await self._cluster.partitions(topics)
+        except UsageError as error:
+            raise KafkaError(f"a topic was deleted under the replay: {error}") from error
+        except KafkaError as error:
+            log.warning("%s; waiting until it answers", error)
 
     def _named(self, error: OffsetOutOfRangeError) -> str:
         places = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         return ", ".join(f"{tp.topic}.{tp.partition} at offset {offset}" for tp, offset in places.items()) or str(error)
+
+
+def _at_record(error: Exception) -> Exception:
+    """The same error with the place at which a deserializer raised it: only the frame in which it was called knows."""
+    trace = error.__traceback__
+    while trace is not None:
+        known = trace.tb_frame.f_locals
+        tp, offset = known.get("tp"), getattr(known.get("record"), "offset", None)
+        if isinstance(tp, TopicPartition) and offset is not None:
+            return RecordError(f"a deserializer raised {error!r}", tp.topic, tp.partition, offset)
+        trace = trace.tb_next
+    return error

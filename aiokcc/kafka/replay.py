@@ -11,12 +11,15 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
 
+import anyio
 from aiokafka import AIOKafkaConsumer
 
+from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
+from aiokcc.kafka.desk import Desk
 from aiokcc.kafka.pump import Pump
 from aiokcc.kafka.reading import Committer, Reading, by_group, fixed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
@@ -36,6 +39,8 @@ class Summary:
     """Read, handled or not."""
     late: int = 0
     """Came after their period had closed."""
+    outside: int = 0
+    """Lay before the start of the replay, behind others that did not; they were left out."""
     poisoned: int = 0
     """Had no usable timestamp."""
     retried: int = 0
@@ -180,7 +185,16 @@ async def _replaying(
         for topic, number in sorted(everything):
             by_topic.setdefault(topic, []).append(number)
         async with join(topics=by_topic, offsets=resolve) as coordinator:
-            yield Replay(settings, cluster, coordinator, settings.partitions or everything, lookahead)
+            failure: BaseException | None = None
+            async with anyio.create_task_group() as tasks:
+                try:
+                    yield Replay(settings, cluster, coordinator, settings.partitions or everything, lookahead, tasks)
+                except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised where no group wraps it
+                    failure = error
+                finally:
+                    tasks.cancel_scope.cancel()
+            if failure is not None:
+                raise failure
 
 
 class Replay:
@@ -193,8 +207,10 @@ class Replay:
         coordinator: Coordinator,
         mine: frozenset[Partition],
         lookahead: int,
+        tasks: anyio.abc.TaskGroup,
     ) -> None:
         self._settings = settings
+        self._tasks = tasks
         self._cluster = cluster
         self.coordinator = coordinator
         self._member = coordinator._member
@@ -232,72 +248,89 @@ class Replay:
         return self.summary
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
-        """One stream of all records in the order of periods. Asking for the next says that the last is processed."""
-        offered: asyncio.Queue[list[Any]] = asyncio.Queue(1)
-        taken = asyncio.Queue[None](1)
-        over = asyncio.Event()
-        turn = asyncio.Lock()
+        """One stream of all records in the order of periods. Asking for the next says that the last is processed.
 
-        async def offer(records: list[Any]) -> None:
-            async with turn:
-                await offered.put(records)
-                await taken.get()
+        Leaving the loop early gives the partitions up, at the latest when the block ends.
+        """
+        desk = Desk[tuple[Stream, list[Any]]]()
 
-        async def read() -> None:
-            await self.run_batches(offer)
-            over.set()
-            await offered.put([])
+        async def work(stream: Stream) -> None:
+            await stream.run_batches(lambda records: desk.hand((stream, records)), bare=True)
 
-        async with unwrapped() as tasks:
-            tasks.start_soon(read)
-            while True:
-                records = await offered.get()
-                if over.is_set():
-                    break
+        self._tasks.start_soon(desk.serve, partial(self._read, work))
+        try:
+            while (handed := await desk.receive()) is not None:
+                stream, records = handed
                 for record in records:
-                    yield record
-                await taken.put(None)
-            tasks.cancel_scope.cancel()
+                    if await stream.may_start(record):
+                        yield record
+                desk.done()
+        finally:
+            await desk.close()
 
     async def periods(self) -> AsyncGenerator[Period, None]:
         """Each period that has records here, whole, with its records by partition and its cut.
 
-        Asking for the next says that this one is processed; only then does the group move on.
+        Asking for the next says that this one is processed; only then does the group move on. Leaving the loop early gives the
+        partitions up, at the latest when the block ends. After a release there are no periods: records come as they are read.
         """
         if self._lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
-        ledger, member = self._member.ledger, self._member
+        desk = Desk[Period]()
         collected: dict[Partition, list[Any]] = {}
-        complete = Signal()
-        over = False
+        self._tasks.start_soon(desk.serve, partial(self._collect, collected, desk))
+        try:
+            while (period := await desk.receive()) is not None:
+                yield period
+                desk.done()
+        finally:
+            await desk.close()
 
-        def collect(records: list[Any]) -> None:
+    async def _collect(self, collected: dict[Partition, list[Any]], desk: Desk[Period]) -> None:
+        """Gather until every partition has arrived, hand the period over, and report only when it has been processed."""
+        ledger, member = self._member.ledger, self._member
+        complete = Signal()
+        taken = asyncio.Event()
+
+        async def gather(records: list[Any]) -> None:
             ledger.withheld = True
             where = Partition(records[0].topic, records[0].partition)
             collected.setdefault(where, []).extend(records)
+            if ledger.limit.mode is Mode.OPEN:
+                complete.set()
+                await taken.wait()
+
+        async def work(stream: Stream) -> None:
+            await stream.run_batches(gather, bare=True)
 
         async def read() -> None:
-            nonlocal over
-            await self.run_batches(collect)
-            over = True
-            complete.set()
+            await self._read(work)
+            tasks.cancel_scope.cancel()
 
         member.on_complete = complete.set
         try:
             async with unwrapped() as tasks:
                 tasks.start_soon(read)
-                while not over:
+                while True:
                     await complete.wait()
-                    if not collected:
+                    released = ledger.limit.mode is Mode.OPEN
+                    if not collected or not (ledger.complete or released):
                         continue
-                    ready = Period(ledger.late_below, ledger.limit.value, dict(collected), ledger.positions())
+                    ready = dict(collected)
+                    cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else ledger.positions()
                     collected.clear()
-                    yield ready
-                    ledger.withheld = False
-                    member.arrived()
-                tasks.cancel_scope.cancel()
+                    await desk.hand(Period(ledger.late_below, ledger.limit.value, ready, cut))
+                    taken.set()
+                    taken = asyncio.Event()
+                    if collected:  # an idle partition woke meanwhile
+                        complete.set()
+                    else:
+                        ledger.withheld = False
+                        member.arrived()
         finally:
             member.on_complete = None
+            if ledger.withheld:  # what was not processed has not finished either
+                await member.disown()
             ledger.withheld = False
 
     # -- inside ---------------------------------------------------------------------------------------------------------
@@ -308,10 +341,12 @@ class Replay:
         self._used = True
         began = time.monotonic()
         settings, member = self._settings, self._member
+        if isinstance(settings.start, int):
+            member.ledger.closed(settings.start)
         consumer = AIOKafkaConsumer(**consumer_settings(settings), group_id=settings.group_id)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
-            pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group)
+            pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
             committer = Committer(consumer, enabled=settings.commit and settings.group_id is not None)
             member.on_close = self._closing(committer)
             try:
@@ -335,8 +370,14 @@ class Replay:
                 self.summary.seconds += time.monotonic() - began
 
     def _closing(self, committer: Committer) -> Callable[[dict[Partition, int]], None]:
+        ledger = self._member.ledger
+        last = ledger.limit
+
         def closed(positions: dict[Partition, int]) -> None:
-            self.summary.periods += 1
+            nonlocal last
+            if last.floor > 0:  # the first step, to where anybody has a record, closes nothing
+                self.summary.periods += 1
+            last = ledger.limit
             committer.note(positions)
 
         return closed

@@ -5,19 +5,23 @@ The inner loop is the price of a record, so it holds nothing but the test of an 
 
 With a bound on lateness the stream reads on past the limit until nothing earlier can come, and holds back what lies past it. It
 stands at its *watermark*: the oldest record held back, or the greatest timestamp seen less the bound, whichever is smaller.
+At the end of the log there is no next record to tell the time, so there the clock does: what would be older than the bound by
+the clock is not waited for any longer.
 """
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
-from operator import attrgetter
+from operator import attrgetter, itemgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, format_time
-from aiokcc.errors import AiokccError, HandlerError, PoisonTimestampError
+from aiokcc.errors import HandlerError, PoisonTimestampError
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
@@ -55,7 +59,10 @@ class Stream:
         self._summary = summary
         self._stamp = None if settings.timestamp is None else _guarded(settings.timestamp)
         self._lateness = settings.lateness.get(gate.partition.topic, 0)
+        self._from = settings.start if isinstance(settings.start, int) else 0
         self._end = bounds.end
+        self._log_end = bounds.end or 0
+        """The log is known to reach this far: no need to ask before we are there."""
         self.position = max(bounds.start, gate.resume_offset or 0, committed)
         """The next offset to fetch."""
         self.next_offset = self.position
@@ -66,7 +73,14 @@ class Stream:
         self._end_seen: Limit | None = None
         self._greatest = -1
         self._held: list[tuple[int, int, Any]] = []
-        """Records past the limit, with timestamp and offset, in the order of the log; only under a bound on lateness."""
+        """A heap of records past the limit, with timestamp and offset; only under a bound on lateness."""
+        self._open: deque[int] = deque()
+        """The offsets of records read and not processed, in their order; some behind the first may be processed."""
+        self._processed: set[int] = set()
+        """Those."""
+        self._read_to = self.position
+        """The next offset to look at: what is before it was processed, is held back, or was left out."""
+        self._alarm: asyncio.TimerHandle | None = None
         self._flush: Callable[[], Awaitable[None]] | None = None
         """Hands on what a batch has gathered; called before the stream waits for anything."""
         self.pump: Pump | None = None
@@ -92,7 +106,7 @@ class Stream:
     @property
     def wants_end(self) -> bool:
         """Whether it would help to know if the log holds nothing more, under the present limit."""
-        return self.hungry and self._end_seen != self._member.ledger.limit
+        return self.hungry and self._end_seen != self._member.ledger.limit and self.position >= self._log_end
 
     def feed(self, records: list[Any]) -> None:
         """Fetched records, in the order of the log."""
@@ -108,17 +122,21 @@ class Stream:
 
     def moved_to(self, position: int) -> None:
         """The consumer's position, which passes gaps in the offsets that no record tells of."""
+        if self._end is not None:
+            position = min(position, self._end)
         if position > self.position and not self._chunks:
             self.position = position
             self.gate.signal.set()
 
-    def at_end(self, as_of: object) -> None:
-        """The log held nothing more, looked up after this limit was seen."""
-        self._end_seen = as_of  # type: ignore[assignment]
-        self.gate.signal.set()
+    def log_ends_at(self, offset: int, as_of: object) -> None:
+        """Where the log ended, looked up after this limit was seen."""
+        self._log_end = max(self._log_end, offset)
+        if self.hungry and self.position >= offset:
+            self._end_seen = as_of  # type: ignore[assignment]
+            self.gate.signal.set()
 
     async def _take(self) -> list[Any] | None:
-        """The next records; None when there will be none."""
+        """The next records; none for now, where those held back need no longer wait for any; None when there will be none."""
         if self._flush is not None:
             await self._flush()
         if not self._chunks:
@@ -127,7 +145,7 @@ class Stream:
                     self.pump.wake()
                 await self.gate.rest(self._is_fed, self._where_it_ends)
             if not self._chunks:
-                return None
+                return None if self.complete else []
         full = not self.has_room
         chunk = self._chunks.popleft()
         self._records -= len(chunk)
@@ -137,126 +155,188 @@ class Stream:
         return chunk
 
     def _is_fed(self) -> bool:
-        return bool(self._chunks) or self.complete
+        return bool(self._chunks) or self.complete or (bool(self._held) and self._is_ripe())
+
+    def _is_ripe(self) -> bool:
+        """Whether those held back need not wait for earlier ones: the log has none, and by the clock none should come."""
+        limit = self._member.ledger.limit
+        return limit.mode is not Mode.GATED or (self._end_seen == limit and self._watermark(self._now()) >= limit.value)
+
+    def _now(self) -> int:
+        return max(self._greatest, self._member.clock())
 
     def _where_it_ends(self) -> tuple[Limit | None, int]:
         if self._end_seen != self._member.ledger.limit:
             if self.pump is not None:
                 self.pump.wake()
             return None, self.position
+        if self._held:  # not idle: it has something to bring, at the latest when the clock says so
+            self._wake_at(self.gate.limit + self._lateness)
+            return None, self.position
         return self._end_seen, self.position
+
+    def _wake_at(self, ts: int) -> None:
+        """Look again when the clock shows this."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        seconds = (ts - self._member.clock()) / 1000
+        self._alarm = asyncio.get_running_loop().call_later(max(0.001, seconds), self.gate.signal.set)
 
     # -- the handler's side ---------------------------------------------------------------------------------------------
 
     async def run(self, handler: Callable[[Any], Any]) -> None:
         """Hand every record to the handler when it may be processed, until there are no more."""
         handle: Handler = handler if inspect.iscoroutinefunction(handler) else _awaited(handler)
-        if self._lateness:
-            await self._run_holding(handle)
-        else:
-            await self._run_in_order(handle)
+        try:
+            if self._lateness:
+                await self._run_holding(handle)
+            else:
+                await self._run_in_order(handle)
+        finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
         self.gate.finish(self.position)
 
-    async def run_batches(self, handler: Callable[[list[Any]], Any]) -> None:
-        """Hand the records on in lists: each of this partition and one period, in the order of the log."""
+    async def run_batches(self, handler: Callable[[list[Any]], Any], *, bare: bool = False) -> None:
+        """Hand the records on in lists: each of this partition and one period, in the order of the log.
+
+        ``bare``: the handler is ours, and its errors are not the user's.
+        """
         batch: list[Any] = []
 
         async def gather(record: Any) -> None:
             batch.append(record)
 
         async def flush() -> None:
-            if batch:
-                records = batch.copy()
-                batch.clear()
-                try:
-                    result = handler(records)
-                    if inspect.isawaitable(result):
-                        await result
-                except AiokccError:
+            if not batch:
+                return
+            await self._still_ours(batch[0].offset)
+            records = batch.copy()
+            batch.clear()
+            try:
+                result = handler(records)
+                if inspect.isawaitable(result):
+                    await result
+            except Exception as error:
+                if bare:
                     raise
-                except Exception as error:
-                    first = records[0]
-                    raise HandlerError(
-                        f"the handler raised {error!r} on a batch of {len(records)} records from here",
-                        first.topic,
-                        first.partition,
-                        first.offset,
-                    ) from error
+                first = records[0]
+                raise HandlerError(
+                    f"the handler raised {error!r} on a batch of {len(records)} records from here",
+                    first.topic,
+                    first.partition,
+                    first.offset,
+                ) from error
+            if not self._lateness:
+                self.next_offset = records[-1].offset + 1
 
         self._flush = flush
         await self.run(gather)
+
+    async def may_start(self, record: Any) -> bool:
+        """Whether to start on a record that was let through some time ago; waits while the lock is not safely ours."""
+        if boottime() >= self.gate.session.stop_at:
+            await self._still_ours(record.offset)
+        return bool(record.offset >= (self.gate.resume_offset or 0))
 
     async def _run_in_order(self, handle: Handler) -> None:
         gate, lane, stamp, summary = self.gate, self.gate.lane, self._stamp, self._summary
         while (chunk := await self._take()) is not None:
             records = iter(chunk)
-            done = False
-            while not done:
-                record = None
-                try:
-                    for record in records:
-                        ts = record.timestamp if stamp is None else stamp(record)
-                        if not (
-                            type(ts) is int
-                            and lane.late_below <= ts < lane.open_below
-                            and boottime() < gate.session.stop_at
-                        ) and not await self._admit(record, ts):
-                            continue
+            try:
+                for record in records:
+                    ts = record.timestamp if stamp is None else stamp(record)
+                    if not (
+                        type(ts) is int
+                        and lane.late_below <= ts < lane.open_below
+                        and boottime() < gate.session.stop_at
+                    ) and not await self._admit(record, ts):
+                        continue
+                    try:
                         await handle(record)
-                    done = True
-                except AiokccError:
-                    self.next_offset = self.next_offset if record is None else record.offset
-                    raise
-                except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                    await self._failed(record, error, handle)
-            self.next_offset = chunk[-1].offset + 1
+                    except Exception as error:  # noqa: BLE001 - a handler may raise anything
+                        await self._failed(record, error, handle)
+            except BaseException:
+                summary.records += len(chunk) - length_hint(records) - 1
+                if self._flush is None:
+                    self.next_offset = record.offset
+                raise
             summary.records += len(chunk)
+            if self._flush is None and chunk:
+                self.next_offset = chunk[-1].offset + 1
 
     async def _run_holding(self, handle: Handler) -> None:
         stamp = self._stamp
         while (chunk := await self._take()) is not None:
             for record in chunk:
-                ts = record.timestamp if stamp is None else stamp(record)
-                ts = await self._sound(record, ts)
-                if ts is None:
+                ts = await self._sound(record, record.timestamp if stamp is None else stamp(record))
+                self._read_to = record.offset + 1
+                self._summary.records += 1
+                if ts is None or self._is_behind_the_cut(ts, record.offset):
                     continue
                 self._greatest = max(self._greatest, ts)
-                self._held.append((ts, record.offset, record))
+                heapq.heappush(self._held, (ts, record.offset, record))
+                self._open.append(record.offset)
                 await self._let_pass(handle)
-                while self._watermark() >= self.gate.limit and self._held:
-                    await self._wait_at(self._watermark())
-                    await self._let_pass(handle)
-            self._summary.records += len(chunk)
-        while self._held:  # nothing earlier can come any more
-            await self._wait_at(min(ts for ts, _, _ in self._held))
+                await self._wait_while_nothing_earlier_can_come(self._greatest, handle)
+            self._read_to = self.position if not self._chunks else self._read_to
+            if not chunk:
+                await self._wait_while_nothing_earlier_can_come(self._now(), handle)
+        while self._held:
+            await self._wait_at(self._held[0][0])
             await self._let_pass(handle)
 
-    def _watermark(self) -> int:
-        oldest = min((ts for ts, _, _ in self._held), default=MAX_TIMESTAMP)
-        return max(0, min(oldest, self._greatest - self._lateness))
+    async def _wait_while_nothing_earlier_can_come(self, greatest: int, handle: Handler) -> None:
+        while self._held and (self._watermark(greatest) >= self.gate.limit or self._held[0][0] < self.gate.limit):
+            if self._held[0][0] >= self.gate.limit:
+                await self._wait_at(self._watermark(greatest))
+            await self._let_pass(handle)
+
+    def _watermark(self, greatest: int) -> int:
+        oldest = self._held[0][0] if self._held else MAX_TIMESTAMP
+        return max(0, min(oldest, greatest - self._lateness))
 
     async def _wait_at(self, ts: int) -> None:
         if self._flush is not None:
             await self._flush()
-        low = min((offset for _, offset, _ in self._held), default=self.position)
-        await self.gate.wait_until(ts, low)
+        await self.gate.wait_until(ts, self.next_offset)
 
     async def _let_pass(self, handle: Handler) -> None:
         """Hand on what lies below the limit, in the order of the log."""
-        limit, late_below = self.gate.limit, self.gate.lane.late_below
-        passing = [item for item in self._held if item[0] < limit]
-        if not passing:
+        while self._held and self._held[0][0] < self.gate.limit:
+            limit = self.gate.limit
+            passing: list[tuple[int, int, Any]] = []
+            while self._held and self._held[0][0] < limit:
+                passing.append(heapq.heappop(self._held))
+            passing.sort(key=itemgetter(1))
+            for ts, offset, record in passing:
+                await self._pass(ts, record, handle)
+                self._processed.add(offset)
+                while self._open and self._open[0] in self._processed:
+                    self._processed.discard(self._open.popleft())
+                self.next_offset = self._open[0] if self._open else self._read_to
+
+    async def _pass(self, ts: int, record: Any, handle: Handler) -> None:
+        gate, lane = self.gate, self.gate.lane
+        if ts < lane.late_below and self._member.ledger.limit.mode is Mode.GATED and not await self._late(record):
             return
-        self._held = [item for item in self._held if item[0] >= limit]
-        for ts, _, record in passing:
-            if ts < late_below and not await self._late(record):
-                continue
-            try:
-                await handle(record)
-            except AiokccError:
-                raise
-            except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                await self._failed(record, error, handle)
+        if not (lane.late_below <= ts < lane.open_below and boottime() < gate.session.stop_at):
+            if self._flush is not None:
+                await self._flush()
+            await gate.wait_until(ts, self.next_offset)
+            if self._is_behind_the_cut(ts, record.offset):
+                return
+        try:
+            await handle(record)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            await self._failed(record, error, handle)
+
+    def _is_behind_the_cut(self, ts: int, offset: int) -> bool:
+        """Whether the cut from which we go on, or go on again, holds the record already."""
+        resume = self.gate.resume_offset
+        return resume is not None and (
+            offset < resume or (offset < getattr(resume, "high", 0) and ts < self.gate.lane.late_below)
+        )
 
     # -- out of the ordinary --------------------------------------------------------------------------------------------
 
@@ -267,21 +347,32 @@ class Stream:
             return False
         gate = self.gate
         gate.lane.offset = record.offset
-        if sound < gate.lane.late_below and self._member.ledger.limit.mode is Mode.GATED:
-            return await self._late(record)
         if self._flush is not None:
             await self._flush()
+        late = sound < gate.lane.late_below and self._member.ledger.limit.mode is Mode.GATED
+        if late and (self._is_behind_the_cut(sound, record.offset) or not await self._late(record)):
+            return False
         await gate.wait_until(sound, record.offset)
-        return True
+        return not self._is_behind_the_cut(sound, record.offset)
+
+    async def _still_ours(self, offset: int) -> None:
+        """Return once work may start on records that were let through before: the lock may have been lost since."""
+        if boottime() >= self.gate.session.stop_at:
+            await self.gate.wait_until(self.gate.lane.late_below, offset)
 
     async def _sound(self, record: Any, ts: Any) -> int | None:
         """The record's timestamp if it can be one, or what the policy makes of it; None: leave the record out."""
         ceiling = self._member.clock() + self._member.settings.ahead
         if type(ts) is int and 0 <= ts <= ceiling:
+            if ts < self._from:  # the index of the log goes by the first record at or past a time
+                self._summary.outside += 1
+                return None
             self._greatest = max(self._greatest, ts)
             return ts
         if type(ts) is int and ts > ceiling:
             wrong = f"the timestamp {ts} ({format_time(ts)}) lies further ahead of the clock than ahead= allows"
+        elif isinstance(ts, Exception):
+            wrong = f"the timestamp function raised {ts!r}"
         else:
             wrong = f"the timestamp {ts!r} is none: expected milliseconds since the Unix epoch"
         self._summary.poisoned += 1
@@ -292,7 +383,7 @@ class Stream:
                 record.topic,
                 record.partition,
                 record.offset,
-            )
+            ) from (ts if isinstance(ts, Exception) else None)
         if policy == "cap":
             return max(self._greatest, self.gate.lane.late_below, 0)
         if policy == "dead-letter":
@@ -310,10 +401,9 @@ class Stream:
         """The handler raised: again as often as is allowed, then what the policy says."""
         for _ in range(self._settings.retries):
             self._summary.retried += 1
+            await self._still_ours(record.offset)
             try:
                 await handle(record)
-            except AiokccError:
-                raise
             except Exception as again:  # noqa: BLE001
                 error = again
             else:

@@ -195,6 +195,16 @@ class Member:
             if self.incarnation is not None:
                 await self.incarnation.release(gate.partition)
 
+    async def disown(self) -> None:
+        """Take back what our partitions said, finished ones too: what they brought was not processed after all."""
+        partitions = list(self.ledger.lanes)
+        for partition in partitions:
+            self.gates.pop(partition, None)
+            self.ledger.drop(partition)
+        if self.incarnation is not None:
+            for partition in partitions:
+                await self.incarnation.release(partition)
+
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)
         self.abandon(gate.partition)
@@ -207,7 +217,8 @@ class Member:
 
     def arrived(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say."""
-        if self.ledger.withheld and self.ledger.complete and self.on_complete is not None:
+        ledger = self.ledger
+        if self.on_complete is not None and ledger.withheld and (ledger.complete or ledger.limit.mode is Mode.OPEN):
             self.on_complete()
         if self.incarnation is not None and (self.ledger.ready or self.incarnation.late):
             self.incarnation.poke()
