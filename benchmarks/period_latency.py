@@ -2,7 +2,8 @@
 
 Every partition is a task of its own that brings one record per period, so that each record waits for everybody. All
 processes note times on the machine's monotonic clock; per period the latency is max(woken) - max(arrived) over all
-partitions of all processes. Ours is measured in rounds, and between two rounds, while the workers rest, the harness
+partitions of all processes. Between two periods each process works for a random time (it waits for a timer), so that
+members arrive one after the other. Ours is measured in rounds, and between two rounds, while the workers rest, the harness
 measures the floors with our own store client on the same server: whatever the machine does to one, it does to the other.
 """
 
@@ -297,7 +298,8 @@ async def _barrier(running: Server, case: Case, effort: Effort) -> Figures:
         "root": f"{running.root}/{case.name}-barrier",
         "processes": case.processes,
     }
-    async with crew(f"{case.name}-barrier", [plan] * case.processes) as workers:
+    plans = [{**plan, "index": index} for index in range(case.processes)]
+    async with crew(f"{case.name}-barrier", plans) as workers:
         await workers.order(make=warm_up + effort.slow)
         for n in range(warm_up + effort.slow):
             overhead = await running.asking()

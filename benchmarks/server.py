@@ -114,7 +114,7 @@ async def server(url: str | None) -> AsyncIterator[Server]:
     name = f"benchmark-{os.getpid()}-{secrets.token_hex(2)}"
     if url is None:
         note("starting ZooKeeper on loopback")
-        async with local.zookeeper() as running:
+        async with local.zookeeper(optimise=True) as running:
             pids = [one.pid for one in running.servers if one.pid is not None]
             yield Server(running.connection, f"/{name}", pids)
         return

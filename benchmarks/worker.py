@@ -1,17 +1,18 @@
 """A worker process of the period-latency benchmark: one member of the group, in one of three ways.
 
 The first line on standard input is the plan; each further one orders a round. In a round every partition brings one
-record per period, and notes when it arrived and when it was let go, into memory set aside before. What is answered after
-the round is the latest of both over this worker's partitions, period by period, in nanoseconds of the monotonic clock,
-which all processes of a machine share.
+record per period, and notes when it arrived and when it was let go, into memory set aside before. Between two records
+it works: each process for another random time, as handlers do that wait for something, so that members arrive one
+after the other and not in a herd; all three ways are given the same. What is answered after the round is the latest
+of both over this worker's partitions, period by period, in nanoseconds of the monotonic clock, which all processes of
+a machine share.
 
-``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
-``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
-              10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
-``barrier``   kazoo's DoubleBarrier, one member per process: leave the last one, enter the next one; ``enter`` is what is
-              timed. Each period has a barrier of its own, made before, and nobody leaves before all have entered:
-              otherwise one may wait for ever, because it looked for the node ``ready`` after it had come and gone.
-"""
+``gate`` aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``. ``polling`` the classic way: a member
+writes its progress when its last partition has arrived and polls the limit every 10 ms; the leader polls everybody's
+progress every 50 ms and writes the limit. ``barrier`` kazoo's DoubleBarrier, one member per process: leave the last
+one, enter the next one; ``enter`` is what is timed. Each period has a barrier of its own, made before, and nobody
+leaves before all have entered: otherwise one may wait for ever, because it looked for the node ``ready`` after it had
+come and gone."""
 
 from __future__ import annotations
 
@@ -20,11 +21,12 @@ import functools
 import json
 import os
 import queue
+import random
 import sys
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -34,6 +36,8 @@ from aiokcc.stores import ANY_VERSION, Session
 TOPIC: Final = "bench"
 LEADER_POLL: Final = 0.050
 FOLLOWER_POLL: Final = 0.010
+WORK: Final = 0.002
+"""Seconds of work per record and process, on average half of it."""
 _PARTING: Final = 60.0
 """Seconds in which a worker ends by itself after the last order."""
 
@@ -88,11 +92,20 @@ class Orders:
         sys.stdout.flush()
 
 
+def works(plan: dict[str, Any], seed: int) -> Iterator[float]:
+    """How long this process works before each record, in seconds: about one arrival every two milliseconds in the group."""
+    chance = random.Random(seed * 1009 + plan["index"])
+    while True:
+        yield chance.uniform(0.0, WORK * plan["processes"])
+
+
 class Round:
     """What is noted down in one round. ``stamps`` are the records' timestamps, the same for all partitions."""
 
-    def __init__(self, order: dict[str, Any], partitions: int) -> None:
-        count = order["periods"]
+    def __init__(self, order: dict[str, Any], plan: dict[str, Any]) -> None:
+        count, partitions = order["periods"], plan["partitions"]
+        self._work = works(plan, order["first"])
+        self._working: dict[int, asyncio.Future[None]] = {}
         self.stamps = [order["first"] + n * order["step"] for n in range(count)]
         self._arrived = [array("q", bytes(8 * count)) for _ in range(partitions)]
         self._woken = [array("q", bytes(8 * count)) for _ in range(partitions)]
@@ -102,9 +115,20 @@ class Round:
         """One partition's records, one per period."""
         arrived, woken = self._arrived[number], self._woken[number]
         for n, ts in enumerate(self.stamps):
+            await self._at_work(n)
             arrived[n] = _clock()
             await wait_until(ts)
             woken[n] = _clock()
+
+    def _at_work(self, n: int) -> asyncio.Future[None]:
+        """One timer for all partitions of the process: the work ends for all of them at the same moment."""
+        work = self._working.get(n)
+        if work is None:
+            loop = asyncio.get_running_loop()
+            work = self._working[n] = loop.create_future()
+            loop.call_later(next(self._work), _settle, work)
+            self._working.pop(n - 2, None)
+        return work
 
     def facts(self) -> dict[str, Any]:
         """The answer."""
@@ -131,7 +155,7 @@ class Rounds:
         await self._ended.wait()
         self._orders.answer(ready=True)
         while (order := await self._orders.wait()) is not None:
-            this = Round(order, self._partitions)
+            this = Round(order, self._orders.plan)
             begin, self._next = self._next, loop.create_future()
             self._left = self._partitions
             self._ended.clear()
@@ -274,6 +298,7 @@ def barrier(orders: Orders) -> None:
     client = KazooClient(hosts=plan["hosts"])
     client.start()
     made: list[Any] = []
+    work = works(plan, 1)
     Orders.answer(ready=True)
     while (order := orders.next()) is not None:
         orders.busy = True
@@ -290,6 +315,7 @@ def barrier(orders: Orders) -> None:
             cpu = time.process_time_ns()
             if number:
                 made[number - 1].leave()
+            time.sleep(next(work))
             arrived = _clock()
             mine.enter()
             woken = _clock()

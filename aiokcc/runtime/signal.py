@@ -10,8 +10,9 @@ __all__ = ["Signal"]
 class Signal:
     """A level that one task waits for: setting it twice wakes once, and setting it early is not lost.
 
-    ``asyncio.Event`` keeps a queue of waiters and stays set; here one task waits, and waking clears. Cancelling ``wait()``
-    loses nothing.
+    ``asyncio.Event`` keeps a queue of waiters and stays set; here one task waits, and waking clears. What is awaited is a bare
+    future: a coroutine around it would cost as much again, and this is where every record that meets the limit waits.
+    A task that is cancelled in the very moment it is woken takes the wake-up with it; so look before you wait.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiter")
@@ -23,20 +24,25 @@ class Signal:
 
     def set(self) -> None:
         """Wake the waiting task, or let the next ``wait()`` return at once."""
-        self._is_set = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        else:
+            self._is_set = True
 
     def clear(self) -> None:
         """Forget that it was set: what it told has been dealt with."""
         self._is_set = False
 
-    async def wait(self) -> None:
-        """Wait until it is set, and clear it."""
-        if not self._is_set:
-            loop = self._loop
-            if loop is None:  # asked for once: up to Python 3.11 that is a system call
-                loop = self._loop = asyncio.get_running_loop()
-            self._waiter = loop.create_future()
-            await self._waiter
-        self._is_set = False
+    def wait(self) -> asyncio.Future[None]:
+        """To be awaited: done when it is set, which clears it."""
+        loop = self._loop
+        if loop is None:  # asked for once: up to Python 3.11 that is a system call
+            loop = self._loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        if self._is_set:
+            self._is_set = False
+            waiter.set_result(None)
+        else:
+            self._waiter = waiter
+        return waiter
