@@ -15,6 +15,7 @@ And to a real Kafka, with `tests.kafka_topics` to fill it:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from typing import TYPE_CHECKING, TypeVar
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from aiokcc import local
+from aiokcc.errors import LocalServiceError
+from aiokcc.local import _jars, _java, _kafka
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -37,6 +40,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.service)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetch Kafka, which is done once on a machine, before the clock of a test runs."""
+    wanted = any({"kafka", "private_kafka"} & set(getattr(item, "fixturenames", ())) for item in session.items)
+    if wanted and not session.config.getoption("collectonly"):
+        with contextlib.suppress(LocalServiceError):  # the tests that need it will fail with it; the others may run
+            asyncio.run(_jars.fetch(_kafka.JARS, _java.find_java(_kafka.MINIMUM_JAVA), print))
 
 
 @pytest.fixture(scope="session")

@@ -207,6 +207,57 @@ async def test_of_both_the_one_ends_if_the_other_cannot_start(tmp_path: Path, mo
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
 
 
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            ["kafka"],
+            ["Kafka is up: 1 broker on 127.0.0.1, data temporary", "export AIOKCC_BOOTSTRAP_SERVERS=127.0.0.1:"],
+        ),
+        (
+            ["up"],
+            ["ZooKeeper and Kafka are up", "export AIOKCC_STORE=zk://127.0.0.1:", "export AIOKCC_BOOTSTRAP_SERVERS="],
+        ),
+    ],
+    ids=["kafka", "up"],
+)
+def test_the_command_prints_addresses_that_work_and_ends_when_told(words: list[str], shown: list[str]) -> None:
+    command = [sys.executable, "-m", "aiokcc", "local", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = ""
+            while "Stop " not in said:
+                line = process.stdout.readline()
+                assert line, f"it ended early, after: {said}"
+                said += line
+            assert all(text in said for text in shown)
+            bootstrap = said.partition("AIOKCC_BOOTSTRAP_SERVERS=")[2].split()[0]
+            assert asyncio.run(kafka_topics.create_fresh(bootstrap))
+            process.send_signal(signal.SIGTERM)
+            assert "stopped." in process.stdout.read()
+            assert process.wait(20) == 143
+        finally:
+            process.kill()
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "AIOKCC_CACHE": str(tmp_path),
+        "AIOKCC_MAVEN": f"http://127.0.0.1:{free_ports(1)[0]}/",
+    }
+    command = [sys.executable, "-m", "aiokcc", "local", "kafka"]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert "Fetching kafka-4.2.0 once: 46 jars, 44 MB, into" in answer.stdout
+    assert answer.stderr.startswith("aiokcc: kafka-4.2.0 is not in the cache")
+    assert "Traceback" not in answer.stderr
+
+
 # The end of the parent
 
 PARENT = """
