@@ -7,12 +7,13 @@ after the other and not in a herd; all three ways are given the same. What is an
 of both over this worker's partitions, period by period, in nanoseconds of the monotonic clock, which all processes of
 a machine share.
 
-``gate`` aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``. ``polling`` the classic way: a member
-writes its progress when its last partition has arrived and polls the limit every 10 ms; the leader polls everybody's
-progress every 50 ms and writes the limit. ``barrier`` kazoo's DoubleBarrier, one member per process: leave the last
-one, enter the next one; ``enter`` is what is timed. Each period has a barrier of its own, made before, and nobody
-leaves before all have entered: otherwise one may wait for ever, because it looked for the node ``ready`` after it had
-come and gone."""
+``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
+``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
+              10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
+``barrier``   kazoo's DoubleBarrier, one member per process: leave the last one, enter the next one; ``enter`` is what is
+              timed. Each period has a barrier of its own, made before, and nobody leaves before all have entered:
+              otherwise one may wait for ever, because it looked for the node ``ready`` after it had come and gone.
+"""
 
 from __future__ import annotations
 
