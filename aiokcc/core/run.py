@@ -102,6 +102,11 @@ class Run:
         """The same run, over."""
         return replace(self, ended=True)
 
+    def enlarged(self, bounds: Mapping[Partition, Bounds]) -> Run:
+        """The same run with these partitions as well."""
+        settings = replace(self.settings, partitions=self.settings.partitions | bounds.keys())
+        return replace(self, settings=settings, bounds={**self.bounds, **bounds})
+
     def require(self, mine: Settings, where: str) -> None:
         """GroupMismatchError, naming both sides, unless ``mine`` is what the group runs with."""
         differences = [

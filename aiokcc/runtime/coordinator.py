@@ -47,6 +47,7 @@ def connect(
     clock: Callable[[], int] | None = None,
     source: str = "",
     offsets: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
+    grows: bool = False,
     **options: Any,
 ) -> AbstractAsyncContextManager[Coordinator]:
     """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as coordinator``.
@@ -69,6 +70,8 @@ def connect(
     :param clock: milliseconds since the epoch; the wall clock by default
     :param source: what the records are, in words that all members must share
     :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
+    :param grows: whether the set of partitions may grow while the group runs: then one that has grown already is joined as
+        it is, and :meth:`Coordinator.add` has partitions join
     :param options: for the store behind a URL
 
     Leaving the block normally waits until what its finished partitions said is recorded, then leaves the group. If the group
@@ -104,6 +107,7 @@ def connect(
         claim_timeout=claim_timeout,
         clock=clock or wall_clock,
         resolve=offsets,
+        grows=grows,
     )
     return _connected(engine)
 
@@ -205,6 +209,19 @@ class Coordinator:
             )
             raise PartitionError(f"partition {partition!r} of {topic!r} is not in the agreed set; {there}")
         return Gate(self._member, wanted)
+
+    @property
+    def partitions(self) -> frozenset[Partition]:
+        """The agreed set."""
+        return self._member.settings.partitions
+
+    def add(self, bounds: Mapping[Partition, Bounds]) -> bool:
+        """Have partitions join the agreed set, at the present limit. Only the leader can: False if we do not lead."""
+        incarnation = self._member.incarnation
+        office = None if incarnation is None else incarnation.office
+        if office is not None:
+            office.add(bounds)
+        return office is not None
 
     async def status(self) -> Status:
         """How the whole group stands: which partition blocks, on which member, for how long."""

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import os
 import socket
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -25,6 +26,7 @@ from aiokcc.core.progress import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     BadVersionError,
+    CorruptNodeError,
     MissingNodeError,
     NodeExistsError,
     NoNodeError,
@@ -90,8 +92,11 @@ class Incarnation:
                     f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
                 )
             self.member.see(END)
+        theirs = run.settings.partitions
+        if self.member.grows and (theirs < settings.partitions or settings.partitions < theirs):
+            settings = replace(settings, partitions=theirs)  # the leader adds what is missing
         run.require(settings, self.store.describe(""))
-        self.member.bounds = run.bounds
+        self.member.enlarge(theirs, run.bounds)
         facts = {
             "id": self.name,
             "host": socket.gethostname(),
@@ -171,17 +176,37 @@ class Incarnation:
         with self.session.watch() as watch:
             self._watch = watch
             watch.add(paths.GENERATION)
+            watch.add(paths.TOPIC_PARTITIONS)
             if self.office is None:
                 watch.add(paths.COORDINATOR)
             while True:
                 for change in await watch.changes():
                     node = change.now
-                    if not isinstance(node, Node):
+                    if change.path == paths.TOPIC_PARTITIONS:
+                        await self._see_set(node)
+                    elif not isinstance(node, Node):
                         raise MissingNodeError(self.store.describe(change.path))
-                    if change.path == paths.GENERATION:
+                    elif change.path == paths.GENERATION:
                         self.see_generation(node)
                     else:
                         self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+
+    async def _see_set(self, node: object) -> None:
+        """The agreed set may have grown. One that cannot be read changes nothing: the leader goes by what it has read."""
+        if not isinstance(node, Node):
+            log.error(
+                "%s was deleted; the next leader will not know the set", self.store.describe(paths.TOPIC_PARTITIONS)
+            )
+            return
+        try:
+            partitions = decode_partitions(self.store.describe(node.path), node.data)
+        except CorruptNodeError as error:
+            log.error("%s; the next leader will not know the set", error)
+            return
+        if self.member.settings.partitions < partitions:
+            run = await self.session.get(paths.RUN)
+            bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
+            self.member.enlarge(partitions, bounds)
 
     def see_generation(self, node: Node) -> None:
         """The generation was read, or written by us: from now on our reports carry it."""

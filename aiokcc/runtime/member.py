@@ -7,6 +7,7 @@ one to the next but the highest limit seen and what the partitions themselves kn
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -59,6 +60,7 @@ class Member:
         claim_timeout: float | None,
         clock: Callable[[], int],
         resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
+        grows: bool = False,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -68,6 +70,10 @@ class Member:
         self.claim_timeout = claim_timeout
         self.clock = clock
         self._resolve = resolve
+        self.grows = grows
+        """Whether the agreed set may be larger or smaller than the one we bring: it grows while the group runs."""
+        self.on_set: Callable[[], None] | None = None
+        """Called when the agreed set has grown."""
         self.bounds: Mapping[Partition, Bounds] = {}
         """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
         self.ledger = Ledger()
@@ -116,6 +122,14 @@ class Member:
     async def resolve(self) -> Mapping[Partition, Bounds]:
         """Asked of the founder only: what of each log is to be replayed."""
         return {} if self._resolve is None else await self._resolve()
+
+    def enlarge(self, partitions: frozenset[Partition], bounds: Mapping[Partition, Bounds]) -> None:
+        """The agreed set, and what of each log is replayed."""
+        changed = self.settings.partitions != partitions
+        self.settings = replace(self.settings, partitions=partitions)
+        self.bounds = bounds
+        if changed and self.on_set is not None:
+            self.on_set()
 
     def _begin(self, incarnation: Incarnation) -> None:
         self.incarnation = incarnation

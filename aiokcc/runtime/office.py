@@ -16,7 +16,7 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait
 from aiokcc.core.limit import Limit, Mode, Request
-from aiokcc.core.partitions import Partition, decode_partitions
+from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
 from aiokcc.core.progress import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
@@ -32,6 +32,9 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, Set, Watch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from aiokcc.core.run import Bounds
     from aiokcc.runtime.incarnation import Incarnation
 
 __all__ = ["Office"]
@@ -52,6 +55,8 @@ class Office:
         self._generation_version = ANY_VERSION
         self._request_version = ANY_VERSION
         self._run_version = ANY_VERSION
+        self._listed_version = ANY_VERSION
+        self._additions: dict[Partition, Bounds] = {}
         self._run: Run
         self._leader: Leader
         self._watched: set[str] = set()
@@ -86,6 +91,7 @@ class Office:
     async def _read_everything(self) -> None:
         listed = await self._get(paths.TOPIC_PARTITIONS)
         partitions = decode_partitions(self._store.describe(listed.path), listed.data)
+        self._listed_version = listed.version
         await self._read_run(partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
         await self._read_limit()
@@ -181,12 +187,45 @@ class Office:
     async def _decide(self) -> None:
         leader = self._leader
         while True:
+            if self._additions:
+                await self._enlarge()
             own = self._own_report()
             decision = leader.decide(self._member.clock())
             if isinstance(decision, Advance):
                 await self._advance(decision, own)
             else:
                 await self._pause(decision)
+
+    def add(self, bounds: Mapping[Partition, Bounds]) -> None:
+        """Have partitions join the agreed set, at the present limit."""
+        self._additions.update(bounds)
+        self.wake.set()
+
+    async def _enlarge(self) -> None:
+        """The set and the fence in one transaction: no report or advance of the smaller set counts after it."""
+        added = {p: b for p, b in self._additions.items() if p not in self._run.settings.partitions}
+        self._additions.clear()
+        if not added or self._leader.limit.mode is not Mode.GATED:
+            return
+        run = self._run.enlarged(added)
+        names = ", ".join(map(str, sorted(added)))
+        generation = Generation(self.epoch + 1, self._us.name, f"added {names}")
+        try:
+            results = await self._session.commit(
+                Set(paths.GENERATION, generation.encode(), self._generation_version),
+                Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._listed_version),
+                Set(paths.RUN, run.encode(), self._run_version),
+            )
+        except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
+            await self._read_again(error)
+            return
+        versions = [version for version in results if isinstance(version, int)]
+        self._generation_version, self._listed_version, self._run_version = versions
+        self._run = run
+        self.epoch += 1
+        self._leader.enlarge(run.settings, self.epoch)
+        log.info("%s joins at the present limit", names)
+        self._us.see_generation(Node(paths.GENERATION, generation.encode(), self._generation_version))
 
     async def _pause(self, decision: Wait) -> None:
         log.debug("waiting: %s", decision.reason)
