@@ -168,9 +168,13 @@ class Leader:
         for member, report in self.reports.items():
             for name, value in report.entries.items() if report.finished else ():
                 if value.startswith(FINISHED):
-                    offset = value.partition("@")[2]
+                    offset = value.partition("@")[2].partition("-")[0]
                     newly[Partition.parse(name)] = (member, Mark(int(offset) if offset else None, finished=True))
         return newly
+
+    def enlarge(self, settings: Settings, generation: int) -> None:
+        """The agreed set has grown, under a new generation: every member has to report anew."""
+        self.settings, self.generation, self._names = settings, generation, None
 
     def advanced(self, decision: Advance) -> None:
         """The advance was written: what we know now."""

@@ -9,6 +9,10 @@ An entry says where the partition stands: blocked at the timestamp of its next r
 *finished* for good, or *running*, which is only written to tell people who is slow. After the ``@`` stands the offset of the
 next record, where the caller gave it. A report counts only if no entry is running.
 
+Under a bound on lateness a partition reads past records that it holds back, so one offset does not tell what was processed.
+There stand two: ``55-60`` says that everything before 55 was processed, and before 60 everything below the boundary. A record's
+period is the first one that ends after its timestamp and whose second offset lies behind it.
+
 A cut is what the reports said when a boundary closed: its number, the boundary before, the boundary, the generation, then a
 line per member with the offsets by topic; ``?`` where an offset is not known, ``!`` behind a partition that has finished::
 
@@ -27,18 +31,20 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
 from aiokcc.errors import CorruptNodeError
 
-__all__ = ["FINISHED", "IDLE", "RUNNING", "Cut", "Mark", "Report"]
+__all__ = ["FINISHED", "IDLE", "RUNNING", "Cut", "Mark", "Report", "Span"]
 
 IDLE: Final = "idle"
 FINISHED: Final = "finished"
 RUNNING: Final = "running"
 
-_BODY: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19})?;)*")
+_BODY: Final = re.compile(
+    r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19}(?:-[0-9]{1,19})?)?;)*"
+)
 _ENTRY: Final = re.compile(r"([^:;]+):(([^;@]+)@?([^;]*));")
 _WORDS: Final = frozenset((IDLE, FINISHED, RUNNING))
 _REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
 _CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
-_CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(!?)")
+_CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(?:(?<!\?)-([0-9]{1,19}))?(!?)")
 
 
 def _is_number(word: str) -> bool:
@@ -133,9 +139,34 @@ class Report:
         return report
 
 
+class Span(int):
+    """An offset before which everything was processed, and in ``high`` one before which everything below the boundary was."""
+
+    high: int
+
+    @classmethod
+    def of(cls, low: int, high: int) -> int:
+        """The pair; the plain offset where the two are the same. ValueError if they are the wrong way round."""
+        if high < low:
+            raise ValueError(f"{low}-{high}")
+        if high == low:
+            return low
+        span = cls(low)
+        span.high = high
+        return span
+
+    def __str__(self) -> str:
+        return f"{int(self)}-{self.high}"
+
+    __repr__ = __str__
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a cut lies in one partition: the first offset after it, if known, and whether more will ever come."""
+    """Where a cut lies in one partition: the first offset after it, if known, and whether more will ever come.
+
+    The offset is a :class:`Span` where records behind it had been processed already.
+    """
 
     offset: int | None
     finished: bool = False
@@ -216,12 +247,12 @@ class Cut:
                         match = _CUT_ITEM.fullmatch(item)
                         if not topic or match is None:
                             raise ValueError(item)
-                        offset = None if match[2] == "?" else int(match[2])
+                        offset = None if match[2] == "?" else Span.of(int(match[2]), int(match[3] or match[2]))
                         partition = Partition(topic, int(match[1]))
                         if partition in seen:
                             raise ValueError(item)
                         seen.add(partition)
-                        mine[partition] = Mark(offset, bool(match[3]))
+                        mine[partition] = Mark(offset, bool(match[4]))
         except ValueError:
             raise CorruptNodeError(path, data, _CUT_FORM) from None
         return cls(number, previous, limit, generation, marks)

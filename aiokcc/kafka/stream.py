@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, format_time
+from aiokcc.core.progress import Span
 from aiokcc.errors import HandlerError, PoisonTimestampError
 from aiokcc.stores.port import boottime
 
@@ -63,7 +64,7 @@ class Stream:
         self._end = bounds.end
         self._log_end = bounds.end or 0
         """The log is known to reach this far: no need to ask before we are there."""
-        self.position = max(bounds.start, gate.resume_offset or 0, committed)
+        self.position = int(max(bounds.start, gate.resume_offset or 0, committed))
         """The next offset to fetch."""
         self.next_offset = self.position
         """The next offset to process: everything before it is done."""
@@ -299,7 +300,7 @@ class Stream:
     async def _wait_at(self, ts: int) -> None:
         if self._flush is not None:
             await self._flush()
-        await self.gate.wait_until(ts, self.next_offset)
+        await self.gate.wait_until(ts, Span.of(self.next_offset, self._read_to))
 
     async def _let_pass(self, handle: Handler) -> None:
         """Hand on what lies below the limit, in the order of the log."""
@@ -323,7 +324,7 @@ class Stream:
         if not (lane.late_below <= ts < lane.open_below and boottime() < gate.session.stop_at):
             if self._flush is not None:
                 await self._flush()
-            await gate.wait_until(ts, self.next_offset)
+            await gate.wait_until(ts, Span.of(self.next_offset, self._read_to))
             if self._is_behind_the_cut(ts, record.offset):
                 return
         try:
@@ -335,7 +336,7 @@ class Stream:
         """Whether the cut from which we go on, or go on again, holds the record already."""
         resume = self.gate.resume_offset
         return resume is not None and (
-            offset < resume or (offset < getattr(resume, "high", 0) and ts < self.gate.lane.late_below)
+            offset < resume or (isinstance(resume, Span) and offset < resume.high and ts < self.gate.lane.late_below)
         )
 
     # -- out of the ordinary --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from aiokcc.core.ledger import Lane, LaneState
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp
+from aiokcc.core.progress import Span
 from aiokcc.errors import RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
@@ -70,7 +71,10 @@ class Gate:
         self.late = 0
         """How many records came after their period had closed."""
         self.resume_offset: int | None = None
-        """Where to go on: the first offset that no closed period holds, if the last cut knows it."""
+        """Where to go on: the first offset that no closed period holds, if the last cut knows it.
+
+        A :class:`~aiokcc.core.progress.Span` where closed periods hold some records behind it as well.
+        """
 
     # -- the record's way --------------------------------------------------------------------------------------------
 
@@ -241,7 +245,7 @@ class Gate:
             raise UsageError(f"the gate of {self.partition} is not open; use it inside its 'async with'")
 
     def _check_offset(self, offset: int | None) -> None:
-        if offset is not None and (type(offset) is not int or not 0 <= offset < 2**63):
+        if offset is not None and (type(offset) not in {int, Span} or not 0 <= offset < 2**63):
             raise UsageError(f"offset {offset!r} of {self.partition} is not a whole number from 0 up")
 
     async def __aenter__(self) -> Self:

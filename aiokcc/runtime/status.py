@@ -238,7 +238,7 @@ def _partition(
     if value is None:
         return PartitionStatus(name, owner, "unowned" if owner is None else "unreported")
     word, _, offset = value.partition("@")
-    at = int(offset) if offset else None
+    at = int(offset.partition("-")[0]) if offset else None
     if not word.isdigit():
         return PartitionStatus(name, owner, word, None, at)
     blocked = limit is not None and int(word) >= limit.floor and report is not None and report.generation == generation
