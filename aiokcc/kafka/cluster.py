@@ -100,6 +100,17 @@ class Cluster:
             found.update(Partition(entry["topic"], part["partition"]) for part in entry["partitions"])
         return frozenset(found)
 
+    async def topics(self, settings: ReplaySettings) -> tuple[str, ...]:
+        """The topics to replay: those named, or those that match the pattern now. UsageError if none does."""
+        if settings.pattern is None:
+            return settings.topics
+        known = [t for t in await self.ask(self._admin.list_topics(), "list the topics of") if not t.startswith("__")]
+        found = tuple(sorted(topic for topic in known if settings.pattern.fullmatch(topic)))
+        if not found:
+            there = f"it has {', '.join(sorted(known)[:20])}" if known else "it has none"
+            raise UsageError(f"no topic of Kafka matches the pattern {settings.pattern.pattern!r}; {there}")
+        return found
+
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where the logs end now, at the isolation level of the replay."""
         asked = [TopicPartition(*p) for p in partitions]

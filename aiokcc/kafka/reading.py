@@ -40,6 +40,7 @@ __all__ = ["Committer", "Reading", "by_group", "fixed", "unwrapped"]
 log = logging.getLogger("aiokcc.kafka")
 
 _COMMIT_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 2.0
 
 Work = Callable[[Stream], Awaitable[None]]
 
@@ -138,8 +139,14 @@ class Reading:
     async def close(self) -> None:
         """Close all gates: finished ones keep their word, the others are given up."""
         running, self._running = self._running, {}
-        for one in running.values():
-            await one.gate.__aexit__(None, None, None)
+        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):  # a store that is away does not keep us
+            for one in running.values():
+                await one.gate.__aexit__(None, None, None)
+
+    @property
+    def partitions(self) -> frozenset[Partition]:
+        """What is being read."""
+        return frozenset(self._running)
 
     def positions(self) -> dict[Partition, int]:
         """The next offset of each partition."""
@@ -154,14 +161,17 @@ async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordi
 
 
 async def by_group(
-    reading: Reading, consumer: AIOKafkaConsumer, topics: tuple[str, ...], coordinator: Coordinator
+    reading: Reading, consumer: AIOKafkaConsumer, settings: ReplaySettings, coordinator: Coordinator
 ) -> None:
     """Read what Kafka assigns to us, until the run has ended for all."""
     member = coordinator._member
     orders, desk = anyio.create_memory_object_stream[_Order](100)
     listener = _Listener(consumer, orders, {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()})
-    consumer.subscribe(list(topics), listener=listener)
-    with desk:
+    if settings.pattern is None:
+        consumer.subscribe(list(settings.topics), listener=listener)
+    else:
+        consumer.subscribe(pattern=f"^(?:{settings.pattern.pattern})$", listener=listener)
+    with desk, orders:
         try:
             async with unwrapped() as tasks:
                 tasks.start_soon(_obey, reading, desk)
@@ -239,10 +249,14 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         if self._dismissed:
             return
         self._waiting.add(order.done)
-        await self._orders.send(order)
-        if wait:
-            await order.done.wait()
-        self._waiting.discard(order.done)
+        try:
+            await self._orders.send(order)
+            if wait:
+                await order.done.wait()
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            return  # dismissed while it was said
+        finally:
+            self._waiting.discard(order.done)
 
     def dismiss(self) -> None:
         """Nobody carries anything out any more: do not wait for it."""

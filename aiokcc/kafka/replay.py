@@ -20,6 +20,7 @@ from aiokcc.core.run import Bounds
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.desk import Desk
+from aiokcc.kafka.growth import discover, take_new
 from aiokcc.kafka.pump import Pump
 from aiokcc.kafka.reading import Committer, Reading, by_group, fixed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
@@ -62,6 +63,7 @@ class Period:
 
 def replay(
     *topics: str,
+    pattern: str | None = None,
     bootstrap_servers: str | list[str],
     store: str | Store,
     period: str | int | timedelta,
@@ -96,11 +98,13 @@ def replay(
 
     Any number of processes with the same settings form one group under the store's root. What is passed is checked at once.
 
+    :param pattern: instead of topics, a regular expression over the cluster's topics
     :param bootstrap_servers: ``"host:port"``, or several
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
     :param start: a time, ``"earliest"``, or ``"committed"`` (by ``group_id``)
-    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
+    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever: then new
+        partitions, and new topics that match the pattern, join while the replay runs
     :param partitions: which partitions this process runs; by default all
     :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` it also
         says which partitions are ours: Kafka assigns them, and may move them while the replay runs
@@ -120,6 +124,7 @@ def replay(
     """
     settings = ReplaySettings.check(
         topics,
+        pattern=pattern,
         bootstrap_servers=bootstrap_servers,
         start=start,
         end=end,
@@ -156,9 +161,10 @@ def replay(
         claim_timeout=claim_timeout,
         clock=clock,
         source=settings.source,
+        grows=settings.end is None,
         **(store_options or {}),
     )
-    join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
+    join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
     return _replaying(settings, join, connect_timeout, clock or wall_clock, lookahead)
 
 
@@ -172,7 +178,7 @@ async def _replaying(
 ) -> AsyncIterator[Replay]:
     cluster = Cluster(settings, timeout)
     async with cluster.connected():
-        everything = await cluster.partitions(settings.topics)
+        everything = await cluster.partitions(await cluster.topics(settings))
         outside = sorted((settings.partitions or everything) - everything)
         if outside:
             count = sum(p.topic == outside[0].topic for p in everything)
@@ -349,6 +355,7 @@ class Replay:
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
             committer = Committer(consumer, enabled=settings.commit and settings.group_id is not None)
             member.on_close = self._closing(committer)
+            reading: Reading | None = None
             try:
                 async with unwrapped() as tasks:
                     reading = Reading(
@@ -356,16 +363,19 @@ class Replay:
                     )
                     tasks.start_soon(committer.run)
                     tasks.start_soon(pump.run)
-                    try:
-                        if settings.by_group:
-                            await by_group(reading, consumer, settings.topics, self.coordinator)
-                        else:
-                            await fixed(reading, self._mine, self.coordinator)
-                        await committer.flush(reading.positions())
-                    finally:
-                        await reading.close()
+                    if settings.end is None:
+                        tasks.start_soon(discover, settings, self._cluster, self.coordinator)
+                        if settings.partitions is None and not settings.by_group:
+                            tasks.start_soon(take_new, reading, self.coordinator)
+                    if settings.by_group:
+                        await by_group(reading, consumer, settings, self.coordinator)
+                    else:
+                        await fixed(reading, self._mine, self.coordinator)
+                    await committer.flush(reading.positions())
                     tasks.cancel_scope.cancel()
             finally:
+                if reading is not None:
+                    await reading.close()  # now that no task is in a gate any more
                 member.on_close = None
                 self.summary.seconds += time.monotonic() - began
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -34,7 +35,9 @@ class ReplaySettings:
     """The consumer's side of a replay; the barrier's settings go to :func:`aiokcc.connect`."""
 
     topics: tuple[str, ...]
+    """Empty if a pattern says which."""
     bootstrap_servers: str
+    pattern: re.Pattern[str] | None = None
     start: int | Literal["earliest", "committed"] = "earliest"
     end: int | Literal["now"] | None = None
     partitions: frozenset[Partition] | None = None
@@ -64,15 +67,16 @@ class ReplaySettings:
         end = self.end if self.end is None or isinstance(self.end, str) else format_time(self.end)
         lateness = ",".join(f"{topic}:{format_duration(ms)}" for topic, ms in sorted(self.lateness.items()) if ms)
         time = "record" if self.timestamp is None else "function"
-        return (
-            f"kafka start={start} end={end or 'none'} time={time} lateness={lateness or 'none'} {self.isolation_level}"
-        )
+        what = "" if self.pattern is None else f" pattern={self.pattern.pattern}"
+        late = lateness or "none"
+        return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
     @classmethod
     def check(
         cls,
         topics: Sequence[str],
         *,
+        pattern: object = None,
         bootstrap_servers: object,
         start: object,
         end: object,
@@ -93,7 +97,11 @@ class ReplaySettings:
         consumer: Mapping[str, Any],
     ) -> ReplaySettings:
         """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
-        if not topics or not all(isinstance(topic, str) and topic for topic in topics):
+        if pattern is not None:
+            if topics:
+                raise UsageError("name the topics or give a pattern, not both")
+            pattern = _pattern(pattern)
+        elif not topics or not all(isinstance(topic, str) and topic for topic in topics):
             raise UsageError('name the topics to replay: aiokcc.replay("orders", "payments", …)')
         if len(set(topics)) != len(topics):
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
@@ -127,6 +135,7 @@ class ReplaySettings:
         return cls(
             tuple(topics),
             servers,
+            pattern,
             begin,  # type: ignore[arg-type]
             finish,  # type: ignore[arg-type]
             _partitions(topics, partitions),
@@ -145,6 +154,15 @@ class ReplaySettings:
             str(isolation_level),
             dict(consumer),
         )
+
+
+def _pattern(value: object) -> re.Pattern[str]:
+    if isinstance(value, re.Pattern):
+        value = value.pattern
+    try:
+        return re.compile(value)  # type: ignore[call-overload, no-any-return]
+    except (re.error, TypeError) as error:
+        raise UsageError(f"pattern {value!r} is not a regular expression over topic names: {error}") from None
 
 
 def _time(value: object, what: str, words: Sequence[str]) -> int:
@@ -172,12 +190,14 @@ def _lateness(topics: Sequence[str], value: object) -> dict[str, int]:
         return {}
     if isinstance(value, Mapping):
         for topic in value:
-            if topic not in topics:
+            if topics and topic not in topics:
                 raise UsageError(
                     f"lateness names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}"
                 )
         return {topic: parse_duration(bound, what=f"lateness of {topic}", least=0) for topic, bound in value.items()}
     bound = parse_duration(value, what="lateness", least=0)
+    if not topics and bound:
+        raise UsageError("with a pattern, give lateness by topic: the topics are not known yet")
     return dict.fromkeys(topics, bound)
 
 
@@ -197,7 +217,7 @@ def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | 
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError(f"partitions has {pair!r}; {form}")
         topic, number = pair
-        if topic not in topics:
+        if topics and topic not in topics:
             raise UsageError(f"partitions names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}")
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise UsageError(f"partitions has {number!r} of {topic!r}; expected a whole number from 0 up")

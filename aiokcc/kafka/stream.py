@@ -193,6 +193,8 @@ class Stream:
                 await self._run_holding(handle)
             else:
                 await self._run_in_order(handle)
+            if self._flush is not None:
+                await self._flush()
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()

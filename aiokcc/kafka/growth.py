@@ -1,0 +1,61 @@
+"""New partitions, and new topics that match a pattern, join a replay that follows its topics for ever.
+
+Kafka tells nobody of a new partition, so the leader's process asks every few seconds; it is time that makes the answer
+worth having. What it finds joins the agreed set at the present limit, read from its beginning; what lies before the limit
+by then is late, and the policy for late records says what becomes of it. Whoever reads all partitions takes the new ones
+too; in a Kafka group, Kafka assigns them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiokcc.core.run import Bounds
+from aiokcc.errors import KafkaError, UsageError
+from aiokcc.runtime.signal import Signal
+
+if TYPE_CHECKING:
+    from aiokcc.kafka.cluster import Cluster
+    from aiokcc.kafka.reading import Reading
+    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.runtime.coordinator import Coordinator
+
+__all__ = ["discover", "take_new"]
+
+log = logging.getLogger("aiokcc.kafka")
+
+
+async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coordinator) -> None:
+    """Look for partitions that are not in the set yet, for as long as the replay runs; have them join if we lead."""
+    seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
+    while True:
+        await anyio.sleep(seconds)
+        if coordinator.epoch is None:
+            continue
+        try:
+            found = await cluster.partitions(await cluster.topics(settings))
+            new = found - coordinator.partitions
+            if new:
+                begins = await cluster.begins(new)
+                coordinator.add({p: Bounds(begins[p]) for p in new})
+        except (
+            KafkaError,
+            UsageError,
+        ) as error:  # a topic deleted, or the broker away: what is being read says so itself
+            log.warning("could not look for new partitions: %s", error)
+
+
+async def take_new(reading: Reading, coordinator: Coordinator) -> None:
+    """Read every partition that joins the set."""
+    grown = Signal()
+    member = coordinator._member
+    member.on_set = grown.set
+    try:
+        while True:
+            await grown.wait()
+            await reading.begin(coordinator.partitions - reading.partitions)
+    finally:
+        member.on_set = None
