@@ -88,11 +88,10 @@ class Leader:
         reason = self._uncovered()
         if reason is not None:
             return Wait(reason)
-        if end is not None and least is not None and least >= end:
-            least = None  # what lies past the end will never come: as good as finished
-        if least is None:
+        past_the_end = end is not None and least is not None and least >= end
+        if least is None or past_the_end:  # what lies past the end will never come: as good as finished
             if idle:
-                return Wait("every partition is idle")
+                return Wait("some are idle before the end of the run" if past_the_end else "every partition is idle")
             return Advance(END, self._cut(), finished=self._newly_finished())
         return self._advance(least, now)
 

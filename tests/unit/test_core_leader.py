@@ -319,7 +319,7 @@ def test_past_the_end_and_finished_is_the_end() -> None:
 def test_past_the_end_and_idle_waits_for_the_idle_one() -> None:
     leader = office(end=25)
     hear(leader, "a", p0="40@4", p1="idle@9")
-    waits(leader, "every partition is idle")
+    waits(leader, "some are idle before the end of the run")
     hear(leader, "a", p0="40@4", p1="17@9")
     assert advance(leader).limit == Limit((20,))
 
