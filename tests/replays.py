@@ -10,6 +10,7 @@ from typing import Any
 
 import aiokcc
 from aiokcc import local
+from aiokcc.core import paths
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Cut
 from aiokcc.core.run import CUT_SLOTS
@@ -73,11 +74,8 @@ def in_step(stamps: Iterable[int], period: int = MINUTE) -> bool:
 async def cuts(url: str) -> dict[int, Cut]:
     """The cuts that a store still holds, by number."""
     async with aiokcc.open_store(url).session(timeout=10, connect_timeout=10) as session:
-        found = [
-            Cut.decode(f"cuts/{slot}", (await session.get(f"cuts/{slot:02d}")).data)
-            for slot in range(CUT_SLOTS)
-            if await session.find(f"cuts/{slot:02d}") is not None
-        ]
+        slots = [paths.cut(number, CUT_SLOTS) for number in range(CUT_SLOTS)]
+        found = [Cut.decode(slot, (await session.get(slot)).data) for slot in slots]
     return {cut.number: cut for cut in found if cut is not None}
 
 

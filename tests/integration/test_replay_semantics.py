@@ -1,0 +1,618 @@
+"""What must hold for a replay, one test or more for each of the semantics, on a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc import local
+from aiokcc.kafka import Replay
+from aiokcc.runtime.status import Status
+from tests import kafka_topics
+from tests.kafka_topics import Row
+from tests.replays import MINUTE, all_places, append, at, cuts, in_step, partition, places, replaying, topic
+
+
+class Seen(list[Any]):
+    """Records, with a way to wait for so many of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._grown = asyncio.Event()
+
+    def append(self, item: Any) -> None:
+        super().append(item)
+        self._grown.set()
+
+    async def count(self, number: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self) < number:
+                self._grown.clear()
+                await self._grown.wait()
+
+
+class Following:
+    """A replay that runs beside the test until it is told to end."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._context = replaying(*args, **settings)
+        self.seen = Seen()
+        self._running: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Following:
+        self.replay: Replay = await self._context.__aenter__()
+        self._running = asyncio.ensure_future(self.replay.run(self.seen.append))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._running is not None
+        self._running.cancel()
+        await asyncio.wait([self._running])
+        await self._context.__aexit__(None, None, None)
+        if not self._running.cancelled():
+            self._running.result()
+
+    async def status(self, condition: Callable[[Status], bool]) -> Status:
+        """Ask until the answer fulfils the condition: the store is the only one that knows."""
+        async with asyncio.timeout(20):
+            while not condition(status := await self.replay.coordinator.status()):  # noqa: ASYNC110 - the store's word
+                await asyncio.sleep(0.02)
+        return status
+
+    async def limit(self, at_least: int) -> None:
+        await self.status(lambda s: s.limit is not None and s.limit >= at_least)
+
+
+def states(status: Status) -> dict[str, str]:
+    return {p.partition.rpartition(".")[2]: p.state for p in status.partitions}
+
+
+async def everything(*args: Any, **settings: Any) -> tuple[list[Any], Replay]:
+    seen: list[Any] = []
+    async with asyncio.timeout(30), replaying(*args, **settings) as replay:
+        await replay.run(seen.append)
+    return seen, replay
+
+
+# 1 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_01_half_open(kafka: local.Kafka) -> None:
+    """A record at T waits for the next period; one a millisecond before does not."""
+    name = await topic(kafka, [at(1, -1), at(1)], [at(0), at(1)])
+    async with replaying(kafka, name) as replay:
+        found = [
+            (p.end, sorted((r.partition, r.offset) for rs in p.records.values() for r in rs))
+            async for p in replay.periods()
+        ]
+    assert found == [(at(1), [(0, 0), (1, 0)]), (at(2), [(0, 1), (1, 1)])]
+
+
+# 2 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_02_waiting_idle_and_finished_are_distinct(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(0), at(5)], [at(0)], [])
+    async with Following(kafka, name, store=zk_root, end=None) as follower:
+        await follower.seen.count(3)
+        await follower.status(lambda s: states(s) == {"0": "idle", "1": "idle", "2": "idle"})
+        await follower.replay.coordinator.hold()
+        await append(kafka, name, 0, [at(9)])
+        status = await follower.status(lambda s: states(s)["0"] == "waiting")
+        assert states(status) == {"0": "waiting", "1": "idle", "2": "idle"}
+        assert status.state == "held"
+
+
+async def test_semantics_02_a_finished_partition_is_not_waited_for(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(0)], [at(m) for m in range(5)])
+    seen: list[Any] = []
+    found: list[dict[str, str]] = []
+
+    async def handle(record: Any) -> None:
+        if record.offset == 4:
+            found.append(states(await replay.coordinator.status()))
+        seen.append(record)
+
+    async with replaying(kafka, name, store=zk_root) as replay:
+        await replay.run(handle)
+    assert len(seen) == 6
+    assert found == [{"0": "finished", "1": "running"}]
+
+
+# 3 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_03_an_empty_partition_and_one_that_starts_at_its_end(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [], [at(0)], [at(m) for m in range(3, 6)])
+    seen, _ = await everything(kafka, name, start=at(2))
+    assert sorted(places(seen)) == [(name, 2, n) for n in range(3)]
+
+
+async def test_semantics_03_nothing_at_all_ends_at_once(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [], [])
+    seen, replay = await everything(kafka, name)
+    assert seen == []
+    assert replay.summary.records == replay.summary.periods == 0
+
+
+async def test_semantics_03_idle_by_offsets_lets_the_others_go_on(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0)], [])
+    async with Following(kafka, name, end=None) as follower:
+        await follower.seen.count(1)
+        await append(kafka, name, 0, [at(m) for m in range(1, 20)], first=1)
+        await follower.seen.count(20)
+    assert in_step(r.timestamp for r in follower.seen)
+
+
+# 4 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_04_compaction_leaves_gaps(kafka: local.Kafka) -> None:
+    name = await kafka_topics.create_fresh(
+        kafka.bootstrap,
+        cleanup_policy="compact",
+        min_cleanable_dirty_ratio="0.001",
+        segment_bytes=1_048_576,
+        segment_ms=100,
+        max_compaction_lag_ms=100,
+    )
+    rows = [Row(0, at(0, n), b"x", key=b"same") for n in range(100)]
+    await kafka_topics.write(kafka.bootstrap, name, rows)
+    await asyncio.sleep(0.2)  # the segment must be old enough to be closed by the next record
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(3), b"y", key=b"other")])
+
+    async with asyncio.timeout(30):
+        while True:  # the cleaner tells nobody when it has been there
+            seen, replay = await everything(kafka, name)
+            if len(seen) < 101:
+                break
+    assert seen[-1].offset == 100
+    assert replay.summary.records == len(seen)
+
+
+async def test_semantics_04_transaction_markers_and_aborted_records(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [])
+    await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(0)), Row(0, at(1))])
+    await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(2)), Row(0, at(2))], abort=True)
+    seen, _ = await everything(kafka, name)
+    assert [r.offset for r in seen] == [0, 1], "the log ends in a marker, behind records that do not count"
+    seen, _ = await everything(kafka, name, isolation_level="read_uncommitted")
+    assert [r.offset for r in seen] == [0, 1, 3, 4]
+
+
+async def test_semantics_04_an_open_transaction_is_beyond_the_end(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0)], [at(0), at(5)])
+    async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(1)), Row(0, at(2))]):
+        seen, _ = await everything(kafka, name)
+        assert sorted(places(seen)) == [(name, 0, 0), (name, 1, 0), (name, 1, 1)]
+    seen, _ = await everything(kafka, name)
+    assert len(seen) == 5
+
+
+async def test_semantics_04_following_an_open_transaction_waits_idle(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0)], [at(0)])
+    async with Following(kafka, name, end=None) as follower:
+        await follower.seen.count(2)
+        async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(2)), Row(0, at(2))]):
+            await append(kafka, name, 1, [at(1)])
+            await follower.seen.count(3)
+        await append(kafka, name, 1, [at(3)])
+        await follower.seen.count(6)
+    assert follower.replay.summary.records == 6
+
+
+# 5 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_05_a_bounded_replay_ends_where_the_log_ended_in_every_process(
+    kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(0), at(1)], [at(0), at(4)])
+    seen: list[Any] = []
+
+    async def work(number: int) -> Replay:
+        async with replaying(kafka, name, store=zk_root, partitions=[(name, number)]) as replay:
+            joined[number].set()
+            await both_joined()
+            await replay.run(seen.append)
+            return replay
+
+    joined = [asyncio.Event(), asyncio.Event()]
+
+    async def both_joined() -> None:
+        for event in joined:
+            await event.wait()
+        if not appended:
+            appended.append(True)
+            await append(kafka, name, 0, [at(2)])  # after the start: not part of it
+            await append(kafka, name, 1, [at(2)])
+
+    appended: list[bool] = []
+    async with asyncio.timeout(30):
+        replays = await asyncio.gather(work(0), work(1))
+    assert sorted(places(seen)) == all_places(name, 2, 2)
+    assert [r.summary.records for r in replays] == [2, 2]
+    async with replaying(kafka, name) as status_of_nothing:
+        assert not status_of_nothing.coordinator.ended
+    last = (await cuts(zk_root))[max(await cuts(zk_root))]
+    for number in (0, 1):
+        mark = last.find(partition(name, number))
+        assert mark is not None
+        assert (mark.offset, mark.finished) == (2, True)
+
+
+async def test_semantics_05_a_time_ends_it_too(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(m) for m in range(10)], [at(m, 1) for m in range(0, 10, 4)])
+    seen, _ = await everything(kafka, name, start=at(2), end=at(5))
+    assert sorted(r.timestamp for r in seen) == [at(2), at(3), at(4), at(4, 1)]
+
+
+async def test_semantics_05_a_time_to_come_ends_it_when_it_has_been_reached(kafka: local.Kafka) -> None:
+    now = int(time.time() * 1000)
+    end = now + MINUTE
+    name = await topic(kafka, [now - 5 * MINUTE, end - 1, end + 5], [now - MINUTE, end, end + 1])
+    seen, _ = await everything(kafka, name, end=end)
+    assert sorted(places(seen)) == [(name, 0, 0), (name, 0, 1), (name, 1, 0)]
+
+
+# 6 ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", ["deliver", "drop"])
+async def test_semantics_06_an_idle_partition_that_wakes_is_late_and_moves_nothing_back(
+    kafka: local.Kafka, late: str
+) -> None:
+    name = await topic(kafka, [at(0), at(5), at(6)], [at(0)])
+    async with Following(kafka, name, end=None, late=late) as follower:
+        await follower.seen.count(4)
+        await append(kafka, name, 1, [at(1), at(2), at(7)], first=1)
+        await follower.seen.count(7 if late == "deliver" else 5)
+        assert follower.replay.coordinator.limit == at(8)
+        assert follower.replay.summary.late == 2
+    assert follower.seen[-1].timestamp == at(7)
+
+
+# 7 ---------------------------------------------------------------------------------------------------------------------
+
+MIXED = [at(0), at(2), at(1, 59_000), at(0, 30_000), at(4), at(2, 1), at(9)]
+"""Out of order by a minute at most, but for the fourth, ninety seconds late, and the sixth, two minutes late."""
+
+
+async def test_semantics_07_out_of_order_within_the_bound_comes_in_its_period(kafka: local.Kafka) -> None:
+    name = await topic(kafka, MIXED, [at(m) for m in range(10)])
+    other = await topic(kafka, [at(3), at(1), at(4)])
+    seen: list[Any] = []
+    async with replaying(kafka, name, other, lateness={name: "2m"}) as replay:
+        async for period in replay.periods():
+            mine = [r for rs in period.records.values() for r in rs]
+            seen += mine
+            for r in mine:
+                if r.topic == name:
+                    assert period.start <= r.timestamp < period.end, (r.offset, period.start, period.end)
+    assert sorted(places(seen)) == sorted(all_places(name, 7, 10) + all_places(other, 3))
+    assert replay.summary.late == 1, "the other topic has no bound: its second record is late"
+
+
+async def test_semantics_07_later_than_the_bound_is_counted_and_goes_where_the_policy_says(kafka: local.Kafka) -> None:
+    name = await topic(kafka, MIXED, [at(m) for m in range(10)])
+    seen, replay = await everything(kafka, name, lateness="1m")
+    assert len(seen) == 17
+    assert replay.summary.late == 2
+    seen, replay = await everything(kafka, name, lateness="1m", late="drop")
+    assert sorted(r.offset for r in seen if r.partition == 0) == [0, 1, 2, 4, 6]
+    assert replay.summary.late == 2
+    buried: list[tuple[int, str]] = []
+    seen, replay = await everything(
+        kafka, name, lateness="1m", late="dead-letter", dead_letter=lambda r, why: buried.append((r.offset, why))
+    )
+    assert sorted(offset for offset, _ in buried) == [3, 5]
+    assert {why for _, why in buried} == {"its period had closed"}
+    assert replay.summary.dead_lettered == 2
+
+
+async def test_semantics_07_without_a_bound_an_earlier_record_behind_a_later_one_is_late(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0), at(3), at(1), at(3, 1)], [at(m) for m in range(4)])
+    seen, replay = await everything(kafka, name)
+    assert [r.offset for r in seen if r.partition == 0] == [0, 1, 2, 3]
+    assert replay.summary.late == 1
+
+
+async def test_semantics_07_held_back_records_come_when_the_log_is_quiet(kafka: local.Kafka) -> None:
+    """Following a log of old records, what is held back waits for nothing that could still come."""
+    name = await topic(kafka, [at(0), at(2), at(1)], [at(0)])
+    async with Following(kafka, name, end=None, lateness="5m") as follower:
+        await follower.seen.count(4)
+    assert [r.timestamp for r in follower.seen if r.partition == 0] == [at(0), at(1), at(2)]
+    assert follower.replay.summary.late == 0
+
+
+async def test_semantics_07_following_the_present_a_record_waits_for_earlier_ones(kafka: local.Kafka) -> None:
+    now = int(time.time() * 1000)
+    period = 200
+    name = await topic(kafka, [now])
+    async with Following(kafka, name, end=None, lateness="2s", period=period) as follower:
+        await append(kafka, name, 0, [now - 1500], first=1)
+        await follower.seen.count(2)
+    assert [r.timestamp for r in follower.seen] == [now - 1500, now]
+    assert follower.replay.summary.late == 0
+    assert time.time() * 1000 >= now + 2000 - period, "not before the bound had passed by the clock"
+
+
+# 8 ---------------------------------------------------------------------------------------------------------------------
+
+FAR = 4_000_000_000_000
+"""The year 2096."""
+
+
+@pytest.mark.parametrize("poison", [-1, -5, FAR])
+async def test_semantics_08_a_poison_timestamp_raises_with_its_place(kafka: local.Kafka, poison: int) -> None:
+    name = await topic(kafka, [at(0)], [at(0), poison, at(1)])
+    with pytest.raises(aiokcc.PoisonTimestampError, match=f"{name}.1 at offset 1: .*poison=") as caught:
+        await everything(kafka, name)
+    assert (caught.value.topic, caught.value.partition, caught.value.offset) == (name, 1, 1)
+
+
+@pytest.mark.parametrize("poison", [-1, -5, FAR])
+@pytest.mark.parametrize("policy", ["skip", "cap", "dead-letter"])
+@pytest.mark.parametrize("lateness", [None, "1m"])
+async def test_semantics_08_or_does_what_the_policy_says(
+    kafka: local.Kafka, poison: int, policy: str, lateness: str | None
+) -> None:
+    name = await topic(kafka, [at(0), at(1)], [at(0), poison, at(1)])
+    buried: list[Any] = []
+    seen, replay = await everything(
+        kafka, name, poison=policy, lateness=lateness, dead_letter=lambda record, _: buried.append(record)
+    )
+    assert replay.summary.poisoned == 1
+    assert [r.offset for r in seen if r.partition == 1] == ([0, 1, 2] if policy == "cap" else [0, 2])
+    assert places(buried) == ([(name, 1, 1)] if policy == "dead-letter" else [])
+    assert replay.summary.records == 5
+
+
+# 9 ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_09_event_time_by_a_function(kafka: local.Kafka) -> None:
+    """The log's own timestamps, all of them of today, mean nothing here."""
+    today = int(time.time() * 1000)
+    name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
+    rows = [Row(p, today, str(at(m)).encode()) for p in range(2) for m in range(6)]
+    await kafka_topics.write(kafka.bootstrap, name, rows)
+    seen, replay = await everything(kafka, name, timestamp=lambda r: int(r.value))
+    assert len(seen) == 12
+    assert in_step(int(r.value) for r in seen)
+    assert replay.summary.periods == 6
+
+
+async def test_semantics_09_start_and_end_go_by_the_function_too(kafka: local.Kafka) -> None:
+    name = await kafka_topics.create_fresh(kafka.bootstrap)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, -1, str(at(m)).encode()) for m in range(10)])
+    seen, replay = await everything(kafka, name, timestamp=lambda r: int(r.value), start=at(3), end=at(7))
+    assert [r.offset for r in seen] == [3, 4, 5, 6]
+    assert replay.summary.outside == 3
+
+
+async def test_semantics_09_a_function_that_raises_has_found_no_timestamp(kafka: local.Kafka) -> None:
+    name = await kafka_topics.create_fresh(kafka.bootstrap)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0), b"12"), Row(0, at(0), b"twelve")])
+    with pytest.raises(
+        aiokcc.PoisonTimestampError, match="offset 1: the timestamp function raised ValueError"
+    ) as caught:
+        await everything(kafka, name, timestamp=lambda r: int(r.value))
+    assert isinstance(caught.value.__cause__, ValueError)
+    seen, replay = await everything(kafka, name, timestamp=lambda r: int(r.value), poison="skip")
+    assert [r.offset for r in seen] == [0]
+    assert replay.summary.poisoned == 1
+
+
+# 10 --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_10_a_gap_is_one_step(kafka: local.Kafka) -> None:
+    year = 365 * 24 * 60
+    name = await topic(kafka, [at(0), at(year / 2)], [at(0), at(year / 2, 30_000)])
+    seen, replay = await everything(kafka, name)
+    assert len(seen) == 4
+    assert replay.summary.periods == 2
+
+
+# 11 --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_11_the_fast_partition_is_bounded_and_the_awaited_one_never_starved(kafka: local.Kafka) -> None:
+    value = b"x" * 1000
+    name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
+    fast = [Row(0, at(0), value)] + [Row(0, at(60, n), value) for n in range(30_000)]
+    await kafka_topics.write(kafka.bootstrap, name, [*fast, *(Row(1, at(m), value) for m in range(60))])
+    async with replaying(kafka, name, buffer_records=500) as replay:
+        most = 0
+
+        def handle(record: Any) -> None:
+            nonlocal most
+            if record.partition == 1:
+                for stream in held_streams(replay):
+                    most = max(most, stream._records)
+
+        await replay.run(handle)
+    assert replay.summary.records == 30_061
+    assert 0 < most <= 1000, "the bound, and at most one fetch more"
+
+
+async def test_semantics_11_bounded_in_bytes(kafka: local.Kafka) -> None:
+    value = b"x" * 50_000
+    name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
+    await kafka_topics.write(
+        kafka.bootstrap,
+        name,
+        [*(Row(0, at(60), value) for _ in range(200)), *(Row(1, at(m), b"") for m in range(60))],
+    )
+    async with replaying(kafka, name, buffer_bytes=200_000, max_partition_fetch_bytes=100_000) as replay:
+        most = 0
+
+        def handle(record: Any) -> None:
+            nonlocal most
+            if record.partition == 1:
+                for stream in held_streams(replay):
+                    most = max(most, stream._bytes)
+
+        await replay.run(handle)
+    assert replay.summary.records == 260
+    assert 0 < most <= 500_000, "the bound, and what aiokafka holds of one fetch"
+
+
+def held_streams(replay: Replay) -> list[Any]:
+    """The streams at work, by way of the one task that knows them."""
+    import gc
+
+    from aiokcc.kafka.stream import Stream
+
+    return [s for s in gc.get_objects() if isinstance(s, Stream) and s._summary is replay.summary]
+
+
+# 13 --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(m) for m in range(60)], [at(m) for m in range(60)])
+    limits: list[tuple[int, int]] = []
+    held = asyncio.Event()
+    async with replaying(kafka, name, store=zk_root) as replay:
+        coordinator = replay.coordinator
+
+        async def handle(record: Any) -> None:
+            limits.append((record.timestamp, coordinator.limit))
+            if record.partition == 0 and record.offset == 2:
+                await coordinator.hold()
+                held.set()
+
+        running = asyncio.ensure_future(replay.run(handle))
+        async with asyncio.timeout(30):
+            await held.wait()
+            status = await coordinator.status()
+            assert status.state == "held"
+            assert status.limit == at(3)
+            await coordinator.set_period("10m")
+            while coordinator.limit < at(20):  # noqa: ASYNC110 - nothing tells a user of it but the limit
+                await asyncio.sleep(0.01)
+            await coordinator.release()
+            await running
+        assert coordinator.released or coordinator.ended
+    assert len(limits) == 120
+    assert {limit for ts, limit in limits if ts < at(3)} == {at(1), at(2), at(3)}
+    longer = {limit for ts, limit in limits if ts >= at(3)}
+    assert all(limit % (10 * MINUTE) == 0 or limit > at(1000) for limit in longer)
+
+
+# 14 --------------------------------------------------------------------------------------------------------------------
+
+
+def present(minutes: float, ms: int = 0) -> int:
+    """A time near the clock of a replay that thinks it is ten minutes after the first boundary."""
+    return at(10 + minutes, ms)
+
+
+async def test_semantics_14_caught_up_follow(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
+    async with Following(kafka, name, end=None, clock=lambda: present(0)) as follower:
+        await follower.seen.count(3)
+        assert follower.replay.coordinator.limit == present(1)
+        await append(kafka, name, 1, [present(1)])
+        await follower.seen.count(4)
+        assert follower.replay.coordinator.limit == present(2)
+
+
+async def test_semantics_14_caught_up_release(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
+    async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="release") as follower:
+        await follower.seen.count(3)
+        assert follower.replay.coordinator.released
+        await append(kafka, name, 1, [present(-5), present(9)])
+        await follower.seen.count(5)
+
+
+async def test_semantics_14_caught_up_longer_period(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
+    async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="1h") as follower:
+        await follower.seen.count(3)
+        assert follower.replay.coordinator.limit % 3_600_000 == 0
+        assert (await follower.replay.coordinator.status()).period == 3_600_000
+
+
+async def test_semantics_14_periods_go_on_after_a_release(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(m) for m in range(5)])
+    found = []
+    async with asyncio.timeout(20), replaying(kafka, name, end=None) as replay:
+        async for period in replay.periods():
+            found += [r.offset for rs in period.records.values() for r in rs]
+            if found == [0, 1]:
+                await replay.coordinator.release()
+            if len(found) == 5:
+                break
+    assert found == [0, 1, 2, 3, 4]
+
+
+# 15 is in test_replay_faults.py ----------------------------------------------------------------------------------------
+
+# 16 --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_semantics_16_status_tells_who_blocks(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(0), at(1)], [at(0), at(1)])
+    stuck, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(record: Any) -> None:
+        if record.offset == 1:
+            stuck.set()
+            await go_on.wait()
+
+    async def work(number: int, handler: Callable[[Any], Any]) -> None:
+        settings: dict[str, Any] = {"store": zk_root, "partitions": {name: [number]}, "member": f"worker{number}"}
+        async with replaying(kafka, name, **settings) as replay:
+            replays[number] = replay
+            await replay.run(handler)
+
+    replays: dict[int, Replay] = {}
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(work(0, lambda _: None))
+        tasks.create_task(work(1, slow))
+        await stuck.wait()
+        while True:
+            status = await replays[0].coordinator.status()
+            if [b.state for b in status.blocking] == ["running"] and status.waiting_seconds > 0.2:
+                break
+            await asyncio.sleep(0.02)
+        (blocking,) = status.blocking
+        assert blocking.partition == f"{name}.1"
+        assert blocking.member is not None
+        assert blocking.member.startswith("worker1-")
+        go_on.set()
+
+
+# 17: every bad setting at the call is in tests/unit/test_kafka_settings.py; here what only the cluster knows --------------
+
+
+async def test_semantics_17_an_unknown_topic_is_named_with_what_there_is(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0)], stem="0orders")
+    with pytest.raises(aiokcc.UsageError, match=r"no topic 'ordres'; it has .*0orders"):
+        async with replaying(kafka, name, "ordres"):
+            pass
+
+
+async def test_semantics_17_a_partition_out_of_range(kafka: local.Kafka) -> None:
+    name = await topic(kafka, [at(0)], [])
+    with pytest.raises(aiokcc.PartitionError, match=f"{name}.7 does not exist; {name} has 2 partitions"):
+        async with replaying(kafka, name, partitions={name: [0, 7]}):
+            pass
+
+
+async def test_semantics_17_other_settings_than_the_group_has(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(0)])
+    async with replaying(kafka, name, store=zk_root):
+        with pytest.raises(aiokcc.GroupMismatchError, match="lateness"):
+            async with replaying(kafka, name, store=zk_root, lateness="1m"):
+                pass
