@@ -162,6 +162,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     else:
         _choose_store(options, url, environment)
         if options.verb == "replay":
+            options.end = options.end or "now"
             options.bootstrap_servers = options.bootstrap_servers or environment.get(replay_arguments.SERVERS)
     return options
 

@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
     what = "a time, or 'now' (the default): where the topics end as the run begins"
-    end.add_argument("--to", dest="end", type=_end, default="now", metavar="TIME", help=what)
+    end.add_argument("--to", dest="end", type=_end, metavar="TIME", help=what)
     end.add_argument("--follow", action="store_true", help="have no end: go on with what is written from now on")
     parser.add_argument("--processes", type=_whole(1), default=1, metavar="N", help="share the partitions; default: 1")
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")

@@ -51,7 +51,8 @@ def main() -> int:
         os.dup2(nothing.fileno(), 0)  # a handler that reads its input does not read ours
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(line_buffering=True)  # several processes share it: whole lines only
+            # Several processes share it: whole lines only, also under PYTHONUNBUFFERED.
+            stream.reconfigure(line_buffering=True, write_through=False)
     if orders["verbose"]:
         form = f"%(asctime)s {orders['arguments']['member']} %(name)s: %(message)s"
         logging.basicConfig(level=logging.INFO, format=form)

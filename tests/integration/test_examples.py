@@ -126,8 +126,7 @@ async def test_an_example_that_finds_no_kafka(zk_root: str) -> None:
     process = await python("-m", "examples.month_again", "127.0.0.1:1", zk_root)
     _, err = await process.communicate()
     assert process.returncode == 1
-    assert "127.0.0.1:1" in err.decode()
-    assert "Traceback" not in err.decode()
+    assert err.decode().startswith("KafkaConnectionError: Unable to bootstrap from")
 
 
 @pytest.mark.timeout(150)

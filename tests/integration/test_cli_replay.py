@@ -1,0 +1,268 @@
+"""``aiokcc replay`` as its user meets it: handlers in the current directory, a real Kafka and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aiokcc import local
+from tests.integration.test_cli import AIOKCC, Ended, Terminal, environment, on_terminal
+from tests.kafka_topics import Row, create_fresh, write
+
+START = 1_767_225_600_000  # 2026-01-01T00:00Z
+MINUTE = 60_000
+MINUTES = 10
+EACH = 60
+"""Records of a topic, in a minute."""
+
+HANDLERS = """
+import asyncio, os
+
+def show(record):
+    print(record.topic, record.partition, record.offset, record.timestamp)
+
+def show_all(records):
+    print(*{(r.topic, r.partition, r.timestamp // 60_000) for r in records}, len(records))
+
+async def stop_in_minute_five(record):
+    if record.timestamp >= 1767225600000 + 5 * 60_000 + 500:
+        print("waiting", os.getpid())
+        await asyncio.Event().wait()
+    show(record)
+
+def fail(record):
+    if record.timestamp >= 1767225600000 + 5 * 60_000:
+        raise LookupError("no such customer")
+    show(record)
+"""
+
+
+@dataclass
+class Place:
+    """A directory with handlers.py in it, and topics to replay."""
+
+    directory: Path
+    topics: tuple[str, str]
+    variables: dict[str, str]
+
+    def words(self, handler: str, *more: str) -> list[str]:
+        topics = [word for topic in self.topics for word in ("--topic", topic)]
+        return ["replay", f"handlers:{handler}", *topics, "--period", "1m", *more]
+
+    async def run(self, handler: str, *more: str, **variables: str) -> Ended:
+        async with self.started(handler, *more, **variables) as process:
+            out, err = await process.communicate()
+        return Ended(process.returncode, out.decode(), err.decode())
+
+    @asynccontextmanager
+    async def started(self, handler: str, *more: str, **variables: str) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await asyncio.create_subprocess_exec(
+            AIOKCC,
+            *self.words(handler, *more),
+            cwd=self.directory,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=environment(**{**self.variables, **variables}),
+        )
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.communicate()
+
+    def on_terminal(self, handler: str, *more: str, **variables: str) -> AbstractAsyncContextManager[Terminal]:
+        words, place = (
+            self.words(handler, *more),
+            {"PYTHONPATH": os.pathsep.join([str(self.directory), os.environ.get("PYTHONPATH", "")])},
+        )
+        return on_terminal(*words, **{**self.variables, **place, **variables})
+
+
+@pytest.fixture
+async def place(tmp_path: Path, kafka: local.Kafka, zk_root: str) -> Place:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    orders = await create_fresh(kafka.bootstrap, "orders", partitions=2)
+    payments = await create_fresh(kafka.bootstrap, "payments", partitions=1)
+    for topic, partitions in (
+        (orders, (0, 0, 0, 1)),
+        (payments, (0,)),
+    ):  # orders.0 holds three times what orders.1 does
+        times = range(START, START + MINUTES * MINUTE, MINUTE // EACH)
+        await write(kafka.bootstrap, topic, [Row(partitions[n % len(partitions)], ts) for n, ts in enumerate(times)])
+    return Place(tmp_path, (orders, payments), {"AIOKCC_STORE": zk_root, "AIOKCC_BOOTSTRAP_SERVERS": kafka.bootstrap})
+
+
+def handled(text: str) -> list[tuple[str, ...]]:
+    """The records that ``show`` has shown, in that order."""
+    return [tuple(line.split()) for line in text.splitlines() if re.fullmatch(r"\S+ \d+ \d+ \d+", line)]
+
+
+def in_step(records: list[tuple[str, ...]]) -> bool:
+    """Whether no record came before one of an earlier period: the processes share the pipe, so its order is theirs."""
+    minutes = [int(ts) // MINUTE for *_, ts in records]
+    return minutes == sorted(minutes)
+
+
+async def test_three_processes_in_step(place: Place) -> None:
+    ended = await place.run("show", "--processes", "3")
+    records = handled(ended.out)
+    assert ended.code == 0
+    assert len(records) == len(set(records)) == 2 * MINUTES * EACH
+    assert len(ended.out.splitlines()) == len(records)  # our own words do not mix with the handler's
+    assert in_step(records)
+    first, *_, last = ended.err.splitlines()
+    orders, payments = place.topics
+    assert first == (
+        f"Replaying {orders} (2 partitions) and {payments} (1 partition) from earliest to now, "
+        f"in periods of 1m, in 3 processes."
+    )
+    assert re.fullmatch(r"Done: 1,200 records in \d+ periods and \S+s( \([\d,]+ records/s\))?, by 3 processes\.", last)
+
+
+async def test_a_run_that_has_ended_stays_so(place: Place) -> None:
+    from_to = ("--from", "2026-01-01T00:02Z", "--to", "2026-01-01T00:04Z")
+    first = await place.run("show", *from_to)
+    again = await place.run("show", *from_to)
+    assert first.code == again.code == 0
+    assert {int(ts) // MINUTE - START // MINUTE for *_, ts in handled(first.out)} == {2, 3}
+    assert len(handled(first.out)) == 2 * 2 * EACH
+    assert again.out == ""
+    assert "has ended already; there is nothing left to do" in again.err
+    assert "use another root" in again.err
+
+
+async def test_batches_in_one_process_without_zookeeper(place: Place) -> None:
+    ended = await place.run("show_all", "--batches", "--store", "memory://once")
+    lists = ended.out.splitlines()
+    assert ended.code == 0
+    assert sum(int(line.rpartition(" ")[2]) for line in lists) == 2 * MINUTES * EACH
+    assert all(line.count("(") == 1 for line in lists)  # of one partition and one minute each
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+async def test_stopped_it_says_how_to_go_on_and_that_works(place: Place, number: signal.Signals, code: int) -> None:
+    async with place.started("stop_in_minute_five", "--processes", "3") as process:
+        assert process.stdout is not None
+        seen = []
+        while not (line := (await process.stdout.readline()).decode()).startswith("waiting"):
+            seen.append(line)
+        process.send_signal(number)
+        out, err = (part.decode() for part in await process.communicate())
+    assert process.returncode == code
+    assert "Traceback" not in err
+    assert re.search(r"^Stopped: \d+ records in \d+ periods", err, re.MULTILINE)
+    said, command = err.splitlines()[-2:]
+    assert said == "The same command goes on at 2026-01-01T00:05:00Z:"
+    assert command.strip() == f"aiokcc {' '.join(place.words('stop_in_minute_five', '--processes', '3'))}"
+    (place.directory / "handlers.py").write_text(HANDLERS.replace("+ 5 * 60_000 + 500", "* 2"))
+    again = await place.run("stop_in_minute_five", "--processes", "3")
+    assert again.code == 0
+    assert "everything before 2026-01-01T00:05:00Z is done" in again.err
+    times = Counter(handled("".join(seen) + out) + handled(again.out))
+    assert len(times) == 2 * MINUTES * EACH
+    assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} <= {5}
+
+
+async def test_a_handler_that_fails_stops_all_and_is_named_once(place: Place) -> None:
+    ended = await place.run("fail", "--processes", "3")
+    assert ended.code == 1
+    assert ended.err.count("the handler raised LookupError('no such customer')") == 1
+    assert re.search(r"^aiokcc: (orders|payments)-\w+\.\d at offset \d+: the handler raised", ended.err, re.MULTILINE)
+    assert re.search(r"^  handlers\.py, line \d+, in fail$", ended.err, re.MULTILINE)
+    assert "goes on at 2026-01-01T00:05:00Z" in ended.err
+    assert "Traceback" not in ended.err
+    verbose = await place.run("fail", "--verbose")
+    assert "Traceback" in verbose.err
+
+
+async def test_a_worker_that_is_killed_stops_all(place: Place) -> None:
+    async with place.started("stop_in_minute_five", "--processes", "3") as process:
+        assert process.stdout is not None
+        while not (line := (await process.stdout.readline()).decode()).startswith("waiting"):
+            pass
+        os.kill(int(line.split()[1]), signal.SIGKILL)
+        _, err = await process.communicate()
+    assert process.returncode == 1
+    assert re.search(r"^aiokcc: worker-\d was killed by SIGKILL", err.decode(), re.MULTILINE)
+
+
+async def test_workers_do_not_outlive_the_command(place: Place) -> None:
+    async with place.started("stop_in_minute_five", "--processes", "3") as process:
+        assert process.stdout is not None
+        while not (await process.stdout.readline()).startswith(b"waiting"):
+            pass
+        process.kill()
+        await process.stdout.read()  # ends when the last worker, which holds the pipe too, is gone
+
+
+async def test_a_terminal_shows_how_far_it_is_and_who_is_waited_for(place: Place) -> None:
+    async with place.on_terminal("stop_in_minute_five", "--processes", "2") as terminal:
+        await terminal.shows("waiting")
+        await terminal.shows("50%")
+        await terminal.shows("waits for ")
+        await terminal.shows("2026-01-01T00:06:00Z")
+        assert "\x1b[2K" in terminal.screen  # redrawn in place
+        terminal.process.send_signal(signal.SIGINT)
+        await terminal.shows("The same command goes on at 2026-01-01T00:05:00Z")
+        assert await terminal.process.wait() == 130
+
+
+async def test_what_cannot_be_done_is_said_before_anything_is_started(place: Place) -> None:
+    many = await place.run("show", "--processes", "4")
+    alone = await place.run("show", "--processes", "2", "--store", "memory://once")
+    unknown = await place.run("show", "--topic", "nope")
+    nowhere = await place.run("show", AIOKCC_BOOTSTRAP_SERVERS="127.0.0.1:1")
+    typo = await place.run("shw")
+    assert (many.code, many.err) == (1, "aiokcc: --processes 4: there are only 3 partitions to share\n")
+    assert alone.code == 2
+    assert "memory://once lives inside one process, and --processes 2 are several" in alone.err
+    assert unknown.code == 1
+    assert unknown.err.startswith("aiokcc: Kafka has no topic 'nope'; it has ")
+    assert nowhere.code == 1
+    assert "127.0.0.1:1" in nowhere.err
+    assert (typo.code, typo.err) == (2, "aiokcc: handlers has no 'shw'; is 'show' meant?\n")
+    for ended in (many, alone, unknown, nowhere, typo):
+        assert ended.out == ""
+        assert "Traceback" not in ended.err
+
+
+async def test_another_command_under_the_same_root_is_told_both_sides(place: Place) -> None:
+    async with place.started("stop_in_minute_five") as process:
+        assert process.stdout is not None
+        await process.stdout.readline()
+        other = await place.run("show", "--lookahead", "2")
+    assert other.code == 1
+    assert other.err.count("lookahead is 0 there and 2 here") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--processes", "2", "memory://x"], "memory://x lives inside one process, and --processes 2 are several"),
+        (["zk://h/x", "--bootstrap-servers", "PLAINTEXT://h:9092"], "expected HOST:PORT, without a scheme"),
+        (["zk://h/x", "--from", "committed"], "needs group_id"),
+        (["zk://h/x", "--from", "2026-01-02T00:00Z", "--to", "2026-01-01T00:00Z"], "does not lie after start"),
+        (["zk://h/x", "--late", "dead-letter"], "dead_letter"),
+        (["zk://h/x", "--consumer", "enable_auto_commit=true"], "enable_auto_commit cannot be passed through"),
+        (["zk://h/x", "--timestamp", "handlers:nope"], "handlers has no 'nope'"),
+    ],
+)
+async def test_what_cannot_be_meant_is_refused_without_asking_anybody(
+    tmp_path: Path, more: list[str], message: str
+) -> None:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    place = Place(tmp_path, ("orders", "payments"), {"AIOKCC_BOOTSTRAP_SERVERS": "h:9092"})
+    ended = await place.run("show", *more)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+    assert "Traceback" not in ended.err

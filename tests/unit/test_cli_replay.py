@@ -1,0 +1,169 @@
+"""``aiokcc replay`` on paper: what it understands, whose functions it finds, and what it says; nothing is started."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from aiokcc.cli import main
+from aiokcc.cli.arguments import parse
+from aiokcc.cli.bar import Pace, View, write_view
+from aiokcc.cli.crew import how_it_ended
+from aiokcc.cli.functions import load, place
+from aiokcc.cli.replay_arguments import as_keywords
+from aiokcc.errors import UsageError
+
+T = 1_767_225_600_000
+ENVIRONMENT = {"AIOKCC_STORE": "zk://h/replay", "AIOKCC_BOOTSTRAP_SERVERS": "h:9092"}
+WORDS = ("replay", "handlers:handle", "--topic", "orders", "--period", "1m")
+
+
+def parsed(*more: str) -> argparse.Namespace:
+    return parse([*WORDS, *more], ENVIRONMENT)
+
+
+class TestWords:
+    def test_the_least_that_is_needed(self) -> None:
+        given = as_keywords(parsed())
+        assert given["store"] == "zk://h/replay"
+        assert given["bootstrap_servers"] == "h:9092"
+        assert (given["start"], given["end"], given["period"]) == ("earliest", "now", 60_000)
+
+    def test_times(self) -> None:
+        given = as_keywords(parsed("--from", "2026-01-01T00:00Z", "--to", f"{T + 5}"))
+        assert (given["start"], given["end"]) == (T, T + 5)
+        assert as_keywords(parsed("--follow"))["end"] is None
+        assert as_keywords(parsed("--follow", "--caught-up", "1h"))["caught_up"] == 3_600_000
+
+    def test_the_store_may_stand_anywhere_and_kafkas_servers_are_no_store(self) -> None:
+        options = parsed("zk://other/x", "--bootstrap-servers", "PLAINTEXT://h:9092")
+        assert options.store == "zk://other/x"
+        assert options.bootstrap_servers == "PLAINTEXT://h:9092"
+
+    def test_lateness_for_all_or_for_each(self) -> None:
+        assert as_keywords(parsed())["lateness"] is None
+        assert as_keywords(parsed("--lateness", "30s"))["lateness"] == 30_000
+        each = as_keywords(parsed("--lateness", "orders=30s", "--lateness", "payments=1m"))
+        assert each["lateness"] == {"orders": 30_000, "payments": 60_000}
+        with pytest.raises(UsageError, match="TOPIC=TIME"):
+            as_keywords(parsed("--lateness", "30s", "--lateness", "1m"))
+
+    def test_settings_of_the_consumer(self) -> None:
+        given = as_keywords(parsed("--consumer", "fetch_max_bytes=1000", "--consumer", "client_id=me=you"))
+        assert (given["fetch_max_bytes"], given["client_id"]) == (1000, "me=you")
+
+    @pytest.mark.parametrize(
+        ("more", "message"),
+        [
+            (["--from", "yesterday"], "the time 'yesterday' cannot be read; .* or 'earliest' or 'committed'"),
+            (["--to", "2026-01-01"], "has no time zone"),
+            (["--period", "5"], "has no unit"),
+            (["--processes", "0"], "'0' is not a whole number from 1 up"),
+            (["--lookahead", "-1"], "'-1' is not a whole number from 0 up"),
+            (["--consumer", "fast"], "'fast' is no setting; expected NAME=VALUE"),
+            (["--late", "never"], "invalid choice: 'never'"),
+            (["--to", "now", "--follow"], "not allowed with"),
+            (["--speed", "9"], "replay has no option --speed"),
+        ],
+    )
+    def test_what_is_refused(self, more: list[str], message: str) -> None:
+        with pytest.raises(UsageError, match=message):
+            parsed(*more)
+
+    def test_what_is_missing(self) -> None:
+        with pytest.raises(UsageError, match="where do the processes meet.* memory://once"):
+            parse(WORDS, {})
+        with pytest.raises(UsageError, match="--topic, --period"):
+            parse(["replay", "a:b"], ENVIRONMENT)
+
+    def test_the_help_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["replay", "--help"]) == 0
+        text = capsys.readouterr().out
+        for word in ("examples:", "--processes 4", "async def handle(record)", "the same command goes on", "--follow"):
+            assert word in text
+        assert main(["--help"]) == 0
+        assert "replay" in capsys.readouterr().out
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, on nobody's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
+    return tmp_path
+
+
+class TestFunctions:
+    def test_the_current_directory_is_looked_at(self, here: Path) -> None:
+        (here / "mine_a.py").write_text("class Shop:\n    @staticmethod\n    def handle(record): return record\n")
+        assert load("mine_a:Shop.handle", "a record")(7) == 7
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("mine_b", "'mine_b' names no function; expected MODULE:FUNCTION"),
+            ("nope_b:handle", "there is no module 'nope_b', in .* or installed$"),
+            ("mine_b.py:handle", "there is no module 'mine_b.py'.* no .py: mine_b:handle"),
+            ("mine_b:hande", "mine_b has no 'hande'; is 'handle' meant"),
+            ("mine_b:zzz", "mine_b has no 'zzz'; it has handle, two, many$"),
+            ("mine_b:NUMBER", "mine_b:NUMBER is an int, which cannot be called; expected a function of a record"),
+            ("mine_b:two", r"mine_b:two\(a, b\) cannot be called with a record"),
+            ("mine_b:many", "is a generator"),
+            (
+                "broken_b:handle",
+                r"broken_b cannot be imported: ZeroDivisionError: .* \(broken_b.py, line 1, in <module>\)",
+            ),
+            ("needy_b:handle", "needy_b cannot be imported: it needs 'nothing_of_that_name', which is not there"),
+            ("wrong_b:handle", r"wrong_b cannot be imported: SyntaxError: .* \(wrong_b.py, line 1\)"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, here: Path, name: str, message: str) -> None:
+        (here / "mine_b.py").write_text(
+            "from math import floor\nNUMBER = 3\ndef handle(r): pass\ndef two(a, b): pass\ndef many(r): yield r\n"
+        )
+        (here / "broken_b.py").write_text("1 / 0\n")
+        (here / "needy_b.py").write_text("import nothing_of_that_name\n")
+        (here / "wrong_b.py").write_text("def handle(:\n")
+        with pytest.raises(UsageError, match=message):
+            load(name, "a record")
+
+    def test_where_an_error_came_from(self) -> None:
+        def fail() -> None:
+            raise LookupError
+
+        try:
+            fail()
+        except LookupError as error:
+            assert place(error).endswith("in fail")
+        assert place(LookupError()) == ""
+
+
+def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("AIOKCC_BOOTSTRAP_SERVERS", raising=False)
+    assert main([*WORDS, "zk://h/x"]) == 2
+    assert "where is Kafka? Give --bootstrap-servers HOST:PORT" in capsys.readouterr().err
+
+
+class TestShown:
+    def test_a_line(self) -> None:
+        view = View(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
+        assert write_view(view) == (
+            "2026-01-01T00:01:00Z  42%  12,345 records  3,950/s  1m20s left  waits for orders.2 on worker-1"
+        )
+        assert write_view(View(None, None, 0, None, None, "")) == "starting  0 records"
+
+    def test_the_pace_is_that_of_the_last_seconds(self) -> None:
+        pace = Pace()
+        assert pace.per_second() is None
+        pace.add(0, 0.0)
+        assert pace.per_second() is None
+        for second in range(1, 20):
+            pace.add(1000 + 10 * second, float(second))
+        assert pace.per_second() == pytest.approx(10)
+
+    def test_how_a_worker_ended(self) -> None:
+        assert how_it_ended(-9) == "was killed by SIGKILL (was the machine out of memory?)"
+        assert how_it_ended(-15) == "was killed by SIGTERM"
+        assert how_it_ended(3) == "ended with code 3"
