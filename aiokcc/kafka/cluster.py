@@ -63,9 +63,12 @@ class Cluster:
         self._settings = settings
         self._timeout = timeout
         common = consumer_settings(settings)
-        self._consumer = AIOKafkaConsumer(**common, group_id=settings.group_id)
         admin = {name: value for name, value in common.items() if name in _ADMIN}
-        self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
+        try:
+            self._consumer = AIOKafkaConsumer(**common, group_id=settings.group_id)
+            self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
+        except (ValueError, TypeError) as error:  # such as SSL without an ssl_context
+            raise UsageError(f"aiokafka refuses a setting: {error}") from error
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Cluster]:

@@ -144,6 +144,10 @@ def replay(
         isolation_level=isolation_level,
         consumer=consumer,
     )
+    if clock is not None and not callable(clock):
+        raise UsageError(f"clock is {clock!r}; expected a function that gives milliseconds since the epoch")
+    if store_options is not None and not isinstance(store_options, Mapping):
+        raise UsageError(f"store_options is {store_options!r}; expected a mapping of options for the store")
     if lookahead and any(settings.lateness.values()):
         raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
     join = partial(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
+
+from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
@@ -27,6 +30,10 @@ _OURS: Final = {
     "bootstrap_servers": "bootstrap_servers is an argument of its own",
     "max_poll_records": "buffer_records= bounds what is held",
     "consumer_timeout_ms": "a replay waits for the group, not for a clock",
+}
+_CHOICES: Final = {
+    "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "sasl_mechanism": ("PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
 }
 
 
@@ -105,8 +112,8 @@ class ReplaySettings:
             raise UsageError('name the topics to replay: aiokcc.replay("orders", "payments", …)')
         if len(set(topics)) != len(topics):
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
-        servers = ",".join(bootstrap_servers) if isinstance(bootstrap_servers, list | tuple) else bootstrap_servers
-        if not isinstance(servers, str) or not servers:
+        listed = bootstrap_servers if isinstance(bootstrap_servers, list | tuple) else [bootstrap_servers]
+        if not listed or not all(isinstance(server, str) and server for server in listed):
             raise UsageError(f'bootstrap_servers is {bootstrap_servers!r}; expected "host:port" or a list of them')
         begin = start if start in _STARTS else _time(start, "start", _STARTS)
         finish = end if end is None or end == "now" else _time(end, "end", ("now",))
@@ -130,25 +137,28 @@ class ReplaySettings:
         _choice("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
         if "dead-letter" in (late, poison, on_error) and not callable(dead_letter):
             raise UsageError("a policy says dead-letter: give dead_letter=, a function of (record, reason)")
-        for name in consumer.keys() & _OURS.keys():
-            raise UsageError(f"{name} cannot be passed through: {_OURS[name]}")
+        if dead_letter is not None and not callable(dead_letter):
+            raise UsageError(f"dead_letter is {dead_letter!r}; expected a function of (record, reason)")
+        if not isinstance(commit, bool):
+            raise UsageError(f"commit is {commit!r}; expected True or False")
+        _check_consumer(consumer)
         return cls(
             tuple(topics),
-            servers,
+            ",".join(map(str, listed)),
             pattern,
             begin,  # type: ignore[arg-type]
             finish,  # type: ignore[arg-type]
             _partitions(topics, partitions),
             group_id,
             assignment != "fixed" and group_id is not None and partitions is None,
-            bool(commit),
+            commit,
             timestamp,
             _lateness(topics, lateness),
             str(late),
             str(poison),
             str(on_error),
             _count("retries", retries, 0),
-            dead_letter,  # type: ignore[arg-type]
+            dead_letter,
             _count("buffer_records", buffer_records, 1),
             _count("buffer_bytes", buffer_bytes, 1),
             str(isolation_level),
@@ -172,6 +182,20 @@ def _time(value: object, what: str, words: Sequence[str]) -> int:
         return parse_time(value, what=what)
     except UsageError as error:
         raise UsageError(f"{error}; or {' or '.join(map(repr, words))}") from None
+
+
+def _check_consumer(settings: Mapping[str, Any]) -> None:
+    """What goes to aiokafka is checked by aiokafka, but only once it is connected; a mistyped name is told at once."""
+    known = inspect.signature(AIOKafkaConsumer).parameters.keys() - {"topics", "loop"}
+    for name, value in settings.items():
+        if name in _OURS:
+            raise UsageError(f"{name} cannot be passed through: {_OURS[name]}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; {near[0]}?" if near else ""
+            raise UsageError(f"{name} is no setting of aiokafka's consumer, nor one of replay's{hint}")
+        if name in _CHOICES:
+            _choice(name, value, _CHOICES[name])
 
 
 def _choice(what: str, value: object, choices: Sequence[str]) -> None:
@@ -207,6 +231,9 @@ def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | 
     form = 'expected partitions like {"orders": [0, 1]} or [("orders", 0), ("orders", 1)]'
     pairs: list[Any]
     if isinstance(value, Mapping):
+        for numbers in value.values():
+            if not isinstance(numbers, Iterable):
+                raise UsageError(f"partitions is {value!r}; {form}")
         pairs = [(topic, number) for topic, numbers in value.items() for number in numbers]
     elif isinstance(value, Sequence | set | frozenset) and not isinstance(value, str):
         pairs = list(value)

@@ -1,0 +1,192 @@
+"""What a replay is told is checked when it is told, before anything is connected; the message says what would be right."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc.core.partitions import Partition
+from aiokcc.kafka.settings import ReplaySettings
+
+
+def check(*topics: Any, **changed: Any) -> None:
+    """Nothing listens at these addresses: whatever is raised is raised without them."""
+    settings: dict[str, Any] = {"bootstrap_servers": "127.0.0.1:1", "store": "zk://127.0.0.1:1/root", "period": "1m"}
+    aiokcc.replay(*(topics or ("orders", "payments")), **{**settings, **changed})
+
+
+def settings_of(*topics: str, **changed: Any) -> ReplaySettings:
+    given: dict[str, Any] = {
+        "bootstrap_servers": "h:1",
+        "start": "earliest",
+        "end": None,
+        "partitions": None,
+        "group_id": None,
+        "assignment": None,
+        "commit": True,
+        "timestamp": None,
+        "lateness": None,
+        "late": "deliver",
+        "poison": "raise",
+        "on_error": "raise",
+        "retries": 0,
+        "dead_letter": None,
+        "buffer_records": 10,
+        "buffer_bytes": 10,
+        "isolation_level": "read_committed",
+        "consumer": {},
+    }
+    return ReplaySettings.check(topics, **{**given, **changed})
+
+
+def test_good_settings_connect_nothing() -> None:
+    check()
+    check(
+        start="2026-01-01T00:00Z",
+        end=datetime(2026, 2, 1, tzinfo=UTC),
+        partitions={"orders": [0, 1]},
+        lateness={"orders": "30s"},
+        security_protocol="SSL",
+        max_partition_fetch_bytes=1,
+    )
+
+
+async def _coroutine(_: Any) -> int:
+    return 0
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"period": 0}, "period"),
+    ({"period": "1"}, "no unit"),
+    ({"start": "2026-02-01T00:00Z", "end": "2026-01-01T00:00Z"}, "does not lie after start"),
+    ({"start": "2026-02-01T00:00Z", "end": "2026-02-01T00:00Z"}, "does not lie after start"),
+    ({"start": "yesterday"}, "start 'yesterday'.*'earliest' or 'committed'"),
+    ({"start": None}, "start is None"),
+    ({"start": "2026-02-01"}, "time zone"),
+    ({"start": -1}, "start -1 is negative"),
+    ({"start": "latest"}, "'earliest' or 'committed'"),
+    ({"end": "tomorrow"}, "end 'tomorrow'.*'now'"),
+    ({"end": 1.5}, "end 1.5"),
+    ({"start": "committed"}, "group_id"),
+    ({"bootstrap_servers": ""}, "bootstrap_servers"),
+    ({"bootstrap_servers": None}, "bootstrap_servers"),
+    ({"bootstrap_servers": []}, "bootstrap_servers"),
+    ({"bootstrap_servers": [b"h:1"]}, "bootstrap_servers"),
+    ({"bootstrap_servers": [("h", 1)]}, "bootstrap_servers"),
+    ({"partitions": []}, "nothing to do"),
+    ({"partitions": {}}, "nothing to do"),
+    ({"partitions": {"orders": []}}, "nothing to do"),
+    ({"partitions": {"orders": 3}}, "expected partitions like"),
+    ({"partitions": {"orders": None}}, "expected partitions like"),
+    ({"partitions": {"others": [0]}}, "'others', which is not replayed"),
+    ({"partitions": {"orders": [-1]}}, "from 0 up"),
+    ({"partitions": {"orders": [True]}}, "from 0 up"),
+    ({"partitions": {"orders": ["0"]}}, "from 0 up"),
+    ({"partitions": "orders"}, "expected partitions like"),
+    ({"partitions": 3}, "expected partitions like"),
+    ({"partitions": ["orders"]}, "expected partitions like"),
+    ({"partitions": [("orders", 0, 1)]}, "expected partitions like"),
+    ({"partitions": [(["orders"], 0)]}, "which is not replayed"),
+    ({"group_id": 5}, "group_id is 5"),
+    ({"group_id": ""}, "group_id is ''"),
+    ({"assignment": "group"}, "needs group_id"),
+    ({"assignment": "mine"}, "assignment is 'mine'"),
+    ({"assignment": "group", "group_id": "g", "partitions": {"orders": [0]}}, "no partitions"),
+    ({"commit": "yes"}, "commit is 'yes'; expected True or False"),
+    ({"timestamp": 5}, "timestamp is 5"),
+    ({"timestamp": _coroutine}, "plain function"),
+    ({"lateness": "-1s"}, "lateness"),
+    ({"lateness": -1}, "lateness"),
+    ({"lateness": {"others": "1s"}}, "'others', which is not replayed"),
+    ({"lateness": {"orders": "long"}}, "lateness of orders"),
+    ({"lateness": "1m", "lookahead": 2}, "do not go together"),
+    ({"late": "ignore"}, "late is 'ignore'; expected one of 'deliver', 'drop', 'dead-letter'"),
+    ({"poison": "ignore"}, "poison is 'ignore'"),
+    ({"on_error": "ignore"}, "on_error is 'ignore'"),
+    ({"late": "dead-letter"}, "dead_letter="),
+    ({"poison": "dead-letter", "dead_letter": "orders-dead"}, "dead_letter"),
+    ({"dead_letter": "orders-dead"}, "dead_letter is 'orders-dead'"),
+    ({"retries": -1}, "retries is -1; expected a whole number from 0 up"),
+    ({"retries": True}, "retries is True"),
+    ({"buffer_records": 0}, "buffer_records is 0; expected a whole number from 1 up"),
+    ({"buffer_bytes": 1.5}, "buffer_bytes is 1.5"),
+    ({"isolation_level": "serializable"}, "isolation_level is 'serializable'"),
+    ({"lookahead": -1}, "lookahead -1"),
+    ({"caught_up": "sleep"}, '"follow", or "release"'),
+    ({"ahead": "-1s"}, "ahead"),
+    ({"member": "a/b"}, "a/b"),
+    ({"session_timeout": 0}, "session_timeout"),
+    ({"connect_timeout": "10"}, "connect_timeout"),
+    ({"claim_timeout": -1}, "claim_timeout"),
+    ({"clock": 5}, "clock is 5"),
+    ({"store": "redis://h/root"}, "redis"),
+    ({"store_options": 5}, "store_options is 5"),
+    ({"auto_offset_reset": "earliest"}, "auto_offset_reset cannot be passed through: start="),
+    ({"enable_auto_commit": True}, "enable_auto_commit cannot be passed through"),
+    ({"max_poll_records": 5}, "buffer_records="),
+    ({"fetch_size": 5}, "fetch_size is no setting of aiokafka's consumer"),
+    ({"perod": "1m"}, "perod is no setting"),
+    ({"security_protocol": "TLS"}, "security_protocol is 'TLS'; expected one of 'PLAINTEXT', 'SSL'"),
+    ({"sasl_mechanism": "KERBEROS"}, "sasl_mechanism is 'KERBEROS'"),
+]
+
+
+@pytest.mark.parametrize(("changed", "message"), WRONG, ids=[str(changed)[:60] for changed, _ in WRONG])
+def test_a_wrong_setting_is_an_error_at_the_call(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(aiokcc.UsageError, match=message):
+        check(**changed)
+
+
+@pytest.mark.parametrize("topics", [("",), (["orders", "payments"],), (5,)])
+def test_topics_are_names(topics: Any) -> None:
+    with pytest.raises(aiokcc.UsageError, match="name the topics"):
+        check(*topics)
+
+
+def test_no_topics_at_all() -> None:
+    with pytest.raises(aiokcc.UsageError, match="name the topics"):
+        aiokcc.replay(bootstrap_servers="h:1", store="memory://x", period="1m")
+
+
+def test_a_topic_named_twice() -> None:
+    with pytest.raises(aiokcc.UsageError, match="twice: orders, orders"):
+        check("orders", "orders")
+
+
+def test_servers_may_be_a_list() -> None:
+    assert settings_of("orders", bootstrap_servers=["a:1", "b:2"]).bootstrap_servers == "a:1,b:2"
+
+
+def test_partitions_may_be_a_mapping_or_pairs() -> None:
+    wanted = frozenset([Partition("orders", 0), Partition("orders", 2)])
+    assert settings_of("orders", partitions={"orders": [0, 2]}).partitions == wanted
+    assert settings_of("orders", partitions=[("orders", 2), ("orders", 0)]).partitions == wanted
+    assert settings_of("orders", partitions={"orders": range(0, 3, 2)}).partitions == wanted
+
+
+def test_lateness_is_for_all_topics_or_by_topic() -> None:
+    assert settings_of("a", "b", lateness="30s").lateness == {"a": 30_000, "b": 30_000}
+    assert settings_of("a", "b", lateness=timedelta(seconds=1)).lateness == {"a": 1000, "b": 1000}
+    assert settings_of("a", "b", lateness={"a": 5}).lateness == {"a": 5}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"start": 5},
+        {"end": "now"},
+        {"lateness": "1m"},
+        {"isolation_level": "read_uncommitted"},
+        {"timestamp": lambda r: r.timestamp},
+    ],
+)
+def test_what_all_members_must_share_differs_in_words(changed: dict[str, Any]) -> None:
+    assert settings_of("orders", **changed).source != settings_of("orders").source
+
+
+@pytest.mark.parametrize("changed", [{"lateness": 0}, {"retries": 3}, {"late": "drop"}, {"buffer_records": 99}])
+def test_what_is_a_members_own_business_does_not(changed: dict[str, Any]) -> None:
+    assert settings_of("orders", **changed).source == settings_of("orders").source
