@@ -32,6 +32,7 @@ _SLOW: Final = 1.0
 _QUICKLY: Final = 3.0
 _RARE: Final = {
     "late": "came after their period had closed",
+    "outside": "lay before the start and were left out",
     "poisoned": "had no usable timestamp",
     "retried": "were tried again",
     "dead_lettered": "went to the dead-letter function",
@@ -160,9 +161,8 @@ class _Command:
 
     def summary(self) -> str:
         """The last words of a run that has come to its end."""
-        lines = [
-            f"Done: {self.done()}, by {count(self._options.processes, 'process').replace('processs', 'processes')}."
-        ]
+        number = self._options.processes
+        lines = [f"Done: {self.done()}{f', by {number} processes' if number > 1 else ''}."]
         if self._released:
             lines.append("The gate was released on the way: from there on the partitions were not kept in step.")
         lines += [f"  {self._sum(name):,} {what}" for name, what in _RARE.items() if self._sum(name)]
@@ -298,13 +298,13 @@ async def _share(options: argparse.Namespace) -> list[list[Partition]]:
 def _orders(options: argparse.Namespace, share: list[Partition], number: int) -> dict[str, Any]:
     return {
         "topics": options.topic,
-        "partitions": share,
+        "partitions": None if options.processes == 1 else share,  # alone, it takes those that are added later, too
         "handler": options.handler,
         "timestamp": options.timestamp,
         "dead_letter": options.dead_letter,
         "batches": options.batches,
         "verbose": options.verbose,
-        "arguments": {**as_keywords(options), "member": f"worker-{number}"},
+        "arguments": {**as_keywords(options), "assignment": "fixed", "member": f"worker-{number}"},
     }
 
 

@@ -89,8 +89,9 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
     for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
         if orders[name] is not None:
             arguments[name] = load(orders[name], gets, number)
-    mine = [(topic, number) for topic, number in orders["partitions"]]
-    async with aiokcc.replay(*orders["topics"], partitions=mine, **arguments) as replay:
+    if orders["partitions"] is not None:
+        arguments["partitions"] = [(topic, number) for topic, number in orders["partitions"]]
+    async with aiokcc.replay(*orders["topics"], **arguments) as replay:
         bounds = replay.coordinator._member.bounds.values()
         total = sum(b.end - b.start for b in bounds if b.end is not None)
         reports.send("joined", total=total if all(b.end is not None for b in bounds) else None)
@@ -145,6 +146,7 @@ def _counts(replay: Any, counted: Counted) -> dict[str, Any]:
     return {
         "records": counted.records,
         "late": summary.late,
+        "outside": summary.outside,
         "poisoned": summary.poisoned,
         "retried": summary.retried,
         "dead_lettered": summary.dead_lettered,
