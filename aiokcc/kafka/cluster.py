@@ -138,6 +138,17 @@ class Cluster:
                 result[partition] = offset
         return result
 
+    async def committed_by(self, tag: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What the group has committed with this tag, where it has."""
+        asked = [TopicPartition(*p) for p in partitions]
+        if not asked:
+            return {}
+        group = self._settings.group_id
+        answer = await self.ask(
+            self._admin.list_consumer_group_offsets(group, partitions=asked), "ask for committed offsets of"
+        )
+        return {Partition(*tp): found.offset for tp, found in answer.items() if found.metadata == tag}
+
     async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
         """The first offset at or past a time, in log order; the end where there is none."""
         asked = {TopicPartition(*p): ts for p in partitions}

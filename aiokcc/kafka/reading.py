@@ -107,8 +107,9 @@ class Reading:
             self._tasks.start_soon(self._run, self._running[partition])
 
     async def _committed(self, gates: dict[Partition, Gate]) -> dict[Partition, int]:
-        """What was committed past the last cut. Where there is no cut yet, the run's own start counts, not an older commit."""
-        return await self._cluster.committed([p for p, gate in gates.items() if gate.resume_offset is not None])
+        """What this run has committed past its last cut. What others did under the same group's name tells us nothing."""
+        known = [p for p, gate in gates.items() if gate.resume_offset is not None]
+        return await self._cluster.committed_by(self._committer.tag, known)
 
     async def _run(self, running: _Running) -> None:
         try:
@@ -268,9 +269,11 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
 class Committer:
     """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end."""
 
-    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool) -> None:
+    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool, tag: str) -> None:
         self._consumer = consumer
         self.enabled = enabled
+        self.tag = tag
+        """Goes with each offset, and tells those of this run from others that the group has committed before."""
         self._pending: dict[Partition, int] = {}
         self._signal = Signal()
 
@@ -296,7 +299,7 @@ class Committer:
         pending, self._pending = self._pending, {}
         if not pending:
             return
-        offsets: dict[Any, int] = {TopicPartition(*p): offset for p, offset in pending.items()}
+        offsets: dict[Any, Any] = {TopicPartition(*p): (offset, self.tag) for p, offset in pending.items()}
         try:
             async with asyncio.timeout(10):
                 await self._consumer.commit(offsets)

@@ -357,7 +357,11 @@ class Replay:
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
-            committer = Committer(consumer, enabled=settings.commit and settings.group_id is not None)
+            committer = Committer(
+                consumer,
+                enabled=settings.commit and settings.group_id is not None,
+                tag=f"aiokcc run {member.founded}",
+            )
             member.on_close = self._closing(committer)
             reading: Reading | None = None
             try:

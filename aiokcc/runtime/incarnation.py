@@ -122,6 +122,7 @@ class Incarnation:
                 listed = await session.find(paths.TOPIC_PARTITIONS)
                 if listed is None:
                     raise MissingNodeError(path)
+                self.member.founded = node.created
                 return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
             for directory in ("", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS):
                 await session.ensure(directory)

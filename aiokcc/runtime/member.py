@@ -76,6 +76,8 @@ class Member:
         """Called when the agreed set has grown."""
         self.bounds: Mapping[Partition, Bounds] = {}
         """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
+        self.founded = 0
+        """When the run was founded, in milliseconds since the epoch on the store's clock: it tells this run from others."""
         self.ledger = Ledger()
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
