@@ -206,9 +206,9 @@ async def demo(picture: Path) -> None:
         await workers.ready()
         without = [await play(workers, servers, "", f"Without the gate, round {n}") for n in (1, 2)]
         gated = [await play(workers, servers, zookeeper.url(f"demo-{n}"), f"With the gate, round {n}") for n in (1, 2)]
-    print(report(without, gated), "\n")
+    print(f"{report(without, gated)}\n")
     last = (without[-1], gated[-1])
-    print(sketch(last), "\n")
+    print(f"{sketch(last)}\n")
     drawn = draw(last, picture)
     print(f"The picture: {drawn}" if drawn else "(With matplotlib installed, this would be a picture too.)")
 
