@@ -17,6 +17,7 @@ from aiokcc.cli.arguments import parse
 from aiokcc.errors import (
     AiokccError,
     CorruptNodeError,
+    KafkaError,
     NoAuthError,
     StoreUnreachableError,
     UsageError,
@@ -44,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     else:
-        logging.getLogger("aiokcc").addHandler(logging.NullHandler())  # what matters is said in the command's own words
+        for name in ("aiokcc", "aiokafka"):  # what matters is said in the command's own words
+            logging.getLogger(name).addHandler(logging.NullHandler())
     understood = False
     try:
         options = parse(words)
@@ -147,6 +149,8 @@ def _hint(error: BaseException) -> str:
     match error:
         case StoreUnreachableError():
             return "Is ZooKeeper running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
+        case KafkaError():
+            return "Is Kafka running there? `aiokcc local kafka` starts one on this machine; --timeout waits longer."
         case NoAuthError():
             return "On the command line they go into the URL: zk://USER:PASSWORD@host:2181/root"
         case CorruptNodeError():

@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
@@ -18,7 +19,7 @@ from typing import Final, Protocol, Self
 from aiokcc.cli.words import span
 from aiokcc.core.periods import format_time
 
-__all__ = ["Bar", "Pace", "View", "choose_bar", "on_terminal", "write_view"]
+__all__ = ["Bar", "LineBar", "Pace", "PlainBar", "View", "choose_bar", "on_terminal", "write_view"]
 
 _WIDTH: Final = 24
 _LINE_SECONDS: Final = 5.0
@@ -117,7 +118,8 @@ class PlainBar:
         if view.share is not None:
             full = int(view.share * _WIDTH)
             bar = f"[{'#' * full}{'.' * (_WIDTH - full)}] "
-        self._line = (bar + write_view(view))[: shutil.get_terminal_size().columns - 1]
+        line, width = write_view(view), shutil.get_terminal_size().columns - 1
+        self._line = (bar + line if len(bar) + len(line) <= width else line)[:width]
         self._put(f"\r\x1b[K{self._line}")
 
     def write(self, line: str) -> None:
@@ -132,8 +134,9 @@ class PlainBar:
 class LineBar:
     """A line every few seconds: for logs."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + 1
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + 1
 
     def __enter__(self) -> Self:
         return self
@@ -143,8 +146,8 @@ class LineBar:
 
     def show(self, view: View) -> None:
         """A line, if the last is long enough ago."""
-        if view.reached is not None and time.monotonic() >= self._next:
-            self._next = time.monotonic() + _LINE_SECONDS
+        if view.reached is not None and self._clock() >= self._next:
+            self._next = self._clock() + _LINE_SECONDS
             print(write_view(view), file=sys.stderr, flush=True)
 
     def write(self, line: str) -> None:

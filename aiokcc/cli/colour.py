@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -89,16 +90,16 @@ class ColourBar:
 
     def show(self, view: View) -> None:
         """Draw it anew."""
+        pulse = view.share is None
+        bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=_BAR_WIDTH, pulse=pulse)
+        line = write_view(replace(view, note=""))
+        note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
+        fits = self._console.width > _BAR_WIDTH + len(line) + len(view.note) + 3
         row = RichTable.grid(padding=(0, 1))
         row.add_column(width=_BAR_WIDTH)
         row.add_column(no_wrap=True)
-        pulse = view.share is None
-        bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=_BAR_WIDTH, pulse=pulse)
-        line, note = write_view(view), view.note
-        text = Text(line.removesuffix(note))
-        text.append(note, style="yellow" if " for " in note.removeprefix("waits for ") else "dim")
-        row.add_row(bar, text)
-        self._live.update(row, refresh=True)
+        row.add_row(bar, Text.assemble(line, "  ", note) if fits else Text(line))
+        self._live.update(row if fits else Group(row, note), refresh=True)
 
     def write(self, line: str) -> None:
         """Above the bar, as it is."""

@@ -9,7 +9,7 @@ import pytest
 
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.bar import Pace, View, write_view
+from aiokcc.cli.bar import LineBar, Pace, PlainBar, View, choose_bar, write_view
 from aiokcc.cli.crew import how_it_ended
 from aiokcc.cli.functions import load, place
 from aiokcc.cli.replay_arguments import as_keywords
@@ -167,3 +167,30 @@ class TestShown:
         assert how_it_ended(-9) == "was killed by SIGKILL (was the machine out of memory?)"
         assert how_it_ended(-15) == "was killed by SIGTERM"
         assert how_it_ended(3) == "ended with code 3"
+
+    def test_a_plain_terminal_redraws_one_line(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        view = View(T, 0.5, 10, None, None, "waits for orders.2")
+        monkeypatch.setenv("COLUMNS", "100")
+        with PlainBar() as bar:
+            bar.show(view)
+            bar.write("from the handler")
+            monkeypatch.setenv("COLUMNS", "50")
+            bar.show(view)
+        out, err = capsys.readouterr()
+        wide = "[############............] 2026-01-01T00:00:00Z  50%  10 records  waits for orders.2"
+        narrow = "2026-01-01T00:00:00Z  50%  10 records  waits for "
+        assert out == ""
+        assert err.split("\r\x1b[K") == ["", wide, f"from the handler\n{wide}", narrow, ""]
+
+    def test_a_log_gets_a_line_now_and_then(self, capsys: pytest.CaptureFixture[str]) -> None:
+        now = 0.0
+        with LineBar(clock=lambda: now) as bar:
+            for second in range(13):
+                now = float(second)
+                bar.show(View(T + second, None, second, None, None, ""))
+        assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1", "6", "11"]
+
+    def test_no_terminal_no_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert isinstance(choose_bar(), LineBar)
