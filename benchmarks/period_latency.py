@@ -10,6 +10,7 @@ measures the floors with our own store client on the same server: whatever the m
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +22,7 @@ from aiokcc.stores import Session
 from benchmarks.crew import Crew, crew
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
 from benchmarks.server import Counted, Server, server
+from benchmarks.worker import works
 
 SUMMARY: Final = "from the last partition's arrival to the last task's wake-up, over real processes"
 EXAMPLES: Final = (
@@ -33,7 +35,8 @@ _PERIOD: Final = 60_000
 _SECOND: Final = 1_000
 
 REMARKS: Final = (
-    "write: one conditional write; floor: write, read, write, read; by one client of ours, between the rounds of ours.",
+    "write: one conditional write; floor: write, read, write, read; by one client of ours, between the rounds of ours,",
+    "    after the same pauses as a process makes.",
     "polling: a write per member and period; members poll the limit every 10 ms, the leader polls progress every 50 ms.",
     "double-barrier: kazoo's recipe, one member per process; from the last call of enter() to the last return of enter();",
     "    its costs are those of leave() and enter().",
@@ -156,17 +159,20 @@ class Anchors:
         self._samples: dict[str, list[float]] = {"write": [], "floor": []}
 
     async def measure(self, count: int) -> None:
-        """So many of each, one after the other."""
+        """So many of each, after the same pauses as a process of the group makes: who rests, wakes slower."""
         session, path, version = self._session, self._path, self._version
+        pauses = works({"index": 0, "processes": 1}, version)
         clock = time.monotonic_ns
         write, floor = self._samples["write"], self._samples["floor"]
         for _ in range(count):
             data = str(version).encode()
+            await asyncio.sleep(next(pauses))
             start = clock()
             version = await session.set(path, data, version)
             write.append((clock() - start) / 1e6)
         for _ in range(count):
             data = str(version).encode()
+            await asyncio.sleep(next(pauses))
             start = clock()
             version = await session.set(path, data, version)
             await session.get(path)
