@@ -92,7 +92,7 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
     if orders["partitions"] is not None:
         arguments["partitions"] = [(topic, number) for topic, number in orders["partitions"]]
     async with aiokcc.replay(*orders["topics"], **arguments) as replay:
-        bounds = replay.coordinator._member.bounds.values()
+        bounds = replay.bounds.values()
         total = sum(b.end - b.start for b in bounds if b.end is not None)
         reports.send("joined", total=total if all(b.end is not None for b in bounds) else None)
         counted = Counted(handler)

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaConnectionError
 from aiokafka.errors import KafkaError as AiokafkaError
 
 from aiokcc.core.partitions import Partition
@@ -87,7 +88,8 @@ class Cluster:
         except TimeoutError:
             raise KafkaError(f"could not {what} Kafka at {servers}: no answer within {self._timeout:g} s") from None
         except AiokafkaError as error:
-            raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
+            why = "no broker there" if isinstance(error, KafkaConnectionError) else str(error)
+            raise KafkaError(f"could not {what} Kafka at {servers}: {why}") from error
 
     async def partitions(self, topics: Iterable[str]) -> frozenset[Partition]:
         """All partitions of these topics. UsageError for a topic that does not exist."""

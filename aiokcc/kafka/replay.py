@@ -234,6 +234,11 @@ class Replay:
         """The partitions this process runs."""
         return tuple(sorted(self._mine))
 
+    @property
+    def bounds(self) -> Mapping[Partition, Bounds]:
+        """What of each log the run replays, of all partitions: the first offset, and the one it ends before, if it ends."""
+        return self._member.bounds
+
     async def run(self, handler: Callable[[Any], Any]) -> Summary:
         """Hand every record to the handler, one task per partition; what was done, when the run has ended.
 

@@ -213,8 +213,9 @@ class Stream:
         async def flush() -> None:
             if not batch:
                 return
-            await self._still_ours(batch[0].offset)
             records = batch.copy()
+            done, self.next_offset = self.next_offset, min(self.next_offset, *(record.offset for record in records))
+            await self._still_ours(self.next_offset)
             batch.clear()
             try:
                 result = handler(records)
@@ -230,8 +231,7 @@ class Stream:
                     first.partition,
                     first.offset,
                 ) from error
-            if not self._lateness:
-                self.next_offset = records[-1].offset + 1
+            self.next_offset = done if self._lateness else records[-1].offset + 1
 
         self._flush = flush
         await self.run(gather)
@@ -276,10 +276,12 @@ class Stream:
                 self._read_to = record.offset + 1
                 self._summary.records += 1
                 if ts is None or self._is_behind_the_cut(ts, record.offset):
+                    self.next_offset = self._open[0] if self._open else self._read_to
                     continue
                 self._greatest = max(self._greatest, ts)
                 heapq.heappush(self._held, (ts, record.offset, record))
                 self._open.append(record.offset)
+                self.next_offset = self._open[0]
                 await self._let_pass(handle)
                 await self._wait_while_nothing_earlier_can_come(self._greatest, handle)
             self._read_to = self.position if not self._chunks else self._read_to
