@@ -214,7 +214,9 @@ class Stream:
             if not batch:
                 return
             records = batch.copy()
-            done, self.next_offset = self.next_offset, min(self.next_offset, *(record.offset for record in records))
+            done = self.next_offset
+            if self._lateness:
+                self.next_offset = min(done, *(record.offset for record in records))
             await self._still_ours(self.next_offset)
             batch.clear()
             try:
