@@ -59,11 +59,12 @@ async def main(given: list[str]) -> None:
             period="1m",
             caught_up="release",
         ) as replay:
-            tasks = [asyncio.ensure_future(replay.run(handle)), asyncio.ensure_future(write_on())]
-            await asyncio.wait([*tasks, asyncio.ensure_future(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
+            reading, writing = asyncio.ensure_future(replay.run(handle)), asyncio.ensure_future(write_on())
+            done = asyncio.ensure_future(enough.wait())
+            await asyncio.wait([reading, done], return_when=asyncio.FIRST_COMPLETED)
+            for task in (reading, writing, done):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(reading, writing, done, return_exceptions=True)
         print(f"{seen['old']:,} of the last hour and {seen['new']} new ones were handled; that is enough")
 
 
