@@ -62,6 +62,8 @@ class Stream:
         self._lateness = settings.lateness.get(gate.partition.topic, 0)
         self._from = settings.start if isinstance(settings.start, int) else 0
         self._end = bounds.end
+        self._until = settings.end if bounds.end is None and isinstance(settings.end, int) else None
+        """The end, where it was still to come when the run was founded: the clock tells when it has."""
         self._log_end = bounds.end or 0
         """The log is known to reach this far: no need to ask before we are there."""
         self.position = int(max(bounds.start, gate.resume_offset or 0, committed))
@@ -133,6 +135,8 @@ class Stream:
         """Where the log ended, looked up after this limit was seen."""
         self._log_end = max(self._log_end, offset)
         if self.hungry and self.position >= offset:
+            if self._is_time_up():
+                self._end = self.position
             self._end_seen = as_of  # type: ignore[assignment]
             self.gate.signal.set()
 
@@ -166,7 +170,15 @@ class Stream:
     def _now(self) -> int:
         return max(self._greatest, self._member.clock())
 
+    def _is_time_up(self) -> bool:
+        return self._until is not None and self._member.clock() >= self._until + self._lateness
+
     def _where_it_ends(self) -> tuple[Limit | None, int]:
+        if self._until is not None:
+            if self._is_time_up():
+                self._end_seen = None  # what was seen before does not tell what came until now
+            elif not self._held:
+                self._wake_at(self._until + self._lateness)
         if self._end_seen != self._member.ledger.limit:
             if self.pump is not None:
                 self.pump.wake()

@@ -11,6 +11,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from aiokcc.core.periods import MAX_LIMIT
 from aiokcc.kafka import Replay
 from aiokcc.runtime.status import Status
 from tests import kafka_topics
@@ -260,6 +261,16 @@ async def test_semantics_05_a_time_to_come_ends_it_when_it_has_been_reached(kafk
     assert sorted(places(seen)) == [(name, 0, 0), (name, 0, 1), (name, 1, 0)]
 
 
+async def test_semantics_05_a_time_to_come_ends_it_also_where_nothing_comes_any_more(kafka: local.Kafka) -> None:
+    now = int(time.time() * 1000)
+    name = await topic(kafka, [now - 5 * MINUTE], [now - MINUTE, now], [])
+    end = int(time.time() * 1000) + 2000
+    seen, replay = await everything(kafka, name, end=end)
+    assert sorted(places(seen)) == all_places(name, 1, 2, 0)
+    assert time.time() * 1000 >= end
+    assert replay.summary.records == 3
+
+
 # 6 ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -480,15 +491,18 @@ def held_streams(replay: Replay) -> list[Any]:
 async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(m) for m in range(60)], [at(m) for m in range(60)])
     limits: list[tuple[int, int]] = []
-    held = asyncio.Event()
+    held, far, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with replaying(kafka, name, store=zk_root) as replay:
         coordinator = replay.coordinator
 
         async def handle(record: Any) -> None:
             limits.append((record.timestamp, coordinator.limit))
-            if record.partition == 0 and record.offset == 2:
+            if (record.partition, record.offset) == (0, 2):
                 await coordinator.hold()
                 held.set()
+            elif (record.partition, record.offset) == (0, 25):
+                far.set()
+                await released.wait()
 
         running = asyncio.ensure_future(replay.run(handle))
         async with asyncio.timeout(30):
@@ -497,15 +511,19 @@ async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kaf
             assert status.state == "held"
             assert status.limit == at(3)
             await coordinator.set_period("10m")
-            while coordinator.limit < at(20):  # noqa: ASYNC110 - nothing tells a user of it but the limit
-                await asyncio.sleep(0.01)
+            await far.wait()
+            assert coordinator.limit % (10 * MINUTE) == 0
             await coordinator.release()
+            while not coordinator.released:  # noqa: ASYNC110 - nothing tells a user of it but the limit
+                await asyncio.sleep(0.01)
+            released.set()
             await running
-        assert coordinator.released or coordinator.ended
     assert len(limits) == 120
     assert {limit for ts, limit in limits if ts < at(3)} == {at(1), at(2), at(3)}
-    longer = {limit for ts, limit in limits if ts >= at(3)}
-    assert all(limit % (10 * MINUTE) == 0 or limit > at(1000) for limit in longer)
+    gated = {limit for ts, limit in limits if at(3) <= ts < at(26)} - {MAX_LIMIT}
+    assert gated
+    assert all(limit % (10 * MINUTE) == 0 for limit in gated)
+    assert {limit for ts, limit in limits if ts > at(30)} == {MAX_LIMIT}
 
 
 # 14 --------------------------------------------------------------------------------------------------------------------
