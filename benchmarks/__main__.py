@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiokcc import AiokccError
-from benchmarks import gate, harness, period_latency
+from benchmarks import gate, harness, period_latency, resume, skew, throughput
 
 __all__ = ["main"]
 
@@ -23,7 +23,13 @@ class Benchmark(Protocol):
     run: Callable[[argparse.Namespace], Awaitable[harness.Outcome]]
 
 
-BENCHMARKS: dict[str, Benchmark] = {"period-latency": period_latency, "gate": gate}  # type: ignore[dict-item]
+BENCHMARKS: dict[str, Benchmark] = {
+    "period-latency": period_latency,  # type: ignore[dict-item]
+    "gate": gate,  # type: ignore[dict-item]
+    "throughput": throughput,  # type: ignore[dict-item]
+    "skew": skew,  # type: ignore[dict-item]
+    "resume": resume,  # type: ignore[dict-item]
+}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -76,6 +76,14 @@ class Crew:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
+    async def kill(self) -> None:
+        """End all of them at once, as a crash would."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        for worker in workers:
+            await worker.process.wait()
+
     async def dismiss(self) -> None:
         """Let them end by themselves, and see to it that they did so without an error."""
         for worker in self._workers:
@@ -92,8 +100,10 @@ class Crew:
 
 
 @contextlib.asynccontextmanager
-async def crew(name: str, plans: Iterable[dict[str, Any]], *, patience: float = 120) -> AsyncIterator[Crew]:
-    """One process per plan, all ready. On leaving they end: by themselves, or killed after an error."""
+async def crew(
+    name: str, plans: Iterable[dict[str, Any]], *, patience: float = 120, module: str = "benchmarks.worker"
+) -> AsyncIterator[Crew]:
+    """One process of the module per plan, all ready. On leaving they end: by themselves, or killed after an error."""
     path = os.pathsep.join(filter(None, [str(_HOME), os.environ.get("PYTHONPATH")]))
     workers: list[_Worker] = []
     try:
@@ -103,7 +113,7 @@ async def crew(name: str, plans: Iterable[dict[str, Any]], *, patience: float = 
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
-                    "benchmarks.worker",
+                    module,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=errors,

@@ -75,16 +75,17 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What we want a figure to be: at most ``limit``."""
+    """What we want a figure to be: at most ``limit``, or at least."""
 
     text: str
     value: float
     limit: float
+    at_least: bool = False
 
     @property
     def met(self) -> bool:
         """Whether it is."""
-        return self.value <= self.limit
+        return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,32 +122,45 @@ def note(text: str) -> None:
 
 def show(outcome: Outcome) -> None:
     """Print the tables, on standard error so that ``--json -`` has the output for itself."""
-    unit = outcome.results[0].unit
-    names = list(dict.fromkeys(name for result in outcome.results for name in result.anchors))
-    rows = []
-    for result in outcome.results:
-        row = [result.label, _number(result.ours["p50"]), _number(result.ours["p99"])]
-        for name in names:
-            figures = result.anchors.get(name)
-            row.append(f"{_number(figures['p50'])}  ({_number(result.ratios[name])})" if figures else "")
-        rows.append(row)
-    _table(
-        f"{outcome.title}, in {unit}; in brackets ours / anchor",
-        ["case", "ours p50", "ours p99", *(f"{name} p50" for name in names)],
-        rows,
-    )
+    for unit, results in _by_unit(outcome).items():
+        names = list(dict.fromkeys(name for result in results for name in result.anchors))
+        rows = []
+        for result in results:
+            row = [result.label, _number(result.ours["p50"]), _number(result.ours["p99"])]
+            for name in names:
+                figures = result.anchors.get(name)
+                row.append(f"{_number(figures['p50'])}  ({_number(result.ratios[name])})" if figures else "")
+            rows.append(row)
+        _table(
+            f"{outcome.title}, in {unit}; in brackets ours / anchor",
+            ["case", "ours p50", "ours p99", *(f"{name} p50" for name in names)],
+            rows,
+        )
     _show_costs(outcome)
     if outcome.goals:
         _table(
             "goals",
-            ["", "goal", "measured", "at most"],
+            ["", "goal", "measured", "wanted"],
             [
-                ["met" if goal.met else "MISSED", goal.text, _number(goal.value), _number(goal.limit)]
+                [
+                    "met" if goal.met else "MISSED",
+                    goal.text,
+                    _number(goal.value),
+                    f"{'≥' if goal.at_least else '≤'} {_number(goal.limit)}",
+                ]
                 for goal in outcome.goals
             ],
         )
     for remark in outcome.remarks:
         note(remark)
+
+
+def _by_unit(outcome: Outcome) -> dict[str, list[Result]]:
+    """What can be compared stands in one table."""
+    groups: dict[str, list[Result]] = {}
+    for result in outcome.results:
+        groups.setdefault(result.unit, []).append(result)
+    return groups
 
 
 def _show_costs(outcome: Outcome) -> None:
@@ -211,46 +225,61 @@ def drawing() -> Callable[[Outcome, str], None]:
 
 
 def draw(outcome: Outcome, file: str) -> None:
-    """Bars per case: ours and each anchor, medians with a line up to the 99th percentile, on a log scale."""
+    """Bars per case: ours and each anchor, medians with a line up to the 99th percentile, on a log scale per unit."""
     from matplotlib import pyplot as plt  # type: ignore[import-not-found,unused-ignore]
 
+    groups = _by_unit(outcome)
+    sizes = [len(results) for results in groups.values()]
+    figure, places = plt.subplots(
+        1,
+        len(groups),
+        squeeze=False,
+        figsize=(max(8.0, 2.2 * sum(sizes) + 2), 5.5),
+        layout="constrained",
+        width_ratios=sizes,
+    )
     names = ["ours", *dict.fromkeys(name for result in outcome.results for name in result.anchors)]
-    figure, axes = plt.subplots(figsize=(max(8.0, 2.2 * len(outcome.results) + 2), 5.5), layout="constrained")
-    width = 0.84 / len(names)
-    for place, name in enumerate(names):
-        at, heights, tails, labels = [], [], [], []
-        for number, result in enumerate(outcome.results):
-            figures = result.ours if name == "ours" else result.anchors.get(name)
-            if figures is None:
-                continue
-            median = figures["p50"] or 0.0
-            at.append(number + (place - (len(names) - 1) / 2) * width)
-            heights.append(median)
-            tails.append(max(0.0, (figures.get("p99") or median) - median))
-            labels.append(_number(median) if name == "ours" else f"{_number(median)}\n{_number(result.ratios[name])}×")
-        colour = "#d1495b" if name == "ours" else ("#9fb3c8", "#627d98", "#e9b44c", "#50808e", "#8d6a9f")[place % 5]
-        bars = axes.bar(
-            at,
-            heights,
-            width * 0.92,
-            yerr=[[0.0] * len(tails), tails],
-            error_kw={"ecolor": "#33333388", "elinewidth": 1, "capsize": 2},
-            color=colour,
-            label=name,
-        )
-        axes.bar_label(bars, labels, label_type="center", fontsize=7)
-    axes.set_yscale("log")
-    axes.set_ylim(bottom=axes.get_ylim()[0] / 2)
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(range(len(outcome.results)), [result.label for result in outcome.results])
-    axes.set_ylabel(f"{outcome.results[0].unit} (log scale)")
-    axes.set_title(f"{outcome.title}\nbar: p50, whisker: p99; under an anchor's figure: ours / anchor", fontsize=11)
-    axes.grid(axis="y", which="major", alpha=0.3)
-    axes.set_axisbelow(True)
-    axes.legend(ncols=len(names), fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False)
+    for axes, (unit, results) in zip(places[0], groups.items(), strict=True):
+        _draw_bars(axes, unit, results, names)
+    figure.suptitle(f"{outcome.title}\nbar: p50, whisker: p99; under an anchor's figure: ours / anchor", fontsize=11)
     try:
         figure.savefig(file, dpi=150)
     except ValueError as error:  # an unknown suffix
         raise BenchmarkError(f"--plot {file}: {error}") from None
     finally:
         plt.close(figure)
+
+
+def _draw_bars(axes: Any, unit: str, results: Sequence[Result], names: Sequence[str]) -> None:
+    present = [name for name in names if name == "ours" or any(name in result.anchors for result in results)]
+    width = 0.84 / len(present)
+    for place, name in enumerate(present):
+        at, heights, tails, labels = [], [], [], []
+        for number, result in enumerate(results):
+            figures = result.ours if name == "ours" else result.anchors.get(name)
+            if figures is None:
+                continue
+            median = figures["p50"] or 0.0
+            at.append(number + (place - (len(present) - 1) / 2) * width)
+            heights.append(median)
+            tails.append(max(0.0, (figures.get("p99") or median) - median))
+            labels.append(_number(median) if name == "ours" else f"{_number(median)}\n{_number(result.ratios[name])}×")
+        colours = ("#9fb3c8", "#627d98", "#e9b44c", "#50808e", "#8d6a9f")
+        bars = axes.bar(
+            at,
+            heights,
+            width * 0.92,
+            yerr=[[0.0] * len(tails), tails],
+            error_kw={"ecolor": "#33333388", "elinewidth": 1, "capsize": 2},
+            color="#d1495b" if name == "ours" else colours[names.index(name) % 5],
+            label=name,
+        )
+        axes.bar_label(bars, labels, label_type="center", fontsize=7)
+    axes.set_yscale("log")
+    axes.set_ylim(bottom=axes.get_ylim()[0] / 2)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set_xticks(range(len(results)), [result.label for result in results])
+    axes.set_ylabel(f"{unit} (log scale)")
+    axes.grid(axis="y", which="major", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(ncols=len(present), fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), frameon=False)

@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +119,45 @@ async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
     assert all("empty-coroutine" in result["ratios"] for result in found["results"])
 
 
+@pytest.mark.timeout(180)
+async def test_reading_kafka_is_measured_in_every_way(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    async def quick(name: str, *arguments: str) -> list[dict[str, Any]]:
+        table = tmp_path / f"{name}.json"
+        services = ("--bootstrap", kafka.bootstrap, *arguments)
+        code, _, errors = await benchmark(name, "--quick", *services, "--json", str(table))
+        assert code == 0, errors
+        found = json.loads(table.read_text())
+        check_form(found, name)
+        results: list[dict[str, Any]] = found["results"]
+        return results
+
+    url = ("--url", zookeeper.url("benchmarks-on-kafka"))
+    throughput, skew, resume = await asyncio.gather(
+        quick("throughput", *url, "--plot", str(tmp_path / "throughput.svg")), quick("skew"), quick("resume", *url)
+    )
+    assert [result["unit"] for result in throughput] == ["records/s"] * 3 + ["× real time", "periods/s"]
+    plain = {"async-for", "getmany", "ungated"}
+    quix = {"quix-concat"} if find_spec("quixstreams") is not None else set()
+    assert [set(result["anchors"]) for result in throughput] == [
+        plain | quix,
+        plain | quix | {"memory"},
+        {"ungated"},
+        {"write"},
+        {"write"},
+    ]
+    assert (tmp_path / "throughput.svg").read_text().lstrip().startswith("<?xml")
+    (peak,) = skew
+    assert peak["unit"] == "MB"
+    assert peak["case"]["records"] == 11_100
+    (killed,) = resume
+    assert killed["ours"]["most_again"] <= killed["ours"]["records_per_period"]
+    assert set(killed["anchors"]) == {"group"}
+    async with open_store(zookeeper.url("benchmarks-on-kafka")).session() as session:
+        assert await session.children("") == ()
+
+
 async def test_interrupting_ends_all_processes(zk_root: str) -> None:
     process = await _start("period-latency", "--processes", "3", "--periods", "1000000", "--url", zk_root)
     assert process.stderr is not None
@@ -166,7 +206,15 @@ async def test_a_failing_worker_ends_the_run_and_its_last_words_are_shown() -> N
 def test_without_a_name_it_lists_the_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     out = capsys.readouterr().out
-    for word in ("period-latency", "gate", "examples:", "python -m benchmarks period-latency --quick"):
+    for word in (
+        "period-latency",
+        "gate",
+        "throughput",
+        "skew",
+        "resume",
+        "examples:",
+        "python -m benchmarks period-latency --quick",
+    ):
         assert word in out
 
 

@@ -1,0 +1,103 @@
+"""The Kafka that is measured: one started for the run, or the user's own; and topics filled quickly with a known history."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, for_code
+
+from aiokcc import local
+from benchmarks.harness import BenchmarkError, note
+
+__all__ = ["BASE", "VALUE", "Broker", "broker", "evenly"]
+
+BASE: Final = 1_700_000_040_000
+"""Where every history begins: a boundary of minutes, long past."""
+VALUE: Final = bytes(range(100))
+_BATCH_BYTES: Final = 512 * 1024
+
+
+class Broker:
+    """A running broker, and the topics that were made on it."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self._made: list[str] = []
+
+    async def topic(self, stem: str, logs: Sequence[Iterable[int]]) -> str:
+        """A new topic with one partition for each list of timestamps."""
+        name = f"bench-{stem}-{secrets.token_hex(4)}"
+        async with self._admin() as admin:
+            # Whatever the server's own settings are: history is not to vanish while it is read.
+            lasting = NewTopic(name, len(logs), 1, topic_configs={"retention.ms": "-1"})
+            answer = await admin.create_topics([lasting])
+        for _, code, *_ in answer.topic_errors:
+            if code:
+                raise BenchmarkError(f"could not create a topic at {self.bootstrap}: {for_code(code).__name__}")
+        self._made.append(name)
+        # That a topic just made has no leader yet is no news: the producer tries again.
+        logging.getLogger("aiokafka.producer.sender").setLevel(logging.ERROR)
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_batch_size=_BATCH_BYTES)
+        await producer.start()
+        try:
+            for partition, stamps in enumerate(logs):
+                await _fill(producer, name, partition, stamps)
+        finally:
+            await producer.stop()
+        return name
+
+    async def remove(self) -> None:
+        """Delete the topics that were made."""
+        if self._made:
+            async with self._admin() as admin:
+                await admin.delete_topics(self._made)
+
+    @contextlib.asynccontextmanager
+    async def _admin(self) -> AsyncIterator[AIOKafkaAdminClient]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            yield admin
+        finally:
+            await admin.close()
+
+
+async def _fill(producer: AIOKafkaProducer, topic: str, partition: int, stamps: Iterable[int]) -> None:
+    """Whole batches, one after the other: many times faster than record by record."""
+    batch: Any = producer.create_batch()
+    for ts in stamps:
+        if batch.append(key=None, value=VALUE, timestamp=ts) is None:  # full
+            await (await producer.send_batch(batch, topic, partition=partition))
+            batch = producer.create_batch()
+            batch.append(key=None, value=VALUE, timestamp=ts)
+    if batch.record_count():
+        await (await producer.send_batch(batch, topic, partition=partition))
+
+
+def evenly(records: int, minutes: float, *, after: float = 0) -> list[int]:
+    """The timestamps of so many records, spread evenly over so many minutes that begin ``after`` minutes."""
+    first, length = BASE + int(after * 60_000), int(minutes * 60_000)
+    return [first + n * length // records for n in range(records)]
+
+
+@contextlib.asynccontextmanager
+async def broker(bootstrap: str | None, settings: Mapping[str, object] | None = None) -> AsyncIterator[Broker]:
+    """The broker at these addresses, or one started on loopback. What we leave on a broker not ours is removed."""
+    if bootstrap is None:
+        note("starting Kafka on loopback")
+        async with local.kafka(settings=settings, progress=note) as running:
+            yield Broker(running.bootstrap)
+        return
+    found = Broker(bootstrap)
+    try:
+        yield found
+    except KafkaError as error:
+        raise BenchmarkError(f"--bootstrap {bootstrap}: {error!r}") from error
+    finally:
+        await found.remove()

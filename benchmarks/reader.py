@@ -1,0 +1,310 @@
+"""A worker process of the benchmarks on Kafka: it reads topics, in one of several ways, as often as it is told.
+
+The first line on standard input is the plan: the way, and what to read. Each ``prepare`` makes everything ready for one
+reading, each ``go`` reads it all; the answer says when the reading began and when the last record was handled, in
+nanoseconds of the monotonic clock, which all processes of a machine share; how many records there were; the CPU time;
+and the most memory that this process has ever had.
+
+``replay`` aiokcc, ``await replay.run(handle)``: from the call of ``run``, which makes and connects its consumer and takes
+the locks. ``async-for`` and ``getmany`` plain aiokafka, from the making of the consumer: record by record through the
+consumer's iterator, or whole lists and a bare loop over their records. ``ungated`` is aiokcc's loop without the gate:
+lists from ``getmany``, and a handler awaited for each record. ``quix`` Quix Streams' ``concat`` of two topics, which
+hands on records in the order of their timestamps within each partition number: from its first record, so that whatever
+it does to start is not counted.
+
+``resumed-replay`` and ``resumed-group`` may be killed and started again: aiokcc, and a plain aiokafka consumer group that
+commits by itself. How far each partition has come is kept in a file that outlives the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import resource
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+import aiokcc
+from benchmarks.worker import Orders
+
+_clock = time.monotonic_ns
+Times = tuple[int, int]
+Reading = Callable[[], Awaitable[Times]]
+"""Reads everything; when that began, and when the last record was handled."""
+
+
+def peak_memory() -> int:
+    """The most memory this process has had, in bytes."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):  # unlike ru_maxrss it knows nothing of the process that started this one
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+# -- ours --------------------------------------------------------------------------------------------------------------
+
+
+class Counting:
+    """A handler that counts, and notes when the last record has come."""
+
+    def __init__(self, wanted: int) -> None:
+        self.ended = 0
+        total = 0
+
+        async def handle(record: Any) -> None:
+            nonlocal total
+            total += 1
+            if total == wanted:
+                self.ended = _clock()
+
+        self.handle = handle
+
+
+@contextlib.asynccontextmanager
+async def replay(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+    counting = Counting(plan["records"])
+    async with aiokcc.replay(
+        *plan["topics"],
+        bootstrap_servers=plan["bootstrap"],
+        store=order["store"],
+        period=plan["period"],
+        end="now",
+        partitions=[(topic, number) for topic, number in plan["partitions"]],
+        **plan.get("settings", {}),
+    ) as replaying:
+
+        async def read() -> Times:
+            began = _clock()
+            done = await replaying.run(counting.handle)
+            assert done.records == plan["records"], done
+            return began, counting.ended
+
+        yield read
+
+
+# -- plain aiokafka ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _started(plan: dict[str, Any]) -> AsyncIterator[AIOKafkaConsumer]:
+    consumer = AIOKafkaConsumer(bootstrap_servers=plan["bootstrap"], enable_auto_commit=False)
+    await consumer.start()
+    try:
+        partitions = [TopicPartition(topic, number) for topic, number in plan["partitions"]]
+        consumer.assign(partitions)
+        for partition in partitions:
+            consumer.seek(partition, 0)
+        yield consumer
+    finally:
+        await consumer.stop()
+
+
+@contextlib.asynccontextmanager
+async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+    wanted = plan["records"]
+
+    async def read() -> Times:
+        began, total = _clock(), 0
+        async with _started(plan) as consumer:
+            async for _ in consumer:
+                total += 1
+                if total == wanted:
+                    break
+            return began, _clock()
+
+    yield read
+
+
+@contextlib.asynccontextmanager
+async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+    wanted = plan["records"]
+
+    async def read() -> Times:
+        began, total = _clock(), 0
+        async with _started(plan) as consumer:
+            while total < wanted:
+                for records in (await consumer.getmany(timeout_ms=1000, max_records=plan["batch"])).values():
+                    for _ in records:
+                        total += 1
+            return began, _clock()
+
+    yield read
+
+
+@contextlib.asynccontextmanager
+async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+    counting = Counting(plan["records"])
+    handle = counting.handle
+
+    async def read() -> Times:
+        began = _clock()
+        async with _started(plan) as consumer:
+            while not counting.ended:
+                for records in (await consumer.getmany(timeout_ms=1000, max_records=plan["batch"])).values():
+                    for record in records:
+                        await handle(record)
+            return began, counting.ended
+
+    yield read
+
+
+# -- Quix Streams ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+    from quixstreams import Application
+
+    with tempfile.TemporaryDirectory() as directory:
+        application = Application(
+            plan["bootstrap"],
+            consumer_group=f"bench-{uuid.uuid4().hex}",
+            auto_offset_reset="earliest",
+            state_dir=directory,
+            loglevel="WARNING",
+            auto_create_topics=False,
+            consumer_extra_config={"fetch.queue.backoff.ms": 10},  # by default librdkafka sits idle a whole second
+        )
+        first, second = (
+            application.dataframe(application.topic(name, key_deserializer="bytes", value_deserializer="bytes"))
+            for name in plan["topics"]
+        )
+        total, began, ended, wanted = 0, 0, 0, plan["records"]
+
+        def count(_: Any) -> None:
+            nonlocal total, began, ended
+            if not total:
+                began = _clock()
+            total += 1
+            if total == wanted:
+                ended = _clock()
+
+        first.concat(second).update(count)
+
+        async def read() -> Times:
+            application.run(count=wanted, timeout=30, collect=False)  # it blocks: nothing else runs in this process
+            assert ended, f"Quix Streams gave up after {total} of {wanted} records"
+            return began, ended
+
+        yield read
+
+
+# -- killed and started again ------------------------------------------------------------------------------------------
+
+
+class Marks:
+    """What has been handled, by this process and by the one before it, and at which pace."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._plan = plan
+        self._places = {(topic, number): n for n, (topic, number) in enumerate(plan["partitions"])}
+        with Path(plan["marks"]).open("r+b") as file:
+            self._next = memoryview(mmap.mmap(file.fileno(), 8 * len(self._places))).cast("q")
+        self._before = list(self._next)
+        self.left = plan["records"] - sum(self._before)
+        self.again = 0
+        self.first_new = 0
+        self._began = time.monotonic()
+        self._total = 0
+
+    async def handle(self, record: Any) -> None:
+        """One record. At the place where it is to be killed the process says so, and goes on."""
+        place = self._places[record.topic, record.partition]
+        if record.offset < self._before[place]:
+            self.again += 1
+        else:
+            self.first_new = self.first_new or _clock()
+            self.left -= 1
+            self._next[place] = record.offset + 1
+        self._total += 1
+        if self._total == self._plan["tell_at"]:
+            Orders.answer(reached=True)
+        if self._plan["pace"] and self._total % 100 == 0:
+            await asyncio.sleep(max(0.0, self._began + self._total / self._plan["pace"] - time.monotonic()))
+
+
+async def resumed_replay(orders: Orders) -> None:
+    plan = orders.plan
+    orders.answer(ready=True)
+    await orders.wait()
+    marks = Marks(plan)
+    async with aiokcc.replay(
+        *plan["topics"],
+        bootstrap_servers=plan["bootstrap"],
+        store=plan["store"],
+        period=plan["period"],
+        end="now",
+        session_timeout=plan["session_timeout"],
+    ) as replaying:
+        await replaying.run(marks.handle)
+    orders.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
+
+
+async def resumed_group(orders: Orders) -> None:
+    plan = orders.plan
+    orders.answer(ready=True)
+    await orders.wait()
+    marks = Marks(plan)
+    consumer = AIOKafkaConsumer(
+        *plan["topics"],
+        bootstrap_servers=plan["bootstrap"],
+        group_id=plan["group"],
+        auto_offset_reset="earliest",
+        auto_commit_interval_ms=plan["commit_ms"],
+        session_timeout_ms=plan["session_timeout"] * 1000,
+        heartbeat_interval_ms=plan["session_timeout"] * 300,
+    )
+    await consumer.start()
+    try:
+        while marks.left:
+            for records in (await consumer.getmany(timeout_ms=1000, max_records=500)).values():
+                for record in records:
+                    await marks.handle(record)
+    finally:
+        await consumer.stop()
+    orders.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+
+WAYS = {"replay": replay, "async-for": async_for, "getmany": getmany, "ungated": ungated, "quix": quix}
+RESUMED = {"resumed-replay": resumed_replay, "resumed-group": resumed_group}
+
+
+async def serve(orders: Orders) -> None:
+    """Until there are no more orders."""
+    plan = orders.plan
+    if plan["way"] in RESUMED:
+        await RESUMED[plan["way"]](orders)
+        return
+    way = WAYS[plan["way"]]
+    orders.answer(ready=True)
+    while (order := await orders.wait()) is not None:
+        async with way(plan, order) as read:
+            orders.answer(prepared=True)
+            if await orders.wait() is None:
+                return
+            orders.busy = True
+            cpu = time.process_time_ns()
+            began, ended = await read()
+            cpu = time.process_time_ns() - cpu
+            orders.busy = False
+        orders.answer(began=began, ended=ended, records=plan["records"], cpu=cpu, memory=peak_memory())
+
+
+def main() -> None:
+    """Do what the plan says."""
+    asyncio.run(serve(Orders()))
+
+
+if __name__ == "__main__":
+    main()

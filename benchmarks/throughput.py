@@ -1,0 +1,277 @@
+"""Records per second through ``await replay.run(handle)``, against reading the same topics without a gate; and periods.
+
+Twelve partitions over two topics, records of 100 bytes, every minute has records in every partition. Each way of reading
+is a process of its own that reads everything once per round; the ways take turns, so that whatever the machine does hits
+all of them, and the ratios are medians of the rounds' ratios. The first round warms up and does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Final
+
+from benchmarks.broker import Broker, broker, evenly
+from benchmarks.crew import Crew, crew
+from benchmarks.harness import Figures, Goal, Outcome, Result, note, percentile, summary
+from benchmarks.period_latency import anchored
+from benchmarks.server import Server, server
+
+SUMMARY: Final = "records per second against plain aiokafka and Quix Streams; periods per second"
+EXAMPLES: Final = (
+    "python -m benchmarks throughput",
+    "python -m benchmarks throughput --quick --json throughput.json",
+    "python -m benchmarks throughput --only records --rounds 9 --bootstrap 127.0.0.1:9092 --url zk://127.0.0.1:2181/bench",
+)
+PARTS: Final = ("records", "processes", "periods")
+BEST_BATCH: Final = 500
+"""How many records plain ``getmany`` is asked for at a time: the fastest of 200, 500, 1000, 4000, 20000 and no limit."""
+_MINUTES: Final = 60
+
+REMARKS: Final = (
+    "ours: from the call of run() to the last record handled; a handler that counts is awaited for each record.",
+    "async-for, getmany: plain aiokafka, from the making of the consumer to the last record;",
+    f"    getmany in lists of up to {BEST_BATCH}, and a bare loop over them.",
+    "ungated: getmany in such lists, the same handler awaited for each record: our loop without the gate.",
+    "quix-concat: Quix Streams' concat of the two topics, from its first record; ordered within a partition number only.",
+    "memory: ours on the memory store. write: one conditional write per period by our client, and nothing else.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    records: int
+    rounds: int
+    minutes: int
+    """Periods of a minute with one record in each partition."""
+    seconds: int
+    """Periods of a second with records in each."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Effort:
+        quick: bool = options.quick
+        return cls(
+            records=(options.records or (12_000 if quick else 300_000)) // 12 * 12,
+            rounds=options.rounds or (1 if quick else 9),
+            minutes=60 if quick else 1440,
+            seconds=60 if quick else 1000,
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this benchmark takes."""
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
+    parser.add_argument(
+        "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
+    )
+    parser.add_argument("--records", type=int, metavar="N", help="records to read (default 300000; quick: 12000)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 9; quick: 1)")
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
+
+
+async def run(options: argparse.Namespace) -> Outcome:
+    """Measure all parts, one after the other."""
+    effort = Effort.of(options)
+    results: list[Result] = []
+    async with server(options.url) as store, broker(options.bootstrap) as kafka:
+        if options.only in (None, "records", "processes"):
+            note(f"writing {effort.records:,} records")
+            history = await History.write(kafka, effort.records // 12, _MINUTES, "1m")
+            if options.only != "processes":
+                results += await _records(store, history, effort)
+            if options.only != "records":
+                results.append(await _processes(store, history, effort))
+        if options.only in (None, "periods"):
+            results += await _periods(store, kafka, effort)
+    return Outcome("throughput", "Throughput of a replay", results, goals(results), REMARKS)
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Two topics of six partitions, all alike."""
+
+    bootstrap: str
+    topics: tuple[str, str]
+    records: int
+    period: str
+
+    @classmethod
+    async def write(cls, kafka: Broker, each: int, minutes: float, period: str) -> History:
+        """With so many records in each partition, over so many minutes."""
+        logs = [evenly(each, minutes) for _ in range(6)]
+        topics = (await kafka.topic("orders", logs), await kafka.topic("payments", logs))
+        return cls(kafka.bootstrap, topics, 12 * each, period)
+
+    def plan(self, way: str, part: int = 0, parts: int = 1) -> dict[str, Any]:
+        """What one of several processes is to read: partitions of both topics."""
+        mine = [(topic, number) for topic in self.topics for number in range(part, 6, parts)]
+        return {
+            "way": way,
+            "bootstrap": self.bootstrap,
+            "topics": self.topics,
+            "partitions": mine,
+            "records": self.records * len(mine) // 12,
+            "period": self.period,
+            "batch": BEST_BATCH,
+        }
+
+
+# -- taking turns ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Way:
+    """One way of reading: its processes, and what they have reached in each round."""
+
+    workers: Crew
+    store: str
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+    async def round(self, number: int) -> None:
+        """Read everything once."""
+        await self.workers.order(prepare=True, store=f"{self.store}-{number}")
+        answers = await self.workers.order(go=True)
+        if number:
+            began, ended = min(a["began"] for a in answers), max(a["ended"] for a in answers)
+            records = sum(a["records"] for a in answers)
+            self.rates.append(records / (ended - began) * 1e9)
+            self.cpu.append(sum(a["cpu"] for a in answers) / 1000 / records)
+
+    def figures(self, factor: float = 1.0) -> Figures:
+        """Rates, and what a record costs."""
+        return {**summary([rate * factor for rate in self.rates]), "cpu_us_per_record": percentile(self.cpu, 0.5)}
+
+    def ratio(self, other: Way) -> float:
+        """The median of the rounds' ratios: neighbours in time saw the same machine."""
+        return percentile([a / b for a, b in zip(self.rates, other.rates, strict=True)], 0.5)
+
+
+@contextlib.asynccontextmanager
+async def ways(wanted: Mapping[str, tuple[Sequence[dict[str, Any]], str]]) -> AsyncIterator[dict[str, Way]]:
+    """Each way by its name: the plans of its processes, and the store where it has one."""
+    async with contextlib.AsyncExitStack() as stack:
+        found = {}
+        for name, (plans, store) in wanted.items():
+            workers = await stack.enter_async_context(crew(name, plans, module="benchmarks.reader"))
+            found[name] = Way(workers, store)
+        yield found
+
+
+async def take_turns(turns: dict[str, Way], rounds: int) -> None:
+    """The first round warms up."""
+    for number in range(rounds + 1):
+        note(f"round {number} of {rounds}" if number else "warming up")
+        for way in turns.values():
+            await way.round(number)
+
+
+def result(label: str, case: dict[str, Any], ours: Way, anchors: dict[str, Way]) -> Result:
+    """In records per second."""
+    figures = {name: anchor.figures() for name, anchor in anchors.items()}
+    ratios = {name: ours.ratio(anchor) for name, anchor in anchors.items()}
+    return Result(label, case, "records/s", ours.figures(), figures, ratios)
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+async def _records(store: Server, history: History, effort: Effort) -> list[Result]:
+    wanted = {
+        "ours-memory": ([history.plan("replay")], "memory://throughput"),
+        "getmany": ([history.plan("getmany")], ""),
+        "ours-zookeeper": ([history.plan("replay")], store.url("throughput")),
+        "ungated": ([history.plan("ungated")], ""),
+        "async-for": ([history.plan("async-for")], ""),
+    }
+    if find_spec("quixstreams") is not None:
+        wanted["quix-concat"] = ([history.plan("quix")], "")
+    else:
+        note("quixstreams is not installed: measured without it")
+    async with ways(wanted) as turns:
+        await take_turns(turns, effort.rounds)
+    memory, zookeeper = turns.pop("ours-memory"), turns.pop("ours-zookeeper")
+    case = {"processes": 1, "partitions": 12, "records": history.records, "period": history.period}
+    return [
+        result("1 process, memory", {**case, "store": "memory"}, memory, turns),
+        result("1 process, ZooKeeper", {**case, "store": "zookeeper"}, zookeeper, {"memory": memory, **turns}),
+    ]
+
+
+async def _processes(store: Server, history: History, effort: Effort) -> Result:
+    wanted = {
+        "ours": ([history.plan("replay", n, 3) for n in range(3)], store.url("processes")),
+        "ungated": ([history.plan("ungated", n, 3) for n in range(3)], ""),
+    }
+    note("three processes")
+    async with ways(wanted) as turns:
+        await take_turns(turns, effort.rounds)
+    case = {
+        "processes": 3,
+        "partitions": 12,
+        "records": history.records,
+        "period": history.period,
+        "store": "zookeeper",
+    }
+    return result("3 processes, ZooKeeper", case, turns.pop("ours"), turns)
+
+
+async def _periods(store: Server, kafka: Broker, effort: Effort) -> list[Result]:
+    """One process on ZooKeeper. The floor is measured between the rounds: one write per period, with our own client."""
+    results = []
+    note("writing little data")
+    cases = (
+        (await History.write(kafka, effort.minutes, effort.minutes, "1m"), effort.minutes, 60.0),
+        (await History.write(kafka, 5 * effort.seconds, effort.seconds / 60, "1s"), effort.seconds, 1.0),
+    )
+    for history, periods, seconds in cases:
+        async with ways({history.period: ([history.plan("replay")], store.url(f"periods-{history.period}"))}) as turns:
+            (ours,) = turns.values()
+            rates: list[float] = []
+            async with anchored(store) as floor:
+                for number in range(effort.rounds + 1):
+                    note(f"periods of {history.period}: round {number} of {effort.rounds}")
+                    await ours.round(number)
+                    await floor.measure(min(periods, 200))
+                    taken = floor.forget()["write"]
+                    if number:
+                        rates.append(1000 / percentile(taken, 0.5))
+        label = f"periods of {history.period}, {history.records // periods // 12} records in each partition"
+        case = {"period": history.period, "periods": periods, "records": history.records, "store": "zookeeper"}
+        per_record = periods / history.records
+        minute = history.period == "1m"  # event time against real time
+        unit, factor = ("× real time", per_record * seconds) if minute else ("periods/s", per_record)
+        anchors = {"write": summary([rate * (seconds if minute else 1) for rate in rates])}
+        results.append(Result(label, case, unit, ours.figures(factor), anchors))
+    return results
+
+
+# -- goals -------------------------------------------------------------------------------------------------------------
+
+
+def goals(results: Sequence[Result]) -> list[Goal]:
+    """What we want to reach, for what was measured."""
+    wanted: list[Goal] = []
+
+    def at_least(text: str, value: float | None, limit: float) -> None:
+        if value is not None:
+            wanted.append(Goal(text, value, limit, at_least=True))
+
+    for found in results:
+        case, ratios = found.case, found.ratios
+        if found.unit != "records/s":
+            at_least(f"{found.label}: {found.unit}", found.ours["p50"], 10_000 if case["period"] == "1m" else 250)
+        elif case["processes"] == 3:
+            at_least(f"{found.label}: ours / ungated", ratios["ungated"], 0.9)
+        elif case["store"] == "memory":
+            at_least(f"{found.label}: ours / async-for", ratios["async-for"], 2)
+            at_least(f"{found.label}: ours / getmany", ratios["getmany"], 0.85)
+            at_least(f"{found.label}: ours / quix-concat", ratios.get("quix-concat"), 4)
+        else:
+            at_least(f"{found.label}: ours / memory", ratios["memory"], 0.95)
+    return wanted
