@@ -291,6 +291,8 @@ class Replay:
         """
         if self._lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
+        if self._settings.by_group:
+            raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
         desk = Desk[Period]()
         collected: dict[Partition, list[Any]] = {}
         self._tasks.start_soon(desk.serve, partial(self._collect, collected, desk))

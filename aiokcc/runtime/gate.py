@@ -92,8 +92,11 @@ class Gate:
 
     def is_open(self, ts: int) -> bool:
         """Whether a record with this timestamp may be processed now."""
+        lane = self.lane
+        if type(ts) is int and lane.late_below <= ts < lane.open_below:
+            return boottime() < self.session.stop_at
         ts = check_timestamp(ts)
-        lane, limit = self.lane, self._member.ledger.limit
+        limit = self._member.ledger.limit
         return (
             lane.owned
             and lane.state is not LaneState.FINISHED
