@@ -144,8 +144,9 @@ async def test_stopped_at_any_point_nothing_is_lost_and_nothing_comes_from_behin
         for _ in range(40):
             known = await cuts(root) if handled else {}
             closed = known[max(known)] if known else None
+            handled_now: list[Any] = []
             try:
-                await read_some(kafka, name, root, way, lateness, handled_now := [])
+                await read_some(kafka, name, root, way, lateness, handled_now)
                 ended = True
             except (StopHereError, aiokcc.HandlerError):
                 pass

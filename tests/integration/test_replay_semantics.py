@@ -30,7 +30,7 @@ class Seen(list[Any]):
         super().append(item)
         self._grown.set()
 
-    async def count(self, number: int) -> None:
+    async def reach(self, number: int) -> None:
         async with asyncio.timeout(20):
             while len(self) < number:
                 self._grown.clear()
@@ -100,7 +100,7 @@ async def test_semantics_01_half_open(kafka: local.Kafka) -> None:
 async def test_semantics_02_waiting_idle_and_finished_are_distinct(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(5)], [at(0)], [])
     async with Following(kafka, name, store=zk_root, end=None) as follower:
-        await follower.seen.count(3)
+        await follower.seen.reach(3)
         await follower.status(lambda s: states(s) == {"0": "idle", "1": "idle", "2": "idle"})
         await follower.replay.coordinator.hold()
         await append(kafka, name, 0, [at(9)])
@@ -144,9 +144,9 @@ async def test_semantics_03_nothing_at_all_ends_at_once(kafka: local.Kafka) -> N
 async def test_semantics_03_idle_by_offsets_lets_the_others_go_on(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [])
     async with Following(kafka, name, end=None) as follower:
-        await follower.seen.count(1)
+        await follower.seen.reach(1)
         await append(kafka, name, 0, [at(m) for m in range(1, 20)], first=1)
-        await follower.seen.count(20)
+        await follower.seen.reach(20)
     assert in_step(r.timestamp for r in follower.seen)
 
 
@@ -198,12 +198,12 @@ async def test_semantics_04_an_open_transaction_is_beyond_the_end(kafka: local.K
 async def test_semantics_04_following_an_open_transaction_waits_idle(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [at(0)])
     async with Following(kafka, name, end=None) as follower:
-        await follower.seen.count(2)
+        await follower.seen.reach(2)
         async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(2)), Row(0, at(2))]):
             await append(kafka, name, 1, [at(1)])
-            await follower.seen.count(3)
+            await follower.seen.reach(3)
         await append(kafka, name, 1, [at(3)])
-        await follower.seen.count(6)
+        await follower.seen.reach(6)
     assert follower.replay.summary.records == 6
 
 
@@ -280,9 +280,9 @@ async def test_semantics_06_an_idle_partition_that_wakes_is_late_and_moves_nothi
 ) -> None:
     name = await topic(kafka, [at(0), at(5), at(6)], [at(0)])
     async with Following(kafka, name, end=None, late=late) as follower:
-        await follower.seen.count(4)
+        await follower.seen.reach(4)
         await append(kafka, name, 1, [at(1), at(2), at(7)], first=1)
-        await follower.seen.count(7 if late == "deliver" else 5)
+        await follower.seen.reach(7 if late == "deliver" else 5)
         assert follower.replay.coordinator.limit == at(8)
         assert follower.replay.summary.late == 2
     assert follower.seen[-1].timestamp == at(7)
@@ -337,7 +337,7 @@ async def test_semantics_07_held_back_records_come_when_the_log_is_quiet(kafka: 
     """Following a log of old records, what is held back waits for nothing that could still come."""
     name = await topic(kafka, [at(0), at(2), at(1)], [at(0)])
     async with Following(kafka, name, end=None, lateness="5m") as follower:
-        await follower.seen.count(4)
+        await follower.seen.reach(4)
     assert [r.timestamp for r in follower.seen if r.partition == 0] == [at(0), at(1), at(2)]
     assert follower.replay.summary.late == 0
 
@@ -348,7 +348,7 @@ async def test_semantics_07_following_the_present_a_record_waits_for_earlier_one
     name = await topic(kafka, [now])
     async with Following(kafka, name, end=None, lateness="2s", period=period) as follower:
         await append(kafka, name, 0, [now - 1500], first=1)
-        await follower.seen.count(2)
+        await follower.seen.reach(2)
     assert [r.timestamp for r in follower.seen] == [now - 1500, now]
     assert follower.replay.summary.late == 0
     assert time.time() * 1000 >= now + 2000 - period, "not before the bound had passed by the clock"
@@ -537,26 +537,26 @@ def present(minutes: float, ms: int = 0) -> int:
 async def test_semantics_14_caught_up_follow(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0)) as follower:
-        await follower.seen.count(3)
+        await follower.seen.reach(3)
         assert follower.replay.coordinator.limit == present(1)
         await append(kafka, name, 1, [present(1)])
-        await follower.seen.count(4)
+        await follower.seen.reach(4)
         assert follower.replay.coordinator.limit == present(2)
 
 
 async def test_semantics_14_caught_up_release(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="release") as follower:
-        await follower.seen.count(3)
+        await follower.seen.reach(3)
         assert follower.replay.coordinator.released
         await append(kafka, name, 1, [present(-5), present(9)])
-        await follower.seen.count(5)
+        await follower.seen.reach(5)
 
 
 async def test_semantics_14_caught_up_longer_period(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="1h") as follower:
-        await follower.seen.count(3)
+        await follower.seen.reach(3)
         assert follower.replay.coordinator.limit % 3_600_000 == 0
         assert (await follower.replay.coordinator.status()).period == 3_600_000
 

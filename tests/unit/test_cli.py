@@ -309,7 +309,9 @@ class TestArguments:
         assert main(["--version"]) == 0
         assert capsys.readouterr().out == f"aiokcc {__version__}\n"
 
-    @pytest.mark.parametrize("verb", ["status", "period", "hold", "release", "local zookeeper", "local kafka", "local up"])
+    @pytest.mark.parametrize(
+        "verb", ["status", "period", "hold", "release", "local zookeeper", "local kafka", "local up"]
+    )
     def test_the_help_of_each_verb_has_examples(self, verb: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([*verb.split(), "--help"]) == 0
         shown = capsys.readouterr().out
