@@ -1,8 +1,11 @@
 """One consumer for all partitions of a process: it fetches for those that have room, and hands on whole lists.
 
 A partition that waits at the gate fills its buffer and is then no longer asked for, so the fast one stops being fetched
-while the one that everybody waits for never does. Nothing is paused: aiokafka drops what it has buffered of a paused
-partition.
+while the one that everybody waits for never does. Nothing that may bring more is paused: aiokafka drops what it has buffered
+of a paused partition. What is complete is paused: a broker would keep a fetch for it open, and all others behind that.
+
+Records are made from the fetched bytes in small lists, first for those that have none. Such a list is soon used up; many
+records at hand would cost more in the garbage collector than the gate does.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ __all__ = ["Pump"]
 log = logging.getLogger("aiokcc.kafka")
 
 _WAIT_MS: Final = 100
-_BATCH: Final = 4000
+_BATCH: Final = 500
 _SILENCE: Final = 5.0
 """Seconds without a record for somebody who needs one, after which we ask whether the topics are still there."""
 
@@ -53,6 +56,7 @@ class Pump:
         self._heard = time.monotonic()
         self._room = Signal()
         self._fetching: anyio.CancelScope | None = None
+        _fetch_beside_unread(consumer)
 
     def wake(self) -> None:
         """A stream has room again, or wants to know anew whether it is at its end: the running fetch left it out."""
@@ -69,6 +73,7 @@ class Pump:
             added = self._streams
         for tp, stream in added.items():
             self._consumer.seek(tp, stream.position)
+            self._rest(tp, stream)
         self.wake()
 
     def remove(self, partitions: Iterable[Partition]) -> None:
@@ -81,14 +86,18 @@ class Pump:
         """Fetch until cancelled. KafkaError if the log is no longer what the run started on."""
         while True:
             wanted = [tp for tp, stream in self._streams.items() if stream.has_room]
-            if wanted:
-                await self._fetch(wanted)
-            else:
+            if not wanted:
                 await self._room.wait()
+                continue
+            hungry = [tp for tp in wanted if self._streams[tp].hungry]
+            if 0 < len(hungry) < len(wanted) and await self._fetch(hungry, 0):
+                continue
+            wait = 0 if any(self._streams[tp].wants_end for tp in wanted if tp in self._streams) else _WAIT_MS
+            await self._fetch(wanted, wait)
 
-    async def _fetch(self, wanted: list[TopicPartition]) -> None:
+    async def _fetch(self, wanted: list[TopicPartition], wait: int) -> bool:
+        """Hand on what is there for these, or comes within so many milliseconds. Whether there was anything."""
         as_of = self._member.ledger.limit
-        wait = 0 if any(self._streams[tp].wants_end for tp in wanted) else _WAIT_MS
         fetched: dict[TopicPartition, list[Any]] = {}
         self._room.clear()
         try:
@@ -110,10 +119,18 @@ class Pump:
         for tp, records in fetched.items():
             if tp in self._streams:  # not revoked meanwhile
                 self._streams[tp].feed(records)
-        hungry = [tp for tp in wanted if tp in self._streams and self._streams[tp].hungry]
-        if hungry:
-            await self._look_at_ends(hungry, as_of)
+                self._rest(tp, self._streams[tp])
+        if sum(map(len, fetched.values())) < self._batch:  # else there may be more at hand, even for the hungry
+            hungry = [tp for tp in wanted if tp in self._streams and self._streams[tp].hungry]
+            if hungry:
+                await self._look_at_ends(hungry, as_of)
         await anyio.lowlevel.checkpoint()  # with data at hand getmany never yields
+        return bool(fetched)
+
+    def _rest(self, tp: TopicPartition, stream: Stream) -> None:
+        """Do not fetch any more of a partition that is complete."""
+        if stream.complete and tp in self._consumer.assignment():
+            self._consumer.pause(tp)
 
     async def _look_at_ends(self, hungry: list[TopicPartition], as_of: object) -> None:
         """Whether those that have nothing left are at the end: of the run, or of the log as it is under this limit."""
@@ -123,6 +140,7 @@ class Pump:
             if stream is None or not self._consumer.assignment() >= {tp}:  # revoked meanwhile
                 continue
             stream.moved_to(await self._cluster.ask(self._consumer.position(tp), "ask for our position in"))
+            self._rest(tp, stream)
             if not stream.complete and stream.wants_end:
                 unknown.append(tp)
         if time.monotonic() - self._heard > _SILENCE:
@@ -153,6 +171,17 @@ class Pump:
     def _named(self, error: OffsetOutOfRangeError) -> str:
         places = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         return ", ".join(f"{tp.topic}.{tp.partition} at offset {offset}" for tp, offset in places.items()) or str(error)
+
+
+def _fetch_beside_unread(consumer: AIOKafkaConsumer) -> None:
+    """Let the consumer fetch for one partition while what it has fetched for another is not read yet.
+
+    For 0.1 s after each fetch aiokafka asks a broker for nothing while it holds anything unread of it: whoever does not read is
+    to slow down. Here one partition waits at the limit, and the others must not wait for it. There is no setting for that.
+    """
+    fetcher: Any = getattr(consumer, "_fetcher", None)
+    if hasattr(fetcher, "_prefetch_backoff"):
+        fetcher._prefetch_backoff = 0.0
 
 
 def _at_record(error: Exception) -> Exception:

@@ -83,7 +83,7 @@ def replay(
     lookahead: int = 0,
     caught_up: str | int | timedelta = "follow",
     ahead: str | int | timedelta = "1h",
-    buffer_records: int = 5_000,
+    buffer_records: int = 1_000,
     buffer_bytes: int = 8 * 1024 * 1024,
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
     member: str | None = None,

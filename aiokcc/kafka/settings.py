@@ -61,7 +61,7 @@ class ReplaySettings:
     on_error: str = "raise"
     retries: int = 0
     dead_letter: Callable[..., Any] | None = None
-    buffer_records: int = 5_000
+    buffer_records: int = 1_000
     buffer_bytes: int = 8 * 1024 * 1024
     isolation_level: str = "read_committed"
     consumer: Mapping[str, Any] = field(default_factory=dict)

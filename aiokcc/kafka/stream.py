@@ -16,7 +16,7 @@ import heapq
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
-from operator import attrgetter, itemgetter, length_hint
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.limit import Mode
@@ -70,7 +70,8 @@ class Stream:
         """The next offset to fetch."""
         self.next_offset = self.position
         """The next offset to process: everything before it is done."""
-        self._chunks: deque[list[Any]] = deque()
+        self._chunks: deque[tuple[list[Any], int]] = deque()
+        """Lists of fetched records, each with its size in bytes."""
         self._records = 0
         self._bytes = 0
         self._end_seen: Limit | None = None
@@ -118,9 +119,10 @@ class Stream:
             records = [record for record in records if record.offset < self._end]
             self.position = self._end
         if records:
-            self._chunks.append(records)
+            size = sum(map(_size, records))
+            self._chunks.append((records, size))
             self._records += len(records)
-            self._bytes += sum(map(_size, records))
+            self._bytes += size
         self.gate.signal.set()
 
     def moved_to(self, position: int) -> None:
@@ -152,9 +154,9 @@ class Stream:
             if not self._chunks:
                 return None if self.complete else []
         full = not self.has_room
-        chunk = self._chunks.popleft()
+        chunk, size = self._chunks.popleft()
         self._records -= len(chunk)
-        self._bytes -= sum(map(_size, chunk))
+        self._bytes -= size
         if full and self.pump is not None:
             self.pump.wake()
         return chunk
@@ -259,9 +261,12 @@ class Stream:
     async def _run_in_order(self, handle: Handler) -> None:
         gate, lane, stamp, summary = self.gate, self.gate.lane, self._stamp, self._summary
         while (chunk := await self._take()) is not None:
-            records = iter(chunk)
+            count, after = len(chunk), chunk[-1].offset + 1 if chunk else self.next_offset
+            chunk.reverse()
+            take = chunk.pop  # a record that is done is let go at once, and the garbage collector never sees it
             try:
-                for record in records:
+                while chunk:
+                    record = take()
                     ts = record.timestamp if stamp is None else stamp(record)
                     if not (
                         type(ts) is int
@@ -274,13 +279,13 @@ class Stream:
                     except Exception as error:  # noqa: BLE001 - a handler may raise anything
                         await self._failed(record, error, handle)
             except BaseException:
-                summary.records += len(chunk) - length_hint(records) - 1
+                summary.records += count - len(chunk) - 1
                 if self._flush is None:
                     self.next_offset = record.offset
                 raise
-            summary.records += len(chunk)
-            if self._flush is None and chunk:
-                self.next_offset = chunk[-1].offset + 1
+            summary.records += count
+            if self._flush is None:
+                self.next_offset = after
 
     async def _run_holding(self, handle: Handler) -> None:
         stamp = self._stamp
