@@ -66,7 +66,8 @@ class Cluster:
         common = consumer_settings(settings)
         admin = {name: value for name, value in common.items() if name in _ADMIN}
         try:
-            self._consumer = AIOKafkaConsumer(**common, group_id=settings.group_id)
+            # Of each topic aiokafka learns by a question that fails inside it, and is asked again after the back-off.
+            self._consumer = AIOKafkaConsumer(**{"retry_backoff_ms": 20, **common}, group_id=settings.group_id)
             self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
         except (ValueError, TypeError) as error:  # such as SSL without an ssl_context
             raise UsageError(f"aiokafka refuses a setting: {error}") from error

@@ -137,12 +137,13 @@ async def test_reading_kafka_is_measured_in_every_way(
     throughput, skew, resume = await asyncio.gather(
         quick("throughput", *url, "--plot", str(tmp_path / "throughput.svg")), quick("skew"), quick("resume", *url)
     )
-    assert [result["unit"] for result in throughput] == ["records/s"] * 3 + ["× real time", "periods/s"]
-    plain = {"async-for", "getmany", "ungated"}
+    assert [result["unit"] for result in throughput] == ["records/s"] * 4 + ["× real time", "periods/s"]
+    plain = {"async-for", "getmany", "getmany-best", "ungated"}
     quix = {"quix-concat"} if find_spec("quixstreams") is not None else set()
     assert [set(result["anchors"]) for result in throughput] == [
         plain | quix,
         plain | quix | {"memory"},
+        {"ungated"},
         {"ungated"},
         {"write"},
         {"write"},
