@@ -1,14 +1,16 @@
 """A replay whose process is killed in the middle and started again, against a plain aiokafka consumer group.
 
-Both read the same topics at the same pace, are killed by SIGKILL when half of the records have been handled, and are started
-again at once. What is timed is from the kill to the first record that had not been handled before; the start of the new
-process is in it, and so is the dead one's session, which both have to wait out. What is counted is how many records come
-again. Afterwards every record must have been handled.
+Both read the same topics at the same pace, are killed by SIGKILL at the same record, and are started again at once. That
+record is another one in every round, drawn from a second's worth in the middle: so neither is always caught just before, or
+always just after, it has noted down how far it is. What is timed is from the kill to the first record that had not been
+handled before; the start of the new process is in it, and so is the dead one's session, which both have to wait out. What
+is counted is how many records come again. Afterwards every record must have been handled.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import secrets
 import tempfile
 import time
@@ -41,13 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
     parser.add_argument("--records", type=int, metavar="N", help="records (default 120000; quick: 12000)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="kills of each (default 5; quick: 1)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="kills of each (default 7; quick: 1)")
 
 
 async def run(options: argparse.Namespace) -> Outcome:
     """Kill and start again, ours and the group in turn."""
     records = (options.records or (12_000 if options.quick else 120_000)) // 12 * 12
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 7)
     times: dict[str, list[float]] = {"ours": [], "group": []}
     again: dict[str, list[float]] = {"ours": [], "group": []}
     async with server(options.url) as store, broker(options.bootstrap) as kafka:
@@ -63,14 +65,17 @@ async def run(options: argparse.Namespace) -> Outcome:
             "session_timeout": SESSION_SECONDS,
             "commit_ms": COMMIT_MS,
         }
+        pace = records / 6
         for number in range(rounds):
+            # The same places in every run; a whole part of a commit's interval for each round.
+            place = records // 2 + int((number + random.Random(number).random()) / rounds * pace * COMMIT_MS / 1000)
             ways = {
                 "ours": {"way": "resumed-replay", "store": store.url(f"resume-{number}")},
                 "group": {"way": "resumed-group", "group": f"bench-{secrets.token_hex(4)}"},
             }
             for name, way in ways.items():
                 note(f"round {number + 1} of {rounds}: {name}")
-                taken, repeated = await _kill_and_resume(name, {**plan, **way}, pace=records / 6)
+                taken, repeated = await _kill_and_resume(name, {**plan, **way}, pace, place)
                 times[name].append(taken)
                 again[name].append(repeated)
 
@@ -83,13 +88,13 @@ async def run(options: argparse.Namespace) -> Outcome:
     return Outcome("resume", "A replay killed and started again: to the first new record", [result], [], REMARKS)
 
 
-async def _kill_and_resume(name: str, plan: dict[str, Any], pace: float) -> tuple[float, int]:
+async def _kill_and_resume(name: str, plan: dict[str, Any], pace: float, place: int) -> tuple[float, int]:
     """Seconds from the kill to the first new record, and how many came again."""
     with tempfile.TemporaryDirectory() as directory:
         marks = Path(directory) / "marks"
         marks.write_bytes(bytes(8 * len(plan["partitions"])))
         plan = {**plan, "marks": str(marks)}
-        first = {**plan, "pace": pace, "tell_at": plan["records"] // 2}
+        first = {**plan, "pace": pace, "tell_at": place}
         async with crew(name, [first], module="benchmarks.reader") as workers:
             await workers.order(go=True)
             await workers.kill()
