@@ -16,7 +16,7 @@ import heapq
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
-from operator import attrgetter, itemgetter
+from operator import attrgetter, itemgetter, length_hint
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.limit import Mode
@@ -261,12 +261,9 @@ class Stream:
     async def _run_in_order(self, handle: Handler) -> None:
         gate, lane, stamp, summary = self.gate, self.gate.lane, self._stamp, self._summary
         while (chunk := await self._take()) is not None:
-            count, after = len(chunk), chunk[-1].offset + 1 if chunk else self.next_offset
-            chunk.reverse()
-            take = chunk.pop  # a record that is done is let go at once, and the garbage collector never sees it
+            records = iter(chunk)
             try:
-                while chunk:
-                    record = take()
+                for record in records:
                     ts = record.timestamp if stamp is None else stamp(record)
                     if not (
                         type(ts) is int
@@ -279,13 +276,13 @@ class Stream:
                     except Exception as error:  # noqa: BLE001 - a handler may raise anything
                         await self._failed(record, error, handle)
             except BaseException:
-                summary.records += count - len(chunk) - 1
+                summary.records += len(chunk) - length_hint(records) - 1
                 if self._flush is None:
                     self.next_offset = record.offset
                 raise
-            summary.records += count
-            if self._flush is None:
-                self.next_offset = after
+            summary.records += len(chunk)
+            if self._flush is None and chunk:
+                self.next_offset = chunk[-1].offset + 1
 
     async def _run_holding(self, handle: Handler) -> None:
         stamp = self._stamp
