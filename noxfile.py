@@ -108,7 +108,7 @@ def demo(session: nox.Session) -> None:
 
 def services(session: nox.Session) -> str:
     """Return the Python of the one environment that has everything."""
-    return environment(session, "services", extras=["all"], groups=["test", "bench"])
+    return environment(session, "services", extras=["all"], groups=["test", "bench", "tables"])
 
 
 def environment(
