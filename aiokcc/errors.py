@@ -5,12 +5,15 @@
     AiokccError
     ├── UsageError (also a ValueError)      the caller's fault: the message says what would be right
     │   ├── GroupMismatchError              this member's settings are not those of the running group
-    │   └── PartitionError                  a partition outside the agreed set, or opened twice
+    │   ├── PartitionError                  a partition outside the agreed set, or opened twice
+    │   └── PipelineMismatchError           a Spark pipeline was started before with another definition
     ├── CoordinationError                   the world's fault
     │   ├── CorruptNodeError                a node holds what cannot be read
     │   ├── MissingNodeError                a node the protocol needs was deleted under us
     │   ├── KafkaError                      the broker does not answer, or the log is not what it was
     │   ├── PartitionOwnedError             another member holds the partition's lock
+    │   ├── SparkJobError                   a job failed, again and again; the limit has not passed its periods
+    │   ├── FencedError                     a later driver of the same pipeline has begun
     │   ├── LocalServiceError               a service of `aiokcc.local` cannot be had
     │   └── StoreError
     │       ├── StoreUnreachableError       no server answered in time
@@ -35,6 +38,7 @@ __all__ = [
     "CoordinationError",
     "CorruptNodeError",
     "EphemeralParentError",
+    "FencedError",
     "GroupMismatchError",
     "HandlerError",
     "KafkaError",
@@ -48,10 +52,12 @@ __all__ = [
     "PartitionError",
     "PartitionOwnedError",
     "PartitionRevoked",
+    "PipelineMismatchError",
     "PoisonTimestampError",
     "RecordError",
     "RunEnded",
     "SessionLostError",
+    "SparkJobError",
     "StoreError",
     "StoreUnreachableError",
     "TooLargeError",
@@ -73,6 +79,10 @@ class GroupMismatchError(UsageError):
 
 class PartitionError(UsageError):
     """The partition is not in the agreed set, or this member has opened it already."""
+
+
+class PipelineMismatchError(UsageError):
+    """A pipeline of this name was started before with other topics, another period or another sink."""
 
 
 class CoordinationError(AiokccError):
@@ -105,6 +115,18 @@ class PartitionOwnedError(CoordinationError):
             f"stop that member, or give this one other partitions"
         )
         self.partition, self.owner = partition, owner
+
+
+class SparkJobError(CoordinationError):
+    """A Spark job failed as often as it may. ``start`` and ``end`` bound its periods, which the limit has not passed."""
+
+    def __init__(self, message: str, pipeline: str, start: int, end: int) -> None:
+        super().__init__(message)
+        self.pipeline, self.start, self.end = pipeline, start, end
+
+
+class FencedError(CoordinationError):
+    """Another driver of the same pipeline has begun since: this one must not publish any more."""
 
 
 class LocalServiceError(CoordinationError):

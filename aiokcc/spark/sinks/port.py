@@ -1,0 +1,57 @@
+"""What a sink does. The pipeline calls it from worker threads, one call at a time.
+
+The order is always ``begin``, then for each batch ``stage`` and ``publish``. Between any two of them the driver may die; the next
+one has a greater attempt number, begins again, asks whether the recorded batch is published, and stages and publishes it if not.
+A driver that only was asleep must not publish after its successor began: that is what the attempt number is for.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from aiokcc.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from aiokcc.spark.batch import Batch
+
+__all__ = ["Sink"]
+
+
+class Sink(ABC):
+    """Where the results of a pipeline go."""
+
+    exactly_once: ClassVar[bool]
+    """Whether a period is in the result once, however often drivers die. If not, the result must bear repetitions."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it is and where, in words: a pipeline that is started again with another sink is refused."""
+
+    @abstractmethod
+    def begin(self, pipeline: str, attempt: int) -> None:
+        """A driver takes over: from now on nothing of an attempt with a smaller number can be published."""
+
+    @abstractmethod
+    def is_published(self, batch: Batch) -> bool:
+        """Whether the batch with this number is published already; asked after a restart only."""
+
+    @abstractmethod
+    def stage(self, frame: DataFrame, batch: Batch) -> object:
+        """Run the job: write the result to where no reader looks. Not called for an empty batch.
+
+        The frame has a column ``period``, the start of each row's period. What is returned goes to :meth:`publish`.
+        """
+
+    @abstractmethod
+    def publish(self, batch: Batch, staged: object | None) -> None:
+        """Let readers see the batch, all of it at once. Doing it again changes nothing.
+
+        FencedError if a later attempt has begun. ``staged`` is None for an empty batch.
+        """
+
+    def reset(self) -> None:
+        """Start from nothing: what was published is no longer seen. UsageError where a sink cannot do that."""
+        raise UsageError(f"{self.describe()} cannot be emptied by the pipeline; empty it by hand, or choose another")
