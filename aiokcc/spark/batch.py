@@ -1,7 +1,7 @@
 """A batch: the neighbouring periods that one Spark job computes, each as exact offset ranges.
 
-What a batch holds is decided once and recorded in the store before anything is published. A retry, or the next driver, reads that
-and never resolves it again; so however often a batch is run, its periods hold the same records.
+What a batch holds is decided once and recorded in the store before anything is published. A retry, or the next driver, reads
+that and never resolves it again; so however often a batch is run, its periods hold the same records.
 """
 
 from __future__ import annotations
