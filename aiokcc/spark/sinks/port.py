@@ -1,7 +1,8 @@
 """What a sink does. The pipeline calls it from worker threads, one call at a time.
 
 The order is always ``begin``, then for each batch ``stage`` and ``publish``. Between any two of them the driver may die; the
-next one has a greater attempt number, begins again, asks whether the recorded batch is published, and does it if not. A driver that only was asleep must not publish after its successor began: that is what the attempt number is for.
+next one has a greater attempt number, begins again, asks whether the recorded batch is published, and does it if not. A driver
+that only was asleep must not publish after its successor began: that is what the attempt number is for.
 """
 
 from __future__ import annotations
