@@ -1,0 +1,230 @@
+"""What a member wants to run, and how it says so in its registration.
+
+A subscription is one of:
+
+* everything that the group replays (the default);
+* topics, each with at most so many partitions at this member: ``{"orders": 4}`` is at most four *streams* of orders,
+  ``["orders", "payments"]`` is as many as there are; or the numbers themselves, ``{"orders": [0, 3]}``;
+* a pattern: a regular expression that a topic's *whole* name must match.
+
+It says what a member *may* be given, never what it runs: that is the assignment. It is plain data, so that the leader decides
+on exactly what the members registered, and equal subscriptions are equal values.
+
+The registration, ``ids/<member>``, is JSON that a person can read; a leader that cannot read it says which node it is::
+
+    {"version": 1, "id": "worker-1-a1b2", "host": "machine-7", "pid": 4711, "timestamp": 1700000000000,
+     "subscription": {"orders": 4, "payments": null}, "pattern": null, "running": "orders:0,3;"}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+from aiokcc.core.partitions import (
+    MAX_COUNT,
+    Partition,
+    decode_partitions,
+    encode_partitions,
+    parse_topics,
+)
+from aiokcc.core.periods import MAX_LIMIT
+from aiokcc.errors import CorruptNodeError, UsageError
+
+__all__ = ["EVERYTHING", "Registration", "Subscription"]
+
+MAX_PATTERN: Final = 1000
+_ALL: Final = "all"
+_FORMS: Final = (
+    'a list of topics like ["orders", "payments"], the most streams of each like {"orders": 4}, '
+    'or the partitions themselves like {"orders": [0, 3]}'
+)
+_FORM: Final = "JSON with version, id, host, pid, timestamp, subscription, pattern and running"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What one member may be given. With nothing set: everything."""
+
+    topics: Mapping[str, int | None] = field(default_factory=dict)
+    """Whole topics, each with the most streams that this member takes of it; None: no such limit."""
+    partitions: frozenset[Partition] = frozenset()
+    """These partitions, by name."""
+    pattern: str | None = None
+    """All topics whose whole name matches this regular expression."""
+
+    @classmethod
+    def check(cls, topics: object = None, *, pattern: object = None) -> Subscription:
+        """The subscription from what a user wrote; UsageError if it cannot be meant. Nothing at all means everything."""
+        if pattern is not None:
+            if topics is not None:
+                raise UsageError("topics and a pattern are both given; a member subscribes by one of them")
+            return cls(pattern=_check_pattern(pattern))
+        if topics is None:
+            return EVERYTHING
+        if isinstance(topics, str):
+            topics = [topics]
+        if isinstance(topics, Mapping):
+            wanted: dict[Any, object] = dict(topics)
+        elif isinstance(topics, Iterable) and not isinstance(topics, bytes):
+            wanted = dict.fromkeys(topics)
+        else:
+            raise UsageError(f"subscription {topics!r} is neither; expected {_FORMS}")
+        if not wanted:
+            raise UsageError(f"the subscription is empty, so this member would run nothing; expected {_FORMS}")
+        whole: dict[str, int | None] = {}
+        named: set[Partition] = set()
+        for topic, spec in wanted.items():
+            if spec is None or (isinstance(spec, int) and not isinstance(spec, bool)):
+                parse_topics({topic: 1})  # says what is wrong with the name
+                whole[topic] = _check_streams(topic, spec)
+            else:
+                named |= parse_topics({topic: spec})
+        return cls(dict(sorted(whole.items())), frozenset(named))
+
+    @property
+    def everything(self) -> bool:
+        """Whether it takes whatever the group replays."""
+        return not (self.topics or self.partitions or self.pattern is not None)
+
+    def covers_topic(self, topic: str) -> bool:
+        """Whether any partition of the topic may be given to this member, up to the limit."""
+        if self.pattern is not None:
+            return _compiled(self.pattern).fullmatch(topic) is not None
+        return topic in self.topics or self.everything
+
+    def covers(self, partition: Partition) -> bool:
+        """Whether this partition may be given to this member."""
+        return partition in self.partitions or self.covers_topic(partition.topic)
+
+    def limit(self, topic: str) -> int | None:
+        """The most partitions of the topic that this member takes; None: as many as there are."""
+        return self.topics.get(topic)
+
+    def __str__(self) -> str:
+        if self.pattern is not None:
+            return f"topics that match {self.pattern}"
+        if self.everything:
+            return "everything"
+        parts = [topic if most is None else f"{topic} (at most {most})" for topic, most in self.topics.items()]
+        return ", ".join([*parts, *map(str, sorted(self.partitions))])
+
+    def to_json(self) -> tuple[object, str | None]:
+        """The fields ``subscription`` and ``pattern`` of a registration."""
+        if self.everything:
+            return _ALL, None
+        wanted: dict[str, object] = dict(self.topics)
+        for topic, number in sorted(self.partitions):
+            numbers = wanted.setdefault(topic, [])
+            assert isinstance(numbers, list)
+            numbers.append(number)
+        return wanted, self.pattern
+
+    @classmethod
+    def from_json(cls, subscription: object, pattern: object) -> Subscription:
+        """The reverse; ValueError if it is something else."""
+        if subscription == _ALL and pattern is None:
+            return EVERYTHING
+        if not isinstance(subscription, dict) or bool(subscription) == (pattern is not None):
+            raise ValueError(subscription)
+        return cls.check(subscription or None, pattern=pattern)
+
+
+EVERYTHING: Final = Subscription()
+"""Whatever the group replays, without a limit."""
+
+
+def _check_streams(topic: str, most: int | None) -> int | None:
+    if most is not None and most < 1:
+        shown = str(most) if most.bit_length() <= 64 else "a negative number"
+        raise UsageError(
+            f"topic {topic!r} is given {shown} streams; expected at least 1 (leave the topic out to take none of it)"
+        )
+    # More than there can be is no limit; it is kept small, so that it can be written down.
+    return most if most is None else min(most, MAX_COUNT)
+
+
+def _check_pattern(pattern: object) -> str:
+    if isinstance(pattern, re.Pattern):
+        if pattern.flags & ~re.UNICODE or not isinstance(pattern.pattern, str):
+            raise UsageError(
+                f"pattern {pattern!r} has flags, which a text does not carry; write them into it, like (?i)"
+            )
+        pattern = pattern.pattern
+    if not isinstance(pattern, str):
+        raise UsageError(f"pattern {pattern!r} is not a text; expected a regular expression like 'orders-.*'")
+    if not pattern:
+        raise UsageError("the pattern is empty, so no topic matches it; expected a regular expression like 'orders-.*'")
+    if len(pattern) > MAX_PATTERN:
+        raise UsageError(f"the pattern has {len(pattern)} characters; expected at most {MAX_PATTERN}")
+    try:
+        _compiled(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UsageError(f"pattern {pattern!r} is not a regular expression: {error}") from None
+    return pattern
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """The content of ``ids/<member>``: who is there, what it may be given, and what it runs."""
+
+    id: str
+    """The incarnation: the member's name and what makes this session of it unique."""
+    subscription: Subscription
+    timestamp: int
+    """When it joined, in milliseconds since the epoch, by its own clock: for people."""
+    host: str
+    pid: int | None = None
+    running: frozenset[Partition] = frozenset()
+    """What it ran when it last wrote this: for people. What counts are the locks."""
+
+    def encode(self) -> bytes:
+        """The node's content."""
+        subscription, pattern = self.subscription.to_json()
+        return json.dumps(
+            {
+                "version": 1,
+                "id": self.id,
+                "host": self.host,
+                "pid": self.pid,
+                "timestamp": self.timestamp,
+                "subscription": subscription,
+                "pattern": pattern,
+                "running": encode_partitions(self.running).decode(),
+            }
+        ).encode()
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> Registration:
+        """What the node holds; CorruptNodeError if it is something else."""
+        try:
+            raw: Any = json.loads(data, object_pairs_hook=_unique)
+            if not isinstance(raw, dict) or raw["version"] != 1:
+                raise ValueError(raw)
+            name, host, running = raw["id"], raw["host"], raw["running"]
+            if not (isinstance(name, str) and name and isinstance(host, str) and isinstance(running, str)):
+                raise ValueError(name)
+            timestamp, pid = raw["timestamp"], raw["pid"]
+            if type(timestamp) is not int or not 0 <= timestamp <= MAX_LIMIT or not (pid is None or type(pid) is int):
+                raise ValueError(timestamp)
+            subscription = Subscription.from_json(raw["subscription"], raw["pattern"])
+            partitions = decode_partitions(path, running.encode()) if running else frozenset()
+        except (ValueError, KeyError, TypeError, CorruptNodeError, RecursionError):
+            raise CorruptNodeError(path, data, _FORM) from None
+        return cls(name, subscription, timestamp, host, pid, partitions)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError(pairs)
+    return result
