@@ -67,21 +67,37 @@ async def write(bootstrap: str, topic: str, rows: Iterable[Row], *, codec: str |
 async def write_transaction(
     bootstrap: str, topic: str, rows: Iterable[Row], *, abort: bool = False, codec: str | None = None
 ) -> None:
-    """Write rows in one transaction, which is committed or aborted."""
-    async with _producer(bootstrap, codec, transactional_id=fresh_name("writer")) as producer:
-        await producer.begin_transaction()
+    """Write rows in one transaction, which is committed or aborted; its marker is in the log when this returns."""
+    async with _transaction(bootstrap, codec) as producer:
         await _send(producer, topic, rows)
         await (producer.abort_transaction() if abort else producer.commit_transaction())
 
 
 @contextlib.asynccontextmanager
-async def open_transaction(bootstrap: str, topic: str, rows: Iterable[Row]) -> AsyncIterator[None]:
-    """Write rows in a transaction that stays open in the body, and is committed after it."""
-    async with _producer(bootstrap, None, transactional_id=fresh_name("writer")) as producer:
-        await producer.begin_transaction()
+async def open_transaction(
+    bootstrap: str, topic: str, rows: Iterable[Row], *, abort: bool = False
+) -> AsyncIterator[None]:
+    """Write rows in a transaction that stays open in the body, and is committed or aborted after it, marker included."""
+    async with _transaction(bootstrap, None) as producer:
         await _send(producer, topic, rows)
         yield
-        await producer.commit_transaction()
+        await (producer.abort_transaction() if abort else producer.commit_transaction())
+
+
+@contextlib.asynccontextmanager
+async def _transaction(bootstrap: str, codec: str | None) -> AsyncIterator[AIOKafkaProducer]:
+    """A producer in a transaction, which the body ends.
+
+    The coordinator answers a commit as soon as it has decided it, and writes the marker to the log after that: an end of the
+    log that is asked for in between lies before the transaction. Only somebody who begins again under the same name is made
+    to wait until the marker is written.
+    """
+    name = fresh_name("writer")
+    async with _producer(bootstrap, codec, transactional_id=name) as producer:
+        await producer.begin_transaction()
+        yield producer
+    async with _producer(bootstrap, None, transactional_id=name):
+        pass
 
 
 @contextlib.asynccontextmanager

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import aiokcc
 from aiokcc import local
@@ -184,6 +186,40 @@ async def test_semantics_04_transaction_markers_and_aborted_records(kafka: local
     assert [r.offset for r in seen] == [0, 1], "the log ends in a marker, behind records that do not count"
     seen, _ = await everything(kafka, name, isolation_level="read_uncommitted")
     assert [r.offset for r in seen] == [0, 1, 3, 4]
+
+
+async def test_semantics_04_a_marker_behind_the_records_of_another_transaction(kafka: local.Kafka) -> None:
+    """Markers are written some time after the commit: 2 and 3 are aborted at 4, 0 and 1 committed at 5."""
+    name = await topic(kafka, [])
+    async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(0)), Row(0, at(1))]):
+        async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(2)), Row(0, at(2))], abort=True):
+            seen, _ = await everything(kafka, name)
+            assert seen == [], "the end is where the first of them began"
+    seen, _ = await everything(kafka, name)
+    assert [r.offset for r in seen] == [0, 1]
+    seen, _ = await everything(kafka, name, isolation_level="read_uncommitted")
+    assert [r.offset for r in seen] == [0, 1, 2, 3]
+
+
+async def test_semantics_04_what_the_tests_write_in_a_transaction_counts_at_once(kafka: local.Kafka) -> None:
+    """With a commit that was answered and a marker that was not written, the tests around this one fail now and then."""
+    name = await topic(kafka, [])
+    ends = []
+    async with asking(kafka) as consumer:
+        for n in range(20):
+            await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(n))], abort=n % 2 == 0)
+            ends += (await consumer.end_offsets([TopicPartition(name, 0)])).values()
+    assert ends == [2 * n for n in range(1, 21)]
+
+
+@asynccontextmanager
+async def asking(kafka: local.Kafka) -> AsyncIterator[AIOKafkaConsumer]:
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level="read_committed")
+    await consumer.start()
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
 
 
 async def test_semantics_04_an_open_transaction_is_beyond_the_end(kafka: local.Kafka) -> None:
