@@ -1,0 +1,212 @@
+"""The sticky assignor: as even as possible, and then as few moves as possible. Both exactly.
+
+*Even* means that no other assignment has a smaller sum of the squares of what the members have; that is at once the smallest
+maximum, the smallest spread, and so on for every way to count that punishes unevenness. A *move* is a partition that somebody
+has, and could keep, and that goes to somebody else.
+
+**Everybody may take everything** (the usual case). The shares are known: n partitions over m members is n // m for each, and
+one more for n % m of them. The longer shares go to those who have most now, who keep what fits; what is over is dealt out.
+
+**Subscriptions differ.** Then it is a flow of least cost, and solved as one. The nodes are the members; there is an edge from
+a to b if a has a partition that b may take, and its cost is what the move adds to the number of moves: 1 if it was a's before,
+-1 if it was b's and goes home, 0 otherwise. A path from a to b moves one partition along each edge, so that a has one less and
+b one more. Its gain in evenness counts before its cost in moves. We take the best path while there is one that gains. We begin
+with the present assignment, where no edge is negative, so there is never a cycle that gains, and a search for shortest paths
+with negative edges ends (Bellman and Ford). What nobody has lies at a member of its own, which gives at any cost and takes
+nothing.
+
+A limit of streams makes a member that has its full number of a topic two nodes: another partition of this topic can only go
+*through* it, in exchange for one of the same topic.
+
+Example: a has orders.0 to 3 and payments.0. Now b comes, who may take all, and c, who may take payments only.
+
+1. a has 5, the others nothing. a → b and a → c gain alike and cost alike, so by name: one of the orders goes to b.
+2. a 4, b 1, c 0: a → c gains most, payments.0.
+3. a 3, b 1, c 1: a → b gains, another of the orders. With a 2, b 2, c 1 no path gains: three moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.takers import Takers
+
+__all__ = ["assign_sticky"]
+
+
+def assign_sticky(takers: Takers, current: Mapping[Partition, str]) -> dict[Partition, str]:
+    """The even assignment that moves the fewest partitions."""
+    if not takers.of_partition:
+        return {}
+    owners = takers.owners(current)
+    if not takers.limits and all(names is takers.members for names in takers.of_partition.values()):
+        return _equal(takers, owners)
+    return _Flow(takers, owners).solve()
+
+
+def _equal(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
+    """Everybody may take everything."""
+    held: dict[str, list[Partition]] = {name: [] for name in takers.members}
+    spare: list[Partition] = []
+    for partition in takers.of_partition:
+        owner = owners.get(partition)
+        (spare if owner is None else held[owner]).append(partition)
+    each, more = divmod(len(takers.of_partition), len(held))
+    # Sorting is stable: of those who have as many, the first by name get the longer share.
+    shares = {name: each + (n < more) for n, name in enumerate(sorted(held, key=lambda name: -len(held[name])))}
+    result: dict[Partition, str] = {}
+    for name, mine in held.items():
+        over = len(mine) - shares[name]
+        if over > 0:
+            # Given up evenly over the topics, so that who comes gets some of each.
+            given = {mine[n * len(mine) // over] for n in range(over)}
+            spare += given
+            mine = [partition for partition in mine if partition not in given]
+        result.update(dict.fromkeys(mine, name))
+        shares[name] -= len(mine)
+    spare.sort(reverse=True)
+    while spare:  # one to each in turn, so that a topic is spread
+        for name, share in shares.items():
+            if share and spare:
+                result[spare.pop()] = name
+                shares[name] -= 1
+    return dict(sorted(result.items()))
+
+
+_NOBODY: Final = ""  # no member is called that
+_FAR: Final = 1 << 60
+
+
+class _Flow:
+    """Subscriptions differ: paths from those who have most to those who have least.
+
+    Partitions that the same members may take, and that count against the same limits, are alike: a *kind*. What a member
+    has is counted by kind and by who had it before, since nothing else decides what a move costs.
+    """
+
+    def __init__(self, takers: Takers, owners: Mapping[Partition, str]) -> None:
+        self._takers = takers
+        self._members = takers.members
+        self._limits = takers.limits
+        self._kinds: list[tuple[tuple[str, ...], str]] = []
+        """By number: who may take it, and the topic if a limit counts it."""
+        self._load = dict.fromkeys(self._members, 0)
+        self._count: dict[tuple[str, str], int] = dict.fromkeys(self._limits, 0)
+        self._held: dict[str, dict[int, dict[str, list[Partition]]]] = {name: {} for name in (*self._members, _NOBODY)}
+        self._scale = 2 * len(takers.of_partition) + 2  # one step of evenness outweighs all moves together
+        self._start(owners)
+
+    def solve(self) -> dict[Partition, str]:
+        """Apply the best path while one gains."""
+        while path := self._best_path():
+            for giver, taker, kind in path:
+                self._move(giver, taker, kind)
+        result = {
+            partition: name
+            for name in self._members
+            for owners in self._held[name].values()
+            for partitions in owners.values()
+            for partition in partitions
+        }
+        return dict(sorted(result.items()))
+
+    def _start(self, owners: Mapping[Partition, str]) -> None:
+        """What may stay stays. What nobody had goes to who has least: that costs no move, wherever it ends."""
+        limited = {topic for _, topic in self._limits}
+        numbers: dict[tuple[int, str], int] = {}
+        fresh: list[tuple[Partition, int]] = []
+        for partition in self._takers.scarce_first():
+            names = self._takers.of_partition[partition]
+            topic = partition.topic if partition.topic in limited else ""
+            kind = numbers.setdefault((id(names), topic), len(self._kinds))
+            if kind == len(self._kinds):
+                self._kinds.append((names, topic))
+            owner = owners.get(partition, _NOBODY)
+            if owner == _NOBODY:
+                fresh.append((partition, kind))
+            else:
+                self._put(_NOBODY if self._full(owner, topic) else owner, kind, owner, partition)
+        for partition, kind in fresh:
+            names, topic = self._kinds[kind]
+            free = [name for name in names if not self._full(name, topic)]
+            self._put(min(free, key=self._load.__getitem__, default=_NOBODY), kind, _NOBODY, partition)
+
+    def _full(self, name: str, topic: str) -> bool:
+        slot = (name, topic)
+        return slot in self._limits and self._count[slot] >= self._limits[slot]
+
+    def _put(self, name: str, kind: int, owner: str, partition: Partition) -> None:
+        self._held[name].setdefault(kind, {}).setdefault(owner, []).append(partition)
+        if name != _NOBODY:
+            self._load[name] += 1
+            slot = (name, self._kinds[kind][1])
+            if slot in self._count:
+                self._count[slot] += 1
+
+    def _move(self, giver: str, taker: str, kind: int) -> None:
+        """The cheapest partition of this kind: the taker's own first, the giver's own last."""
+        owners = self._held[giver][kind]
+        owner = taker if taker in owners else min(owners, key=lambda name: (name == giver, name))
+        partition = owners[owner].pop()
+        if not owners[owner]:
+            del owners[owner]
+            if not owners:
+                del self._held[giver][kind]
+        if giver != _NOBODY:
+            self._load[giver] -= 1
+            slot = (giver, self._kinds[kind][1])
+            if slot in self._count:
+                self._count[slot] -= 1
+        self._put(taker, kind, owner, partition)
+
+    def _best_path(self) -> list[tuple[str, str, int]]:
+        """The moves that gain most; none if nothing gains."""
+        scale, load = self._scale, self._load
+        # What it brings if this member has one less: n² - (n-1)². A node is a member and, if it is full, the topic.
+        distance: dict[tuple[str, str], int] = {
+            (name, ""): -(2 * load[name] - 1) * scale for name in self._members if load[name]
+        }
+        if self._held[_NOBODY]:
+            distance[_NOBODY, ""] = -_FAR
+        before: dict[tuple[str, str], tuple[tuple[str, str], int]] = {}
+        # From the greatest load: most nodes are then reached at their final distance at once.
+        queue = sorted(distance, key=lambda node: (distance[node], node))
+        waiting = set(queue)
+        while queue:
+            again: list[tuple[str, str]] = []
+            for node in queue:
+                waiting.discard(node)
+                giver, only = node
+                here = distance[node]
+                for kind, owners in self._held[giver].items():
+                    names, topic = self._kinds[kind]
+                    if only and topic != only:
+                        continue
+                    usual = here + (giver != _NOBODY and len(owners) == 1 and giver in owners)
+                    for taker in names:
+                        if taker == giver:
+                            continue
+                        cost = here - 1 if taker in owners else usual
+                        target = (taker, topic if topic and self._full(taker, topic) else "")
+                        if cost < distance.get(target, _FAR):
+                            distance[target] = cost
+                            before[target] = (node, kind)
+                            if target not in waiting:
+                                waiting.add(target)
+                                again.append(target)
+            queue = again
+        # And what it costs if this one has one more: (n+1)² - n².
+        gain, last = min(
+            ((distance[name, ""] + (2 * load[name] + 1) * scale, name) for name in load if (name, "") in distance),
+            default=(0, ""),
+        )
+        path: list[tuple[str, str, int]] = []
+        if gain < 0:
+            node = (last, "")
+            while node in before:
+                previous, kind = before[node]
+                path.append((previous[0], node[0], kind))
+                node = previous
+        return path
