@@ -12,6 +12,7 @@ node                           kind                   content
 ``leader/c-<mark>-<number>``   ephemeral, sequential  candidates; the leader's tells its epoch
 ``ids/<member>``               ephemeral              registration
 ``owners/<topic>/<number>``    ephemeral              the lock of a partition
+``offsets/<topic>/<number>``   persistent             the committed offset, where offsets are kept in the store
 ``cuts/<slot>``                persistent             a ring of the last cuts
 =============================  =====================  ==================================================================
 """
@@ -28,6 +29,7 @@ __all__ = [
     "GENERATION",
     "IDS",
     "LEADER",
+    "OFFSETS",
     "OWNERS",
     "PERIOD",
     "PROGRESS",
@@ -35,6 +37,7 @@ __all__ = [
     "TOPIC_PARTITIONS",
     "cut",
     "member",
+    "offset",
     "owner",
     "progress",
 ]
@@ -48,6 +51,7 @@ PROGRESS: Final = "progress"
 LEADER: Final = "leader"
 IDS: Final = "ids"
 OWNERS: Final = "owners"
+OFFSETS: Final = "offsets"
 CUTS: Final = "cuts"
 
 
@@ -64,6 +68,11 @@ def member(name: str) -> str:
 def owner(partition: Partition) -> str:
     """The lock of a partition."""
     return f"{OWNERS}/{partition.topic}/{partition.number}"
+
+
+def offset(partition: Partition) -> str:
+    """The committed offset of a partition."""
+    return f"{OFFSETS}/{partition.topic}/{partition.number}"
 
 
 def cut(number: int, size: int) -> str:

@@ -354,6 +354,10 @@ class Incarnation:
             self.member.abandon(partition)
         self.want.set()
 
+    def holds(self, partition: Partition) -> bool:
+        """Whether we hold this lock in this session, as far as we have been answered."""
+        return partition in self._held
+
     async def release(self, partition: Partition) -> None:
         """Give a partition's lock back, with others that are given back at the same time."""
         await asyncio.shield(self.give_back(partition))

@@ -1,0 +1,250 @@
+"""Committed offsets in the store: a member's commits behind the fence, and what an operator may do with them.
+
+A member commits with one transaction that checks ``generation`` and writes each ``offsets/<topic>/<number>`` at the version it
+read. Who has missed a generation reads it, and looks whether the locks are still its own, before it commits again; who has
+lost its session cannot write at all, for the session refuses. Within a run an offset never goes back: what stands there is
+read before it is replaced. So a commit whose answer was lost is read again and decided again.
+
+Only what has changed is written, and what was written is remembered with its version: a commit costs one round trip.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.offsets import Commit, batched
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Generation
+from aiokcc.errors import (
+    BadVersionError,
+    CoordinationError,
+    CorruptNodeError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+)
+from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member import Member
+
+__all__ = ["Offsets", "find_offsets", "list_offsets", "still_ours", "write_offsets"]
+
+log = logging.getLogger("aiokcc.offsets")
+
+_BATCH: Final = 500
+_ENTRY: Final = 600
+"""Bytes of a longest path below the root and its content, generously."""
+_TRIES: Final = 8
+
+
+class _Known(NamedTuple):
+    """What a node held when it was last read or written. ``version`` is None where there is none, ``commit`` if unreadable."""
+
+    version: int | None
+    commit: Commit | None
+
+
+class Offsets:
+    """The offsets of one member's partitions, in the store."""
+
+    def __init__(self, member: Member) -> None:
+        self._member = member
+        self._known: dict[Partition, _Known] = {}
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What this run has committed. Asked with the locks in hand; what cannot be read does not count."""
+        us = self._member.incarnation
+        if us is None:
+            return {}
+        wanted = list(partitions)
+        await self._look(us.session, wanted)
+        run, known = self._member.founded, self._known
+        found = {p: known[p].commit for p in wanted}
+        return {p: commit.offset for p, commit in found.items() if commit is not None and commit.counts_for(run)}
+
+    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+        """Commit what is still ours and lies further than what stands there; all of it in one transaction, if it fits.
+
+        Safe to cancel: what was not answered is read again by the next commit. CoordinationError if it cannot be done.
+        """
+        size = _ENTRY + 3 * len(self._member.store.root)
+        for batch in batched(sorted(offsets), size, _BATCH):
+            await self._commit(us, {p: offsets[p] for p in batch})
+
+    async def _commit(self, us: Incarnation, wanted: dict[Partition, int]) -> None:
+        run = self._member.founded
+        wanted = _held(us, wanted, wanted)
+        for _ in range(_TRIES):
+            await self._look(us.session, [p for p in wanted if p not in self._known])
+            due = {p: offset for p, offset in wanted.items() if self._is_further(p, offset, run)}
+            if not due:
+                return
+            facts = (run, us.generation.number, self._member.clock(), us.name)
+            commits = {p: Commit(offset, *facts) for p, offset in due.items()}
+            ops = [_write(p, commit, self._known[p].version) for p, commit in commits.items()]
+            known = [self._known.pop(p) for p in due]  # until we are answered, nobody knows
+            fence = us.generation_version
+            try:
+                results = await us.session.commit(Check(paths.GENERATION, fence), *ops)
+            except BadVersionError as error:
+                if error.index == 0:
+                    self._known.update(zip(due, known, strict=True))
+                    wanted = _held(us, wanted, await still_ours(us, wanted, fence))
+            except NoNodeError as error:
+                if error.index == 0:
+                    raise CoordinationError(f"{self._member.store.describe(paths.GENERATION)} is gone") from error
+                for topic in {p.topic for p in due}:
+                    await us.session.ensure(f"{paths.OFFSETS}/{topic}")
+            except (NodeExistsError, OutcomeUnknownError):
+                pass
+            else:
+                self._remember(commits, results[1:])
+                return
+        raise CoordinationError("offsets in the store are being changed by somebody else all the time")
+
+    def _is_further(self, partition: Partition, offset: int, run: int) -> bool:
+        there = self._known[partition].commit
+        return there is None or not there.counts_for(run) or there.offset < offset
+
+    def _remember(self, commits: Mapping[Partition, Commit], results: Iterable[object]) -> None:
+        for (partition, commit), result in zip(commits.items(), results, strict=True):
+            self._known[partition] = _Known(result if isinstance(result, int) else 0, commit)
+
+    async def _look(self, session: Session, partitions: list[Partition]) -> None:
+        for partition, node in (await _find(session, partitions)).items():
+            commit: Commit | None = None
+            if node is not None:
+                try:
+                    commit = Commit.decode(self._member.store.describe(node.path), node.data)
+                except CorruptNodeError as error:
+                    log.warning("%s; it does not count, and the next commit replaces it", error)
+            self._known[partition] = _Known(None if node is None else node.version, commit)
+
+
+def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
+    """What is left of a commit; the rest is refused."""
+    left = {p: wanted[p] for p in ours if us.holds(p)}
+    if refused := sorted(wanted.keys() - left.keys()):
+        log.warning(
+            "%s: the offsets of %s are not committed: we no longer hold them", us.name, ", ".join(map(str, refused))
+        )
+    return left
+
+
+async def still_ours(us: Incarnation, partitions: Iterable[Partition], fence: int) -> list[Partition]:
+    """Read the generation; where it is no longer of the version ``fence``, look which of the locks are our session's.
+
+    In this order: a commit that checks this generation then rests on locks that were looked at under it. SessionLostError
+    if the session is over.
+    """
+    us.see_generation(await us.session.get(paths.GENERATION))
+    if us.generation_version == fence:
+        return [p for p in partitions if us.holds(p)]
+    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.holds(p)})
+    return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
+
+
+def _write(partition: Partition, commit: Commit, version: int | None) -> Op:
+    path = paths.offset(partition)
+    return Create(path, commit.encode()) if version is None else Set(path, commit.encode(), version)
+
+
+# -- for whoever founds a run, and for operators ---------------------------------------------------------------------------
+
+
+async def find_offsets(store: Store, session: Session, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
+    """What stands there for these partitions, whoever wrote it. CorruptNodeError for a node that cannot be read."""
+    found = await _find(session, list(partitions))
+    return {p: _decode(store, node) for p, node in found.items() if node is not None}
+
+
+async def list_offsets(store: Store, session: Session) -> dict[Partition, Commit]:
+    """All that stand there. CorruptNodeError for one that cannot be read, or that is no partition's."""
+    partitions: list[Partition] = []
+    for topic in await _below(session, paths.OFFSETS):
+        for number in await _below(session, f"{paths.OFFSETS}/{topic}"):
+            try:
+                partitions.append(Partition.parse(f"{topic}.{number}"))
+            except ValueError:
+                path = store.describe(f"{paths.OFFSETS}/{topic}/{number}")
+                raise CorruptNodeError(path, number.encode(), "a partition's number as the node's name") from None
+    return await find_offsets(store, session, sorted(partitions))
+
+
+async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, Commit]) -> None:
+    """Write these, whatever stood there: an operator's doing, for which nobody may run.
+
+    Each transaction checks that nobody has taken office since we looked. CoordinationError if somebody has, or if somebody else
+    writes them too; then those of earlier transactions stand, and doing it again is safe.
+    """
+    fence = await session.find(paths.GENERATION)
+    for batch in batched(sorted(commits), _ENTRY + 3 * len(store.root), _BATCH):
+        await _replace(store, session, {p: commits[p] for p in batch}, fence)
+
+
+async def _replace(store: Store, session: Session, commits: dict[Partition, Commit], fence: Node | None) -> None:
+    for topic in {p.topic for p in commits}:
+        await session.ensure(f"{paths.OFFSETS}/{topic}")
+    check = [] if fence is None else [Check(paths.GENERATION, fence.version)]
+    for _ in range(_TRIES):
+        nodes = await _find(session, list(commits))
+        ops = [
+            _write(p, commit, None if (node := nodes[p]) is None else node.version)
+            for p, commit in commits.items()
+            if (node := nodes[p]) is None or node.data != commit.encode()
+        ]
+        if not ops:
+            return
+        try:
+            await session.commit(*check, *ops)
+        except (BadVersionError, NoNodeError, NodeExistsError) as error:
+            if error.path == paths.GENERATION:
+                now = await session.find(paths.GENERATION)
+                who = Generation.decode(store.describe(now.path), now.data).leader if now is not None else "somebody"
+                raise CoordinationError(
+                    f"{who} has started on this group meanwhile; stop it and do this again"
+                ) from None
+        except OutcomeUnknownError:
+            pass
+        else:
+            return
+    raise CoordinationError(f"{store.describe(paths.OFFSETS)} is being changed by somebody else all the time")
+
+
+def _decode(store: Store, node: Node) -> Commit:
+    commit = Commit.decode(store.describe(node.path), node.data)
+    return commit if commit.at is not None else Commit(commit.offset, at=node.modified)
+
+
+async def _below(session: Session, path: str) -> tuple[str, ...]:
+    try:
+        return await session.children(path)
+    except NoNodeError:
+        return ()
+
+
+async def _find(session: Session, partitions: list[Partition]) -> dict[Partition, Node | None]:
+    return await _all(session, {p: paths.offset(p) for p in partitions})
+
+
+async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partition, Node | None]:
+    """Many reads in one round trip."""
+    result: dict[Partition, Node | None] = {}
+
+    async def one(partition: Partition, path: str) -> None:
+        result[partition] = await session.find(path)
+
+    try:
+        async with anyio.create_task_group() as tasks:
+            for partition, path in wanted.items():
+                tasks.start_soon(one, partition, path)
+    except ExceptionGroup as group:  # all of the same kind: the session is lost, or does not let us
+        raise group.exceptions[0] from None
+    return {p: result[p] for p in wanted}
