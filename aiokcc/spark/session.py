@@ -1,0 +1,218 @@
+"""A Spark session that is ready for replays: it reads Kafka, and its settings suit many small jobs.
+
+What it sets, and why:
+
+- The Kafka connector, in the version of the installed pyspark, from jars that are fetched once and kept (`aiokcc.local`):
+  no network at the next start.
+- Adaptive execution on and as many shuffle partitions as cores: with Spark's default of 200 a small job takes a second longer.
+- The session's time zone is UTC: a period of a day is a day of UTC wherever the driver runs.
+- No web server and no progress bar: a replay shows its own.
+- With a master on this machine the driver listens on 127.0.0.1 only.
+
+pyspark replaces the handler of SIGINT when a session is made in the main thread, and with it asyncio's, so that Ctrl-C no
+longer cancels the main task. The session is therefore always made in a thread of its own. It ends with ``spark.stop()``; the
+Java process behind it ends with this process, whatever way that ends: it watches a pipe that only this process holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.resources
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from aiokcc.errors import LocalServiceError, UsageError
+from aiokcc.local import _jars, _java, _spark_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+T = TypeVar("T")
+
+_log: Final = logging.getLogger("aiokcc.spark")
+_LOCAL: Final = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?$")
+_LOOPBACK: Final = re.compile(r"local\b|spark://(127\.\d+\.\d+\.\d+|localhost):\d+$")
+_CONNECTOR: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_DRIVER_OPTIONS: Final = "spark.driver.extraJavaOptions"
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "true",
+}
+
+
+def session(
+    *,
+    app: str = "aiokcc",
+    master: str = "local[*]",
+    progress: Callable[[str], None] | None = None,
+    **conf: object,
+) -> SparkSession:
+    """A session with the Kafka connector and settings that suit a replay; it takes about 8 s. ::
+
+        spark = aiokcc.spark.session(app="revenue", master="local[4]", **{"spark.driver.memory": "4g"})
+
+    It is a plain session: what it is given by others it takes, and ``spark.stop()`` or ``with`` ends it. Where one of the
+    same master runs already in this process, such as after a cell of a notebook was run again, that one is returned.
+    In an asyncio program: ``await asyncio.to_thread(aiokcc.spark.session, …)``.
+
+    Args:
+        app: the application's name.
+        master: ``local[N]`` for N cores of this machine, ``local[*]`` for all, or a cluster's ``spark://HOST:PORT``.
+        progress: called with a line of text now and then; by default a person at a terminal or in a notebook sees it.
+        conf: Spark's own settings, in place of ours where they are the same.
+
+    Raises:
+        UsageError: pyspark is missing, a setting is none of Spark's, or a session with another master is running.
+        LocalServiceError: no Java, no connector, or Spark did not start.
+    """
+    _check(app, master, conf)
+    return _in_a_thread(lambda: _make(app, master, progress or _say, conf))
+
+
+def _check(app: str, master: str, conf: Mapping[str, object]) -> None:
+    if not app:
+        raise UsageError("app must be a name; it is what Spark's pages and logs show")
+    if master.startswith("sc://"):
+        raise UsageError(
+            f"master {master!r} is a Spark Connect server, whose jars and settings are its own: make that session with "
+            f"SparkSession.builder.remote({master!r}).getOrCreate(); aiokcc.spark.session() makes classic ones"
+        )
+    if master.startswith("local") and not (_LOCAL.match(master) or master.startswith("local-cluster[")):
+        raise UsageError(
+            f"master {master!r}: on this machine it is local[N] with N cores, or local[*] with all of them"
+        )
+    for key in conf:
+        if not key.startswith("spark."):
+            raise UsageError(
+                f"{key!r} is no setting of Spark; they are given under their full names, as in "
+                f"session(**{{'spark.executor.memory': '2g'}})"
+            )
+
+
+def _in_a_thread(make: Callable[[], T]) -> T:
+    """The result of `make`, which runs in a thread that nobody has to wait for: Ctrl-C ends the waiting at once."""
+    made: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(make())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            made.set_exception(error)
+
+    threading.Thread(target=run, name="aiokcc-spark-session", daemon=True).start()
+    return made.result()
+
+
+def _make(app: str, master: str, say: Callable[[str], None], conf: Mapping[str, object]) -> SparkSession:
+    try:
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise UsageError("aiokcc.spark needs PySpark: pip install 'aiokcc[spark]'") from error
+    if running := _running(SparkContext, master):
+        say(f"Spark {running.version} runs already: {master}")
+        return _equip(running, conf)
+    version = _spark_jars.pyspark_version()
+    java = _java.find_java(_spark_jars.MINIMUM_JAVA)
+    jars = asyncio.run(_jars.fetch(_spark_jars.connector(version), java, say))
+    settings = _settings(master, [str(jar) for jar in jars], conf)
+    environment = {"JAVA_HOME": str(_java.java_home(java, _jars.cache_directory()))}
+    environment.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    if _LOOPBACK.match(master):
+        environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    say(f"Starting Spark {version} on {master}: about 8 s …")
+    began = time.monotonic()
+    builder = SparkSession.builder.appName(app).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    try:
+        with _environment(environment):
+            spark = builder.getOrCreate()
+    except Exception as error:
+        raise LocalServiceError(f"Spark did not start on {master}: {error}") from error
+    say(f"Spark is up after {time.monotonic() - began:.1f} s")
+    return _equip(spark, conf)
+
+
+def _settings(master: str, jars: list[str], conf: Mapping[str, object]) -> dict[str, str]:
+    settings = {**_SETTINGS}
+    if _LOOPBACK.match(master):
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    settings |= {key: _text(value) for key, value in conf.items()}
+    # Added to the user's own, not in their place
+    settings["spark.jars"] = ",".join([*filter(None, [settings.get("spark.jars")]), *jars])
+    logging_file = importlib.resources.files("aiokcc.spark") / "log4j2.properties"
+    if "log4j" not in settings.get(_DRIVER_OPTIONS, ""):
+        quiet = f'"-Dlog4j2.configurationFile={logging_file}"'
+        settings[_DRIVER_OPTIONS] = f"{settings.get(_DRIVER_OPTIONS, '')} {quiet}".strip()
+    return settings
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _running(context_type: type, master: str) -> SparkSession | None:
+    """The session that runs in this process already, if there is one, and if it is what was asked for."""
+    from pyspark.sql import SparkSession
+
+    context = context_type._active_spark_context  # type: ignore[attr-defined]
+    if context is None or context._jsc is None:
+        return None
+    if context.master != master:
+        raise UsageError(
+            f"a Spark session with the master {context.master!r} is running in this process, and there can be only one; "
+            f"use that one, or call its stop() first"
+        )
+    return SparkSession.builder.getOrCreate()
+
+
+def _equip(spark: SparkSession, conf: Mapping[str, object]) -> SparkSession:
+    """What can only be done to a session that runs."""
+    try:
+        spark.sparkContext._jvm.org.apache.spark.util.Utils.classForName(_CONNECTOR, True, False)
+    except Exception as error:
+        raise LocalServiceError(
+            "this process had started Spark's Java process before, without the Kafka connector, and it stays for as long "
+            "as the process; start the process (in a notebook: the kernel) again and call aiokcc.spark.session() first"
+        ) from error
+    if "spark.sql.shuffle.partitions" not in conf:
+        spark.conf.set("spark.sql.shuffle.partitions", str(max(spark.sparkContext.defaultParallelism, 1)))
+    return spark
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These variables for a while: pyspark takes some settings from nowhere else."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _say(line: str) -> None:
+    _log.info("%s", line)
+    if hasattr(sys, "ps1") or sys.stderr.isatty():  # a notebook or a Python shell; a terminal
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
