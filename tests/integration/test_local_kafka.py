@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,23 +20,9 @@ from aiokcc.local import _kafka
 from aiokcc.local._process import free_ports
 from tests import kafka_topics
 from tests.kafka_topics import Row
+from tests.processes import ended, wardens_of
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]  # a broker takes seconds, on a busy machine many
-
-if sys.platform != "linux":  # the ends of other people's processes are watched through process file descriptors
-    pytest.skip("needs pidfd_open", allow_module_level=True)
-
-
-def ended(pid: int, within: float = 10) -> bool:
-    """Wait for the end of a process that need not be our child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], within)[0])
-    finally:
-        os.close(descriptor)
 
 
 def running(kafka: local.Kafka) -> int:
@@ -292,8 +277,3 @@ def test_services_end_with_their_parent(number: signal.Signals) -> None:
             assert not any(Path(home).exists() for home in told[2:])
         finally:
             parent.kill()
-
-
-def wardens_of(parent: int) -> list[int]:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if b"_warden" in Path(f"/proc/{pid}/cmdline").read_bytes()]

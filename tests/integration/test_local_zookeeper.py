@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import importlib.util
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,26 +20,12 @@ from aiokcc import local
 from aiokcc.errors import CoordinationError, LocalServiceError, UsageError
 from aiokcc.local import _java, _zookeeper
 from aiokcc.local._process import free_ports
+from tests.processes import ended, wardens_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.service
-
-if sys.platform != "linux":  # the ends of other people's processes are watched through process file descriptors
-    pytest.skip("needs pidfd_open", allow_module_level=True)
-
-
-def ended(pid: int, within: float = 10) -> bool:
-    """Wait for the end of a process that need not be our child."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([descriptor], [], [], within)[0])
-    finally:
-        os.close(descriptor)
 
 
 def running(zk: local.ZooKeeper) -> int:
@@ -276,8 +261,7 @@ def running_parent(
 
 
 def warden_of(parent: int) -> int:
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    (warden,) = [int(pid) for pid in children if b"_warden" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (warden,) = wardens_of(parent)
     return warden
 
 
