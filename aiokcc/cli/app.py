@@ -105,7 +105,8 @@ async def _declined(_: argparse.Namespace) -> int:
 
 async def _until_terminated(work: Awaitable[int]) -> int:
     """The work, cancelled by SIGTERM as Ctrl-C cancels it, so that nothing is left behind."""
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
     asked = False
 
     def terminate() -> None:
@@ -116,12 +117,10 @@ async def _until_terminated(work: Awaitable[int]) -> int:
     with contextlib.suppress(NotImplementedError):  # a system without signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
-        return await task
+        return await work
     except asyncio.CancelledError:
         if asked:
             raise _Terminated from None
-        task.cancel()
-        await asyncio.wait([task])
         raise
 
 

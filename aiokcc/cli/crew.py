@@ -12,6 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
+
 __all__ = ["Crew", "Report", "crew_of", "how_it_ended"]
 
 _STOP_SECONDS: Final = 5.0
@@ -31,10 +33,12 @@ class Report:
 class Crew:
     """Running workers. Made by :func:`crew_of`."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.processes: list[asyncio.subprocess.Process] = []
         self._reports: asyncio.Queue[Report] = asyncio.Queue()
-        self._listening: list[asyncio.Task[None]] = []
+        self._tasks = tasks
+        self._heard: list[asyncio.Event] = []
+        """For each worker, set when everything it had to say was heard."""
 
     async def next_report(self, seconds: float) -> Report | None:
         """What is said next; None if nobody has said anything for so long."""
@@ -68,7 +72,8 @@ class Crew:
         finally:
             os.close(writing)
         self.processes.append(process)
-        self._listening.append(asyncio.ensure_future(self._listen(number, process, lines, output)))
+        self._heard.append(asyncio.Event())
+        self._tasks.start_soon(self._listen, number, process, lines, output)
         assert process.stdin is not None
         with suppress(ConnectionError):  # gone already: its end is reported
             process.stdin.write(json.dumps(orders).encode() + b"\n")
@@ -81,35 +86,35 @@ class Crew:
         lines: asyncio.StreamReader,
         output: Callable[[str], None] | None,
     ) -> None:
-        passing = asyncio.ensure_future(_pass_on(process.stdout, output))
         try:
-            async for line in lines:
-                facts = json.loads(line)
-                self._reports.put_nowait(Report(number, facts.pop("kind"), facts))
-            code = await process.wait()
-            await passing
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_pass_on, process.stdout, output)
+                async for line in lines:
+                    facts = json.loads(line)
+                    self._reports.put_nowait(Report(number, facts.pop("kind"), facts))
+                code = await process.wait()
             self._reports.put_nowait(Report(number, "ended", {"code": code}))
         finally:
-            passing.cancel()
+            self._heard[number].set()
 
     async def stop(self) -> None:
         """Tell all to stop, and wait; those that do not listen are killed."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
-        waiting = [asyncio.ensure_future(process.wait()) for process in self.processes]
-        if waiting:
-            await asyncio.wait(waiting, timeout=_STOP_SECONDS)
+        with anyio.move_on_after(_STOP_SECONDS):
+            for process in self.processes:
+                await process.wait()
         for process in self.processes:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
-        await asyncio.gather(*waiting)
-        if self._listening:  # to the end of what they had to say, unless a process they left behind holds the pipe
-            await asyncio.wait(self._listening, timeout=_LAST_WORDS_SECONDS)
-        for task in self._listening:
-            task.cancel()
-        await asyncio.gather(*self._listening, return_exceptions=True)
+        for process in self.processes:
+            await process.wait()
+        # To the end of what they had to say, unless a process they left behind holds the pipe.
+        with anyio.move_on_after(_LAST_WORDS_SECONDS):
+            for heard in self._heard:
+                await heard.wait()
 
     def left(self) -> list[Report]:
         """What was said before the end and has not been read yet."""
@@ -122,13 +127,16 @@ class Crew:
 @asynccontextmanager
 async def crew_of(orders: Sequence[dict[str, Any]], output: Callable[[str], None] | None) -> AsyncIterator[Crew]:
     """Workers with these orders; in the end they are stopped, whatever way the block was left."""
-    crew = Crew()
-    try:
-        for one in orders:
-            await crew.start(one, output)
-        yield crew
-    finally:
-        await crew.stop()
+    async with anyio.create_task_group() as tasks:
+        crew = Crew(tasks)
+        try:
+            for one in orders:
+                await crew.start(one, output)
+            yield crew
+        finally:
+            with anyio.CancelScope(shield=True):  # a worker that cannot be understood ends the group, not its stopping
+                await crew.stop()
+            tasks.cancel_scope.cancel()
 
 
 def how_it_ended(code: int) -> str:

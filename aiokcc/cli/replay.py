@@ -73,12 +73,12 @@ async def say_replay(options: argparse.Namespace) -> int:
     try:
         with choose_bar() as bar:
             orders = [_orders(options, share, n) for n, share in enumerate(shares, 1)]
-            crew = Crew()
+            crew: Crew | None = None
             try:
                 async with crew_of(orders, bar.write if on_terminal() else None) as crew:
                     await command.run(crew, bar)
             finally:
-                for report in crew.left():
+                for report in [] if crew is None else crew.left():
                     command.hear(report)
     except asyncio.CancelledError:
         _say(f"Stopped: {command.done()}.\n{command.going_on(await _last(options))}")

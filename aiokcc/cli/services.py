@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from aiokcc.cli.arguments import ENVIRONMENT
 from aiokcc.cli.replay_arguments import SERVERS
 from aiokcc.cli.words import count
@@ -83,15 +85,18 @@ async def _up(_: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
 
 
 async def _until_one_ends(services: Sequence[local.Service]) -> None:
-    ends = {asyncio.ensure_future(service.ended()): service for service in services}
-    try:
-        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for ended in ends:
-            ended.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
-    names = ", ".join(ends[one].name for one in done)
-    raise LocalServiceError(f"{names} ended by itself", ends[next(iter(done))].last_words())
+    ended: list[local.Service] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def watch(service: local.Service) -> None:
+            await service.ended()
+            ended.append(service)
+            tasks.cancel_scope.cancel()
+
+        for service in services:
+            tasks.start_soon(watch, service)
+    names = ", ".join(service.name for service in ended)
+    raise LocalServiceError(f"{names} ended by itself", ended[0].last_words())
 
 
 class _Progress:

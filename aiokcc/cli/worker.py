@@ -18,9 +18,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
+import anyio
+
 import aiokcc
 from aiokcc.cli.functions import load, place
-from aiokcc.errors import AiokccError, HandlerError, StoreError
+from aiokcc.errors import AiokccError, HandlerError
 
 __all__ = ["main"]
 
@@ -72,7 +74,8 @@ def main() -> int:
 
 
 async def _until_told(control: int, work: Any) -> None:
-    task = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None
 
     def heard() -> None:
         if not os.read(control, 1024):
@@ -80,7 +83,7 @@ async def _until_told(control: int, work: Any) -> None:
             task.cancel()
 
     asyncio.get_running_loop().add_reader(control, heard)
-    await task
+    await work
 
 
 async def _work(orders: dict[str, Any], reports: Reports) -> None:
@@ -96,12 +99,12 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
         total = sum(b.end - b.start for b in bounds if b.end is not None)
         reports.send("joined", total=total if all(b.end is not None for b in bounds) else None)
         counted = Counted(handler)
-        telling = asyncio.ensure_future(_keep_telling(replay, counted, reports))
         try:
-            await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_keep_telling, replay, counted, reports)
+                await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
+                tasks.cancel_scope.cancel()
         finally:
-            telling.cancel()
-            await asyncio.gather(telling, return_exceptions=True)
             reports.send("counts", **_counts(replay, counted))
         released = replay.coordinator.released
     reports.send("done", released=released)
@@ -135,7 +138,8 @@ async def _keep_telling(replay: Any, counted: Counted, reports: Reports) -> None
     while True:
         reports.send("counts", **_counts(replay, counted))
         if turn % _COUNTS_PER_STATUS == 0:
-            with contextlib.suppress(StoreError):  # away for a while: the display stays as it is
+            # Away for a while, or not to be read: the display stays as it is. If it matters, the replay itself says so.
+            with contextlib.suppress(AiokccError):
                 reports.send("status", **_status(await replay.coordinator.status()))
         turn += 1
         await asyncio.sleep(_COUNT_SECONDS)

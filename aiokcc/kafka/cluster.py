@@ -14,9 +14,15 @@ from typing import Any, Final, TypeVar
 import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import KafkaConnectionError
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    KafkaConnectionError,
+    NotCoordinatorForGroupError,
+)
 from aiokafka.errors import KafkaError as AiokafkaError
 
+from aiokcc.core.offsets import Commit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
@@ -25,6 +31,9 @@ from aiokcc.kafka.settings import ReplaySettings
 __all__ = ["Cluster", "consumer_settings", "stopping"]
 
 T = TypeVar("T")
+
+_NOT_YET: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
+_AGAIN: Final = 0.1
 
 _ADMIN: Final = {
     "client_id",
@@ -129,28 +138,26 @@ class Cluster:
         answer = await self.ask(self._consumer.beginning_offsets(asked), "ask for the beginnings of the logs of")
         return {Partition(*tp): offset for tp, offset in answer.items()}
 
-    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What the group has committed, where it has."""
-        result: dict[Partition, int] = {}
-        for partition in partitions:
-            self._consumer.assign([TopicPartition(*partition)])
-            offset = await self.ask(
-                self._consumer.committed(TopicPartition(*partition)), "ask for committed offsets of"
-            )
-            if offset is not None:
-                result[partition] = offset
-        return result
-
-    async def committed_by(self, tag: str, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What the group has committed with this tag, where it has."""
-        asked = [TopicPartition(*p) for p in partitions]
-        if not asked:
+    async def commits(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, Commit]:
+        """What has been committed under the group's name, by whomever, where something has; None: of all partitions."""
+        asked = None if partitions is None else [TopicPartition(*p) for p in partitions]
+        if asked == []:
             return {}
-        group = self._settings.group_id
-        answer = await self.ask(
-            self._admin.list_consumer_group_offsets(group, partitions=asked), "ask for committed offsets of"
-        )
-        return {Partition(*tp): found.offset for tp, found in answer.items() if found.metadata == tag}
+        answer = await self.ask(self._commits(asked), "ask for committed offsets of")
+        return {
+            Partition(*tp): Commit.from_kafka(found.offset, found.metadata or "")
+            for tp, found in answer.items()
+            if found.offset >= 0
+        }
+
+    async def _commits(self, asked: list[TopicPartition] | None) -> Mapping[TopicPartition, Any]:
+        while True:
+            try:
+                return await self._admin.list_consumer_group_offsets(self._settings.group_id, partitions=asked)  # type: ignore[no-any-return]
+            except (
+                _NOT_YET
+            ):  # a new broker, or one that has just taken over; aiokafka's admin client does not try again
+                await anyio.sleep(_AGAIN)
 
     async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
         """The first offset at or past a time, in log order; the end where there is none."""
@@ -161,16 +168,19 @@ class Cluster:
             for tp, found in answer.items()
         }
 
-    async def bounds(self, partitions: frozenset[Partition], now: int) -> dict[Partition, Bounds]:
-        """What of each log is replayed: resolved once, by the member that founds the group."""
+    async def bounds(
+        self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, Commit] | None = None
+    ) -> dict[Partition, Bounds]:
+        """What of each log is replayed: resolved once, by the member that founds the group.
+
+        ``committed`` is where to start, instead of what the settings say; at the beginning of the log where it says nothing.
+        """
         settings = self._settings
         ends = await self.ends(partitions)
         indexed = settings.timestamp is None  # the log's own index knows nothing of times that a function tells
-        if settings.start == "earliest" or (isinstance(settings.start, int) and not indexed):
+        if committed is not None or not isinstance(settings.start, int) or not indexed:
             starts = await self.begins(partitions)
-        elif settings.start == "committed":
-            starts = await self.begins(partitions)
-            starts = {p: max(offset, starts[p]) for p, offset in {**starts, **await self.committed(partitions)}.items()}
+            starts.update({p: max(starts[p], commit.offset) for p, commit in (committed or {}).items()})
         else:
             starts = await self.at(settings.start, partitions, ends)
         if settings.end == "now" or (isinstance(settings.end, int) and settings.end <= now and not indexed):
@@ -194,6 +204,7 @@ async def stopping(client: Any, method: str = "stop") -> AsyncIterator[None]:
         yield
     finally:
         with anyio.CancelScope(shield=True):
+            # The one task outside a group: it is waited for right here, and a group would end with what it raises.
             task = asyncio.ensure_future(getattr(client, method)())
             await asyncio.wait([task], timeout=5)
             if not task.done():
