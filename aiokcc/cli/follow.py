@@ -2,6 +2,8 @@
 
 The nodes that make up a status are watched; when one changes, the status is read anew and shown. A group may move hundreds of
 times in a second, which nobody can read: after each reading there is a pause, and what changes meanwhile is shown together.
+The pause bounds how often we read, and here time itself is the event: nothing else says that a person has had time to look. It
+loses nothing, for the watch holds what has changed meanwhile, and where nothing changes nothing is read.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ async def _follow(
             else:
                 if not seen(status):
                     return
-            await anyio.sleep(max(_PAUSE, _SHARE * (time.monotonic() - begun)))
+            await anyio.sleep(max(_PAUSE, _SHARE * (time.monotonic() - begun)))  # a frame's time, not a poll: see above
 
 
 def _widen(watch: Watch, change: Change, below: dict[str, set[str]]) -> None:

@@ -74,9 +74,6 @@ class Fetch(Call):
         else:
             self._watches.look_for(self._watched)
 
-    def finish(self, value: object) -> None:
-        raise NotImplementedError
-
     def fail(self, error: Exception) -> None:
         pass
 
