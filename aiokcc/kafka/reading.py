@@ -13,11 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import KafkaError as AiokafkaError
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
@@ -28,18 +27,17 @@ from aiokcc.runtime.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from aiokcc.kafka.cluster import Cluster
+    from aiokcc.kafka.offsets import Committer
     from aiokcc.kafka.pump import Pump
     from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.coordinator import Coordinator
     from aiokcc.runtime.gate import Gate
 
-__all__ = ["Committer", "Reading", "by_group", "fixed", "unwrapped"]
+__all__ = ["Reading", "by_group", "fixed", "unwrapped"]
 
 log = logging.getLogger("aiokcc.kafka")
 
-_COMMIT_SECONDS: Final = 1.0
 _CLOSE_SECONDS: Final = 2.0
 
 Work = Callable[[Stream], Awaitable[None]]
@@ -59,7 +57,6 @@ class Reading:
         self,
         settings: ReplaySettings,
         coordinator: Coordinator,
-        cluster: Cluster,
         pump: Pump,
         committer: Committer,
         summary: Summary,
@@ -69,7 +66,6 @@ class Reading:
         self._settings = settings
         self._coordinator = coordinator
         self._member = coordinator._member
-        self._cluster = cluster
         self._pump = pump
         self._committer = committer
         self._summary = summary
@@ -90,7 +86,7 @@ class Reading:
             async with unwrapped() as opening:
                 for partition, gate in gates.items():
                     opening.start_soon(open_one, partition, gate)
-            committed = await self._committed(gates) if self._committer.enabled else {}
+            committed = await self._committer.committed(gates)
         except BaseException:
             for gate in opened.values():
                 await gate.__aexit__(None, None, None)
@@ -105,11 +101,6 @@ class Reading:
         self._pump.add(streams)
         for partition in streams:
             self._tasks.start_soon(self._run, self._running[partition])
-
-    async def _committed(self, gates: dict[Partition, Gate]) -> dict[Partition, int]:
-        """What this run has committed past its last cut. What others did under the same group's name tells us nothing."""
-        known = [p for p, gate in gates.items() if gate.resume_offset is not None]
-        return await self._cluster.committed_by(self._committer.tag, known)
 
     async def _run(self, running: _Running) -> None:
         try:
@@ -128,7 +119,7 @@ class Reading:
         self._pump.remove(leaving)
         for running in leaving.values():
             await running.ended.wait()
-        await self._committer.flush({p: running.stream.next_offset for p, running in leaving.items()})
+        await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
         for running in leaving.values():
             await self._member.surrender(running.gate)
 
@@ -150,8 +141,16 @@ class Reading:
         return frozenset(self._running)
 
     def positions(self) -> dict[Partition, int]:
-        """The next offset of each partition."""
-        return {p: running.stream.next_offset for p, running in self._running.items()}
+        """The next offset of each partition, as it may be committed."""
+        return {p: self._reached(running) for p, running in self._running.items()}
+
+    def _reached(self, running: _Running) -> int:
+        """Where somebody else may go on. Under lookahead no further than where the stream crossed a boundary that is still
+        open: that crossing is the cut to come, and who starts behind it could not tell it."""
+        if self._member.ledger.limit.mode is not Mode.GATED:
+            return running.stream.next_offset
+        crossed = [int(offset) for _, offset in running.gate.lane.crossings.values() if offset is not None]
+        return min([running.stream.next_offset, *crossed])
 
 
 async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:
@@ -264,47 +263,6 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._dismissed = True
         for event in self._waiting:
             event.set()
-
-
-class Committer:
-    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end."""
-
-    def __init__(self, consumer: AIOKafkaConsumer, *, enabled: bool, tag: str) -> None:
-        self._consumer = consumer
-        self.enabled = enabled
-        self.tag = tag
-        """Goes with each offset, and tells those of this run from others that the group has committed before."""
-        self._pending: dict[Partition, int] = {}
-        self._signal = Signal()
-
-    def note(self, positions: dict[Partition, int]) -> None:
-        """A boundary has closed at these offsets."""
-        if self.enabled:
-            self._pending.update(positions)
-            self._signal.set()
-
-    async def run(self) -> None:
-        """Commit until cancelled."""
-        while True:
-            await self._signal.wait()
-            await self._commit()
-            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
-
-    async def flush(self, positions: dict[Partition, int]) -> None:
-        """Commit what is left."""
-        self.note(positions)
-        await self._commit()
-
-    async def _commit(self) -> None:
-        pending, self._pending = self._pending, {}
-        if not pending:
-            return
-        offsets: dict[Any, Any] = {TopicPartition(*p): (offset, self.tag) for p, offset in pending.items()}
-        try:
-            async with asyncio.timeout(10):
-                await self._consumer.commit(offsets)
-        except (TimeoutError, AiokafkaError) as error:
-            log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
 
 
 @asynccontextmanager

@@ -21,12 +21,15 @@ from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.desk import Desk
 from aiokcc.kafka.growth import discover, take_new
+from aiokcc.kafka.offsets import Committer, committer
 from aiokcc.kafka.pump import Pump
-from aiokcc.kafka.reading import Committer, Reading, by_group, fixed, unwrapped
+from aiokcc.kafka.reading import Reading, by_group, fixed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
 from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
+from aiokcc.runtime.offsets import find_offsets
 from aiokcc.runtime.signal import Signal
+from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
@@ -73,6 +76,7 @@ def replay(
     group_id: str | None = None,
     assignment: Literal["group", "fixed"] | None = None,
     commit: bool = True,
+    offset_storage: Literal["kafka", "zookeeper"] = "kafka",
     timestamp: Callable[[Any], int] | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
     late: Literal["deliver", "drop", "dead-letter"] = "deliver",
@@ -102,7 +106,8 @@ def replay(
     :param bootstrap_servers: ``"host:port"``, or several
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
-    :param start: a time, ``"earliest"``, or ``"committed"`` (by ``group_id``)
+    :param start: a time, ``"earliest"``, or ``"committed"``: what stands in ``offset_storage`` when the run is founded, whoever
+        has put it there; a partition for which nothing does starts at its earliest record
     :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever: then new
         partitions, and new topics that match the pattern, join while the replay runs
     :param partitions: which partitions this process runs; by default all
@@ -110,6 +115,9 @@ def replay(
         says which partitions are ours: Kafka assigns them, and may move them while the replay runs
     :param assignment: ``"group"`` or ``"fixed"``, to say so; by default ``"group"`` if there is a ``group_id`` and no
         ``partitions``
+    :param commit: whether offsets are committed at all
+    :param offset_storage: where: ``"kafka"``, under ``group_id`` if there is one, or ``"zookeeper"``: in the store, below its
+        root as ``offsets/<topic>/<partition>``. Either way a run goes on by its last cut, or by what it has committed past it
     :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
     :param late: what becomes of a record whose period has closed
@@ -132,6 +140,7 @@ def replay(
         group_id=group_id,
         assignment=assignment,
         commit=commit,
+        offset_storage=offset_storage,
         timestamp=timestamp,
         lateness=lateness,
         late=late,
@@ -150,6 +159,10 @@ def replay(
         raise UsageError(f"store_options is {store_options!r}; expected a mapping of options for the store")
     if lookahead and any(settings.lateness.values()):
         raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
+    if not isinstance(store, Store):
+        store = open_store(store, **(store_options or {}))
+    elif store_options:
+        raise UsageError("store_options go with a store's URL; give them to the store you made")
     join = partial(
         connect,
         store,
@@ -166,15 +179,15 @@ def replay(
         clock=clock,
         source=settings.source,
         grows=settings.end is None,
-        **(store_options or {}),
     )
     join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
-    return _replaying(settings, join, connect_timeout, clock or wall_clock, lookahead)
+    return _replaying(settings, store, join, connect_timeout, clock or wall_clock, lookahead)
 
 
 @asynccontextmanager
 async def _replaying(
     settings: ReplaySettings,
+    store: Store,
     join: Callable[..., AbstractAsyncContextManager[Coordinator]],
     timeout: float,
     clock: Callable[[], int],
@@ -189,7 +202,13 @@ async def _replaying(
             raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
 
         async def resolve() -> Mapping[Partition, Bounds]:
-            return await cluster.bounds(everything, clock())
+            if settings.start != "committed":
+                return await cluster.bounds(everything, clock())
+            if settings.offset_storage == "kafka":
+                return await cluster.bounds(everything, clock(), await cluster.commits(everything))
+            async with store.session(connect_timeout=timeout) as session:
+                found = await find_offsets(store, session, everything)
+            return await cluster.bounds(everything, clock(), found)
 
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(everything):
@@ -364,19 +383,13 @@ class Replay:
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
-            committer = Committer(
-                consumer,
-                enabled=settings.commit and settings.group_id is not None,
-                tag=f"aiokcc run {member.founded}",
-            )
-            member.on_close = self._closing(committer)
+            commits = committer(settings, consumer, self._cluster, member)
+            member.on_close = self._closing(commits)
             reading: Reading | None = None
             try:
                 async with unwrapped() as tasks:
-                    reading = Reading(
-                        settings, self.coordinator, self._cluster, pump, committer, self.summary, work, tasks
-                    )
-                    tasks.start_soon(committer.run)
+                    reading = Reading(settings, self.coordinator, pump, commits, self.summary, work, tasks)
+                    tasks.start_soon(commits.run)
                     tasks.start_soon(pump.run)
                     if settings.end is None:
                         tasks.start_soon(discover, settings, self._cluster, self.coordinator)
@@ -386,7 +399,7 @@ class Replay:
                         await by_group(reading, consumer, settings, self.coordinator)
                     else:
                         await fixed(reading, self._mine, self.coordinator)
-                    await committer.flush(reading.positions())
+                    await commits.flush(reading.positions())
                     tasks.cancel_scope.cancel()
             finally:
                 if reading is not None:
@@ -394,7 +407,7 @@ class Replay:
                 member.on_close = None
                 self.summary.seconds += time.monotonic() - began
 
-    def _closing(self, committer: Committer) -> Callable[[dict[Partition, int]], None]:
+    def _closing(self, commits: Committer) -> Callable[[dict[Partition, int]], None]:
         ledger = self._member.ledger
         last = ledger.limit
 
@@ -403,6 +416,6 @@ class Replay:
             if last.floor > 0:  # the first step, to where anybody has a record, closes nothing
                 self.summary.periods += 1
             last = ledger.limit
-            committer.note(positions)
+            commits.note(positions)
 
         return closed

@@ -53,6 +53,7 @@ class ReplaySettings:
     by_group: bool = False
     """Whether Kafka's group protocol says which partitions are ours."""
     commit: bool = True
+    offset_storage: str = "kafka"
     timestamp: Timestamp | None = None
     lateness: Mapping[str, int] = field(default_factory=dict)
     """By topic."""
@@ -76,6 +77,8 @@ class ReplaySettings:
         time = "record" if self.timestamp is None else "function"
         what = "" if self.pattern is None else f" pattern={self.pattern.pattern}"
         late = lateness or "none"
+        if self.offset_storage != "kafka":
+            what += f" offsets={self.offset_storage}"
         return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
     @classmethod
@@ -91,6 +94,7 @@ class ReplaySettings:
         group_id: object,
         assignment: object,
         commit: object,
+        offset_storage: object = "kafka",
         timestamp: object,
         lateness: object,
         late: object,
@@ -125,8 +129,11 @@ class ReplaySettings:
             _choice("assignment", assignment, ("group", "fixed"))
         if assignment == "group" and (group_id is None or partitions is not None):
             raise UsageError('assignment="group" needs group_id, and no partitions: Kafka says which are ours')
-        if begin == "committed" and group_id is None:
-            raise UsageError('start="committed" needs group_id: whose committed offsets?')
+        _choice("offset_storage", offset_storage, ("kafka", "zookeeper"))
+        if begin == "committed" and group_id is None and offset_storage == "kafka":
+            raise UsageError(
+                'start="committed" needs group_id: whose committed offsets? Or offset_storage="zookeeper": those under the root'
+            )
         if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
             raise UsageError(
                 f"timestamp is {timestamp!r}; expected a plain function of a record that gives milliseconds"
@@ -152,6 +159,7 @@ class ReplaySettings:
             group_id,
             assignment != "fixed" and group_id is not None and partitions is None,
             commit,
+            str(offset_storage),
             timestamp,
             _lateness(topics, lateness),
             str(late),

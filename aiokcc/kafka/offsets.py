@@ -1,0 +1,147 @@
+"""Offsets of a replay: committed as periods close and when partitions are given up, in Kafka or in the store.
+
+Where a run goes on is decided by what it has committed itself and by its last cut, whichever is later; so a commit that
+is lost costs at most the open period again, and one that comes too late counts for nothing.
+
+*In the store* the fence is the store's: see :mod:`aiokcc.runtime.offsets`. *In Kafka* there is none for partitions that Kafka
+has not assigned: whoever writes last wins. So right before a commit the store is asked, in the session in which it was
+decided: the answer proves that the session is alive, and that the generation and the locks are those we know. The commit has
+until the session's deadline, and its metadata names the run, the generation and the member. What a process that is stopped
+between the two still writes is at most the last offset it had processed, and the last cut is the floor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError as AiokafkaError
+
+from aiokcc.core.offsets import Commit
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import CoordinationError, SessionLostError
+from aiokcc.runtime.offsets import Offsets, still_ours
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import ANY_VERSION, boottime
+
+if TYPE_CHECKING:
+    from aiokcc.kafka.cluster import Cluster
+    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member import Member
+
+__all__ = ["Committer", "KafkaOffsets", "Storage", "committer"]
+
+log = logging.getLogger("aiokcc.kafka")
+
+_COMMIT_SECONDS: Final = 1.0
+_DEADLINE: Final = 10.0
+
+
+class Storage(Protocol):
+    """Where a member's offsets are kept."""
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What this run has committed, where it has."""
+
+    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+        """Commit what is still ours. CoordinationError, TimeoutError or an error of aiokafka's if it cannot be done."""
+
+
+class KafkaOffsets:
+    """The offsets of one member's partitions, in Kafka."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> None:
+        self._consumer = consumer
+        self._cluster = cluster
+        self._member = member
+        self._fence = ANY_VERSION
+        """The version of the generation under which the locks were last looked at."""
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What this run has committed. What others did under the same group's name tells us nothing."""
+        found = await self._cluster.commits(partitions)
+        return {p: commit.offset for p, commit in found.items() if commit.counts_for(self._member.founded)}
+
+    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+        """Ask the store whether they are still ours, and commit at once."""
+        ours = await still_ours(us, offsets, self._fence)
+        self._fence = us.generation_version
+        if refused := sorted(offsets.keys() - ours):
+            log.warning("%s: not committed, for we no longer hold them: %s", us.name, ", ".join(map(str, refused)))
+        if not ours:
+            return
+        facts = (self._member.founded, us.generation.number, self._member.clock(), us.name)
+        entries: dict[Any, Any] = {TopicPartition(*p): (offsets[p], Commit(offsets[p], *facts).metadata) for p in ours}
+        left = us.session.stop_at - boottime()
+        if left <= 0:
+            raise SessionLostError("the session's deadline has passed")
+        async with asyncio.timeout(left):
+            await self._consumer.commit(entries)
+
+
+class Committer:
+    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end.
+
+    What was noted in one session is never committed in another: in between, somebody else may have gone further.
+    """
+
+    def __init__(self, storage: Storage, member: Member, *, enabled: bool) -> None:
+        self._storage = storage
+        self._member = member
+        self.enabled = enabled
+        self._pending: dict[Partition, int] = {}
+        self._session: Incarnation | None = None
+        """In which they were noted."""
+        self._signal = Signal()
+        self._one_at_a_time = anyio.Lock()
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """What this run has committed, where it has; asked with the locks in hand."""
+        return await self._storage.committed(partitions) if self.enabled else {}
+
+    def note(self, positions: Mapping[Partition, int]) -> None:
+        """A boundary has closed at these offsets, or they were reached by somebody who gives them up."""
+        us = self._member.incarnation
+        if not self.enabled or us is None:
+            return
+        if us is not self._session:
+            self._pending, self._session = {}, us
+        self._pending.update((p, int(offset)) for p, offset in positions.items())
+        self._signal.set()
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        while True:
+            await self._signal.wait()
+            await self._commit()
+            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
+
+    async def flush(self, positions: Mapping[Partition, int]) -> None:
+        """Commit these, and what is left."""
+        self.note(positions)
+        await self._commit()
+
+    async def _commit(self) -> None:
+        async with self._one_at_a_time:
+            pending, self._pending = self._pending, {}
+            us = self._session
+            if not pending or us is None or us is not self._member.incarnation:
+                return
+            try:
+                async with asyncio.timeout(_DEADLINE):
+                    await self._storage.commit(us, pending)
+            except (TimeoutError, AiokafkaError, CoordinationError) as error:
+                log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
+
+
+def committer(settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> Committer:
+    """The one that a replay's settings ask for."""
+    if settings.offset_storage == "zookeeper":
+        return Committer(Offsets(member), member, enabled=settings.commit)
+    enabled = settings.commit and settings.group_id is not None
+    return Committer(KafkaOffsets(consumer, cluster, member), member, enabled=enabled)
