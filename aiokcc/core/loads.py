@@ -14,7 +14,7 @@ has as much. Each move makes the sum smaller by more than rounding, so the searc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from aiokcc.core.partitions import Partition
@@ -54,6 +54,7 @@ def _check(weight: object, partition: Partition, name: str) -> float:
 class _Search:
     def __init__(self, takers: Takers, weights: Mapping[Partition, Mapping[str, float]]) -> None:
         self._takers, self._weights = takers, weights
+        self._least = {partition: min(on.values()) for partition, on in weights.items()}
         self._room = dict(takers.limits)
         self._held: dict[str, set[Partition]] = {name: set() for name in takers.members}
         self._load = dict.fromkeys(takers.members, 0.0)
@@ -69,13 +70,13 @@ class _Search:
     def place(self) -> None:
         """The rest, the heaviest first; but first those that fewest may take."""
         rest = [partition for partition in self._takers.of_partition if partition not in self.holder]
-        rest.sort(key=lambda partition: -min(self._weights[partition].values()))
+        rest.sort(key=lambda partition: -self._least[partition])
         if self._takers.limits:
             rest.sort(key=lambda partition: len(self._takers.of_partition[partition]))
         for partition in rest:
             free = self._free(partition) or self._make_room(partition)
             if free:
-                self._give(partition, min(free, key=lambda name: self._load[name] + self._weights[partition][name]))
+                self._give(partition, self._lightest(partition, free))
 
     def improve(self) -> None:
         """The best single move of the member with the greatest load that has one, until nobody has."""
@@ -91,17 +92,28 @@ class _Search:
     def _best_move(self, giver: str) -> tuple[Partition, str] | None:
         load = self._load
         mine = load[giver]
+        twice = 2 * min(load.values())
         best, found = 0.0, None
         for partition in sorted(self._held[giver]):
             weights = self._weights[partition]
             less = weights[giver] * (weights[giver] - 2 * mine)  # (l - w)² - l²
+            least = self._least[partition]
+            if less + least * (least + twice) >= best:
+                continue  # not even if the lightest were where the load is smallest
             for name, more in weights.items():
                 change = less + more * (more + 2 * load[name])  # (l + w)² - l²
                 if change < best and name != giver and self._has_room(name, partition):
                     best, found = change, (partition, name)
         return found if best < -_ROUNDING * max(1.0, mine * mine) else None
 
-    def _free(self, partition: Partition) -> list[str]:
+    def _lightest(self, partition: Partition, names: Sequence[str]) -> str:
+        weights, load = self._weights[partition], self._load
+        _, name = min([(load[name] + weights[name], name) for name in names])
+        return name
+
+    def _free(self, partition: Partition) -> Sequence[str]:
+        if not self._room:
+            return self._takers.of_partition[partition]
         return [name for name in self._takers.of_partition[partition] if self._has_room(name, partition)]
 
     def _make_room(self, partition: Partition) -> list[str]:
@@ -110,7 +122,7 @@ class _Search:
             for other in sorted(self._held[name]):
                 if other.topic == partition.topic and (free := self._free(other)):
                     self._take(other)
-                    self._give(other, min(free, key=lambda taker: self._load[taker] + self._weights[other][taker]))
+                    self._give(other, self._lightest(other, free))
                     return [name]
         return []
 

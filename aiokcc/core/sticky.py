@@ -28,7 +28,7 @@ Example: a has orders.0 to 3 and payments.0. Now b comes, who may take all, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.takers import Takers
@@ -78,22 +78,31 @@ def _equal(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, s
 _NOBODY: Final = ""  # no member is called that
 _FAR: Final = 1 << 60
 
+_Node: TypeAlias = tuple[str, str]
+"""A member; with a topic: as one that is full of it."""
+
+
+class _Kind(NamedTuple):
+    """Partitions that the same members may take, and that count against the same limits."""
+
+    takers: tuple[str, ...]
+    topic: str
+    """Empty where nobody limits it."""
+
 
 class _Flow:
     """Subscriptions differ: paths from those who have most to those who have least.
 
-    Partitions that the same members may take, and that count against the same limits, are alike: a *kind*. What a member
-    has is counted by kind and by who had it before, since nothing else decides what a move costs.
+    What a member has is counted by kind and by who had it before, since nothing else decides what a move costs.
     """
 
     def __init__(self, takers: Takers, owners: Mapping[Partition, str]) -> None:
         self._takers = takers
         self._members = takers.members
-        self._limits = takers.limits
-        self._kinds: list[tuple[tuple[str, ...], str]] = []
-        """By number: who may take it, and the topic if a limit counts it."""
+        self._kinds: list[_Kind] = []
         self._load = dict.fromkeys(self._members, 0)
-        self._count: dict[tuple[str, str], int] = dict.fromkeys(self._limits, 0)
+        self._room = dict(takers.limits)
+        self._full: set[tuple[str, str]] = set()  # the slots without room
         self._held: dict[str, dict[int, dict[str, list[Partition]]]] = {name: {} for name in (*self._members, _NOBODY)}
         self._scale = 2 * len(takers.of_partition) + 2  # one step of evenness outweighs all moves together
         self._start(owners)
@@ -114,7 +123,7 @@ class _Flow:
 
     def _start(self, owners: Mapping[Partition, str]) -> None:
         """What may stay stays. What nobody had goes to who has least: that costs no move, wherever it ends."""
-        limited = {topic for _, topic in self._limits}
+        limited = {topic for _, topic in self._room}
         numbers: dict[tuple[int, str], int] = {}
         fresh: list[tuple[Partition, int]] = []
         for partition in self._takers.scarce_first():
@@ -122,28 +131,28 @@ class _Flow:
             topic = partition.topic if partition.topic in limited else ""
             kind = numbers.setdefault((id(names), topic), len(self._kinds))
             if kind == len(self._kinds):
-                self._kinds.append((names, topic))
+                self._kinds.append(_Kind(names, topic))
             owner = owners.get(partition, _NOBODY)
             if owner == _NOBODY:
                 fresh.append((partition, kind))
             else:
-                self._put(_NOBODY if self._full(owner, topic) else owner, kind, owner, partition)
+                self._put(_NOBODY if (owner, topic) in self._full else owner, kind, owner, partition)
         for partition, kind in fresh:
             names, topic = self._kinds[kind]
-            free = [name for name in names if not self._full(name, topic)]
+            free = [name for name in names if (name, topic) not in self._full] if topic else names
             self._put(min(free, key=self._load.__getitem__, default=_NOBODY), kind, _NOBODY, partition)
-
-    def _full(self, name: str, topic: str) -> bool:
-        slot = (name, topic)
-        return slot in self._limits and self._count[slot] >= self._limits[slot]
 
     def _put(self, name: str, kind: int, owner: str, partition: Partition) -> None:
         self._held[name].setdefault(kind, {}).setdefault(owner, []).append(partition)
         if name != _NOBODY:
-            self._load[name] += 1
-            slot = (name, self._kinds[kind][1])
-            if slot in self._count:
-                self._count[slot] += 1
+            self._count(name, kind, 1)
+
+    def _count(self, name: str, kind: int, step: int) -> None:
+        self._load[name] += step
+        slot = (name, self._kinds[kind].topic)
+        if slot in self._room:
+            self._room[slot] -= step
+            (self._full.discard if self._room[slot] > 0 else self._full.add)(slot)
 
     def _move(self, giver: str, taker: str, kind: int) -> None:
         """The cheapest partition of this kind: the taker's own first, the giver's own last."""
@@ -155,48 +164,55 @@ class _Flow:
             if not owners:
                 del self._held[giver][kind]
         if giver != _NOBODY:
-            self._load[giver] -= 1
-            slot = (giver, self._kinds[kind][1])
-            if slot in self._count:
-                self._count[slot] -= 1
+            self._count(giver, kind, -1)
         self._put(taker, kind, owner, partition)
 
     def _best_path(self) -> list[tuple[str, str, int]]:
-        """The moves that gain most; none if nothing gains."""
+        """The moves that gain most; none if nothing gains.
+
+        An edge is walked in two steps, to the kind and from there to all who may take it: that is one relaxation for each
+        kind that somebody has, instead of one for each pair of members.
+        """
         scale, load = self._scale, self._load
-        # What it brings if this member has one less: n² - (n-1)². A node is a member and, if it is full, the topic.
-        distance: dict[tuple[str, str], int] = {
-            (name, ""): -(2 * load[name] - 1) * scale for name in self._members if load[name]
-        }
+        # What it brings if this member has one less: n² - (n-1)².
+        distance: dict[_Node, int] = {(name, ""): -(2 * load[name] - 1) * scale for name in self._members if load[name]}
         if self._held[_NOBODY]:
             distance[_NOBODY, ""] = -_FAR
-        before: dict[tuple[str, str], tuple[tuple[str, str], int]] = {}
+        reached = [_FAR] * len(self._kinds)
+        giver_of: list[_Node] = [(_NOBODY, "")] * len(self._kinds)
+        before: dict[_Node, tuple[_Node | None, int]] = {}
         # From the greatest load: most nodes are then reached at their final distance at once.
         queue = sorted(distance, key=lambda node: (distance[node], node))
-        waiting = set(queue)
         while queue:
-            again: list[tuple[str, str]] = []
+            again: dict[_Node, None] = {}
+            kinds: dict[int, None] = {}
             for node in queue:
-                waiting.discard(node)
                 giver, only = node
                 here = distance[node]
                 for kind, owners in self._held[giver].items():
-                    names, topic = self._kinds[kind]
-                    if only and topic != only:
+                    if only and self._kinds[kind].topic != only:
                         continue
-                    usual = here + (giver != _NOBODY and len(owners) == 1 and giver in owners)
-                    for taker in names:
-                        if taker == giver:
-                            continue
-                        cost = here - 1 if taker in owners else usual
-                        target = (taker, topic if topic and self._full(taker, topic) else "")
-                        if cost < distance.get(target, _FAR):
-                            distance[target] = cost
-                            before[target] = (node, kind)
-                            if target not in waiting:
-                                waiting.add(target)
-                                again.append(target)
-            queue = again
+                    cost = here + (giver != _NOBODY and len(owners) == 1 and giver in owners)
+                    if cost < reached[kind]:
+                        reached[kind], giver_of[kind] = cost, node
+                        kinds[kind] = None
+                    for owner in owners:
+                        if owner not in (giver, _NOBODY):  # it would go home
+                            target = self._node(owner, self._kinds[kind].topic)
+                            if here - 1 < distance.get(target, _FAR):
+                                distance[target] = here - 1
+                                before[target] = (node, kind)
+                                again[target] = None
+            for kind in kinds:
+                cost = reached[kind]
+                topic = self._kinds[kind].topic
+                for taker in self._kinds[kind].takers:
+                    target = self._node(taker, topic)
+                    if cost < distance.get(target, _FAR):
+                        distance[target] = cost
+                        before[target] = (None, kind)
+                        again[target] = None
+            queue = list(again)
         # And what it costs if this one has one more: (n+1)² - n².
         gain, last = min(
             ((distance[name, ""] + (2 * load[name] + 1) * scale, name) for name in load if (name, "") in distance),
@@ -207,6 +223,11 @@ class _Flow:
             node = (last, "")
             while node in before:
                 previous, kind = before[node]
+                previous = previous or giver_of[kind]
                 path.append((previous[0], node[0], kind))
                 node = previous
         return path
+
+    def _node(self, name: str, topic: str) -> _Node:
+        slot = (name, topic)
+        return slot if slot in self._full else (name, "")
