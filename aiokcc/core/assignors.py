@@ -60,9 +60,8 @@ def assign(
 
 def check_assignor(name: object) -> str:
     """The name of an assignor; UsageError if there is none of this name."""
-    if name not in ASSIGNORS:
+    if not isinstance(name, str) or name not in ASSIGNORS:
         raise UsageError(f"there is no assignor {name!r}; expected one of {', '.join(ASSIGNORS)}")
-    assert isinstance(name, str)
     return name
 
 

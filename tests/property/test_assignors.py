@@ -1,0 +1,185 @@
+"""What holds for every assignment, and the sticky one against all assignments there are."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from aiokcc.core.assignors import ASSIGNORS, assign
+from aiokcc.core.partitions import Partition
+from aiokcc.core.subscriptions import EVERYTHING, Subscription
+
+assignors = st.sampled_from(list(ASSIGNORS))
+specs = st.one_of(st.none(), st.integers(1, 3), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+subscriptions = st.one_of(
+    st.just(EVERYTHING),
+    st.builds(lambda pattern: Subscription.check(pattern=pattern), st.sampled_from(["a", "b", "a|b", "c"])),
+    st.builds(Subscription.check, st.dictionaries(st.sampled_from("ab"), specs, min_size=1)),
+)
+
+
+class Situation(NamedTuple):
+    members: dict[str, Subscription]
+    partitions: list[Partition]
+    current: dict[Partition, str]
+
+
+@st.composite
+def situations(draw: st.DrawFn, most: int = 4) -> Situation:
+    """A few members, a few partitions, and an assignment that may name who and what is gone."""
+    names = draw(st.lists(st.sampled_from("xyzw"), max_size=3, unique=True))
+    if draw(st.booleans()):
+        members = dict.fromkeys(names, draw(subscriptions))
+    else:
+        members = {name: draw(subscriptions) for name in names}
+    partitions = [Partition(topic, n) for topic in "ab" for n in range(draw(st.integers(0, most)))]
+    owners = st.sampled_from("xyzw?")
+    current = draw(st.dictionaries(st.sampled_from([*partitions, Partition("gone", 0)]), owners))
+    return Situation(members, partitions, current)
+
+
+def given_to(situation: Situation, assignment: Mapping[Partition, str]) -> Counter[tuple[str, str]]:
+    return Counter((name, partition.topic) for partition, name in assignment.items())
+
+
+def within_limits(situation: Situation, assignment: Mapping[Partition, str]) -> bool:
+    return all(
+        (most := situation.members[name].limit(topic)) is None or count <= most
+        for (name, topic), count in given_to(situation, assignment).items()
+    )
+
+
+def cost(situation: Situation, assignment: Mapping[Partition, str]) -> tuple[int, int, int]:
+    """What is in nobody's hands, how uneven the rest is, and how much has moved that could have stayed."""
+    counts = Counter(assignment.values())
+    moves = sum(
+        owner in situation.members and situation.members[owner].covers(partition) and assignment.get(partition) != owner
+        for partition, owner in situation.current.items()
+        if partition in situation.partitions
+    )
+    return len(situation.partitions) - len(assignment), sum(n * n for n in counts.values()), moves
+
+
+def least_cost(situation: Situation) -> tuple[int, int, int]:
+    """Of all assignments there are."""
+    choices: Sequence[list[str | None]] = [
+        [None, *(name for name, subscription in situation.members.items() if subscription.covers(partition))]
+        for partition in situation.partitions
+    ]
+    assignments = (
+        {partition: name for partition, name in zip(situation.partitions, chosen, strict=True) if name is not None}
+        for chosen in itertools.product(*choices)
+    )
+    return min(cost(situation, assignment) for assignment in assignments if within_limits(situation, assignment))
+
+
+@given(assignors, situations())
+def test_each_partition_goes_once_to_somebody_who_wants_it(assignor: str, situation: Situation) -> None:
+    result = assign(assignor, *situation)
+    assert set(result) <= set(situation.partitions)
+    for partition, name in result.items():
+        assert situation.members[name].covers(partition)
+    assert within_limits(situation, result)
+
+
+@settings(deadline=None)
+@given(assignors, situations(3))
+def test_as_many_as_possible_are_given(assignor: str, situation: Situation) -> None:
+    fewest_left = least_cost(situation)[0]
+    assert cost(situation, assign(assignor, *situation))[0] == fewest_left
+    if assignor == "sticky":
+        assert (
+            cost(situation, assign(assignor, *situation, lambda partition, _: 1 + partition.number))[0] == fewest_left
+        )
+
+
+@settings(deadline=None, max_examples=300)
+@given(situations(3))
+@example(
+    Situation(
+        {"x": Subscription.check({"a": 1}), "y": Subscription.check({"a": [0]}), "z": Subscription.check({"b": 1})},
+        [Partition("a", 0), Partition("a", 1), Partition("b", 0)],
+        {Partition("a", 0): "x"},
+    )
+)
+def test_sticky_is_as_even_as_possible_and_moves_as_little_as_possible(situation: Situation) -> None:
+    assert cost(situation, assign("sticky", *situation)) == least_cost(situation)
+
+
+@given(assignors, situations(), st.randoms(use_true_random=False))
+def test_the_order_of_what_comes_in_does_not_matter(assignor: str, situation: Situation, chance: random.Random) -> None:
+    members, current = list(situation.members.items()), list(situation.current.items())
+    partitions = list(situation.partitions)
+    result = assign(assignor, *situation)
+    for items in (members, current, partitions):
+        chance.shuffle(items)  # type: ignore[arg-type]
+    again = assign(assignor, dict(members), [*partitions, *partitions], dict(current))
+    assert list(again.items()) == list(result.items())
+
+
+@given(assignors, situations(8))
+def test_an_assignment_stays_when_nothing_changes(assignor: str, situation: Situation) -> None:
+    once = assign(assignor, *situation)
+    assert assign(assignor, situation.members, situation.partitions, once) == once
+
+
+@given(
+    st.integers(1, 12),
+    st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(0, 29)), st.integers(0, 15)),
+)
+def test_equal_subscriptions_get_equal_shares(count: int, sizes: list[int], held: dict[tuple[int, int], int]) -> None:
+    members = {f"m{n}": EVERYTHING for n in range(count)}
+    partitions = [Partition(f"t{t}", n) for t, size in enumerate(sizes) for n in range(size)]
+    current = {Partition(f"t{t}", n): f"m{owner}" for (t, n), owner in held.items()}
+    for assignor in ("sticky", "round_robin"):
+        shares = Counter(assign(assignor, members, partitions, current).values())
+        assert max(shares.values(), default=0) - min(shares[name] for name in members) <= 1
+    for size, topic in zip(sizes, (f"t{t}" for t in range(len(sizes))), strict=True):
+        mine = [Partition(topic, n) for n in range(size)]
+        stretches = [list(group) for _, group in itertools.groupby(assign("range", members, mine, {}).values())]
+        assert len(stretches) == min(size, count)  # neighbours together
+        assert all(len(stretch) in {size // count, size // count + 1} for stretch in stretches)
+
+
+@settings(deadline=None)
+@given(situations(6), st.data())
+def test_a_member_that_joins_or_leaves_moves_no_more_than_its_share(situation: Situation, data: st.DataObject) -> None:
+    """Where all want the same: who joins takes from the others and nothing goes between them; who leaves, likewise."""
+    assume(situation.members)
+    members = dict.fromkeys(situation.members, EVERYTHING)
+    before = assign("sticky", members, situation.partitions, situation.current)
+    joined = assign("sticky", {**members, "new": EVERYTHING}, situation.partitions, before)
+    assert all(joined[partition] in {before[partition], "new"} for partition in before)
+    gone = data.draw(st.sampled_from(sorted(members)))
+    rest = {name: EVERYTHING for name in members if name != gone}
+    left = assign("sticky", rest, situation.partitions, before)
+    assert all(left[partition] == before[partition] for partition in left if before[partition] != gone)
+
+
+@given(situations(5), st.dictionaries(st.integers(0, 5), st.floats(0.1, 50)))
+def test_no_single_move_would_balance_the_loads_better(situation: Situation, weights: dict[int, float]) -> None:
+    def weight(partition: Partition, member: str) -> float:
+        return weights.get(partition.number, 1.0) * (1 + (member == "x"))
+
+    result = assign("sticky", *situation, weight)
+    assert within_limits(situation, result)
+
+    def uneven(assignment: Mapping[Partition, str]) -> float:
+        loads: Counter[str] = Counter()
+        for partition, name in assignment.items():
+            loads[name] += weight(partition, name)  # type: ignore[assignment]
+        return sum(load * load for load in loads.values())
+
+    for partition in result:
+        for name, subscription in situation.members.items():
+            other = {**result, partition: name}
+            if subscription.covers(partition) and within_limits(situation, other):
+                assert uneven(other) >= uneven(result) * (1 - 1e-6)
+    assert assign("sticky", situation.members, situation.partitions, result, weight) == result
