@@ -50,7 +50,8 @@ class Summary:
     retried: int = 0
     dead_lettered: int = 0
     periods: int = 0
-    """Closed while this process took part."""
+    """Closed by the group since this process joined it, whether or not it had records in them. What lies beyond a release is
+    in no period, nor is the period that a release leaves open."""
     seconds: float = 0.0
 
 
@@ -408,14 +409,8 @@ class Replay:
                 self.summary.seconds += time.monotonic() - began
 
     def _closing(self, commits: Committer) -> Callable[[dict[Partition, int]], None]:
-        ledger = self._member.ledger
-        last = ledger.limit
-
         def closed(positions: dict[Partition, int]) -> None:
-            nonlocal last
-            if last.floor > 0:  # the first step, to where anybody has a record, closes nothing
-                self.summary.periods += 1
-            last = ledger.limit
+            self.summary.periods = self._member.closed
             commits.note(positions)
 
         return closed

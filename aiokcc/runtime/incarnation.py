@@ -91,7 +91,7 @@ class Incarnation:
                 raise RunEnded(
                     f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
                 )
-            self.member.see(END)
+            self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         theirs = run.settings.partitions
         if self.member.grows and (theirs < settings.partitions or settings.partitions < theirs):
             settings = replace(settings, partitions=theirs)  # the leader adds what is missing
@@ -111,7 +111,7 @@ class Incarnation:
         )
         self.see_generation(await session.get(paths.GENERATION))
         node = await session.get(paths.COORDINATOR)
-        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     async def _agreement(self) -> Run:
         session, settings = self.session, self.member.settings
@@ -190,7 +190,7 @@ class Incarnation:
                     elif change.path == paths.GENERATION:
                         self.see_generation(node)
                     else:
-                        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+                        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     async def _see_set(self, node: object) -> None:
         """The agreed set may have grown. One that cannot be read changes nothing: the leader goes by what it has read."""
@@ -320,7 +320,7 @@ class Incarnation:
     async def _read_after_claim(self, taken: list[Partition]) -> None:
         node = await self.session.get(paths.COORDINATOR)
         cut = await last_cut(self.store, self.session, node.version)
-        self.member.see(Limit.decode(self.store.describe(node.path), node.data))
+        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
         if cut is not None:
             self.member.ledger.closed(cut.limit)
             for partition in taken:

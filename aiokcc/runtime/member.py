@@ -86,7 +86,11 @@ class Member:
         self.on_complete: Callable[[], None] | None = None
         """Called when every partition has arrived, but what they brought is withheld."""
         self.on_close: Callable[[dict[Partition, int]], None] | None = None
-        """Called when a boundary closes, with where it lies in each of our partitions."""
+        """Called when the limit has moved, with where the boundary lies in each of our partitions, if all had arrived."""
+        self.closed = 0
+        """How many boundaries have closed since we joined, whether we saw each of them or several at once."""
+        self._version: int | None = None
+        """Of the limit we have seen last."""
         self.moved = Signal()
         """Set whenever the limit has moved or we have joined again: for the one task that waits for the end."""
 
@@ -255,16 +259,22 @@ class Member:
         node = await self.session.find(paths.COORDINATOR)
         if node is None:
             raise MissingNodeError(self.store.describe(paths.COORDINATOR))
-        self.see(Limit.decode(self.store.describe(node.path), node.data))
+        self.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     # -- the limit ----------------------------------------------------------------------------------------------------
 
-    def see(self, limit: Limit) -> None:
-        """A limit was read: wake exactly the tasks for which it changes something."""
+    def see(self, limit: Limit, version: int) -> None:
+        """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
         closing = self.ledger.positions() if self.on_close is not None and self.ledger.complete else {}
+        before = self.ledger.limit
         if not self.ledger.see(limit):
             return
-        if closing and self.on_close is not None:
+        if self._version is not None:
+            # Each version is one step, and we may see several at once. Neither the first step, to where anybody has a
+            # record, nor a release closes a boundary.
+            self.closed += max(0, version - self._version - (before.floor == 0) - (limit.mode is Mode.OPEN))
+        self._version = version
+        if self.on_close is not None:
             self.on_close(closing)
         if self.incarnation is not None:
             self.incarnation.limit_moved()

@@ -112,7 +112,7 @@ class Office:
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
-        self._member.see(limit)
+        self._member.see(limit, node.version)
 
     def depose(self) -> None:
         """Somebody else has taken over: the term ends where it stands."""
@@ -272,7 +272,7 @@ class Office:
         if decision.request is not None:
             self._request_version += 1
         leader.advanced(decision)
-        self._member.see(decision.limit)
+        self._member.see(decision.limit, leader.version)
 
     async def _read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
         """A write was refused, or nobody knows: find out what stands now. Deposed if the generation is not ours."""

@@ -340,3 +340,41 @@ async def test_no_task_is_left_behind(world: World) -> None:
     async with world.connect() as c:
         await asyncio.gather(*(world.consume(c, n, [0, 5000]) for n in (0, 1)))
     assert asyncio.all_tasks() == before
+
+
+# What has closed
+
+
+async def test_who_sees_several_limits_at_once_counts_every_period(world: World) -> None:
+    """A follower that is blocked far ahead is cut off for a while; what it said stands, and the others go on."""
+    async with AsyncExitStack() as stack:
+        leader = await stack.enter_async_context(world.connect(member="leader"))
+        follower = await stack.enter_async_context(world.connect(member="follower"))
+        seen: list[int] = []
+        follower._member.on_close = lambda _: seen.append(follower._member.closed)
+        far = asyncio.create_task(world.consume(follower, 1, [5 * PERIOD]))
+        await settle()
+        world.server.suspend(world.session(follower))
+        near = asyncio.create_task(world.consume(leader, 0, [n * PERIOD for n in range(5)]))
+        await settle()
+        assert world.limit.floor == 6 * PERIOD
+        assert seen == []
+        world.server.resume(world.session(follower))
+        await asyncio.gather(near, far)
+        await settle()
+        assert leader.ended
+        assert follower.ended
+    assert leader._member.closed == follower._member.closed == 6
+    assert seen == [5, 6], "five at once, then the last"
+
+
+async def test_neither_the_first_step_nor_a_release_closes_a_period(world: World) -> None:
+    async with world.connect(topics={"orders": 1}, start=None) as coordinator:
+        async with coordinator.gate("orders", 0) as gate:
+            await gate.wait_until(7 * PERIOD, 0)
+            assert coordinator._member.closed == 0, "the limit came from nowhere"
+            await gate.wait_until(8 * PERIOD, 1)
+            assert coordinator._member.closed == 1
+            await coordinator.release()
+            await gate.wait_until(20 * PERIOD, 2)
+        assert coordinator._member.closed == 1
