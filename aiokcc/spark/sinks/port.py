@@ -3,6 +3,8 @@
 The order is always ``begin``, then for each batch ``stage`` and ``publish``. Between any two of them the driver may die; the
 next one has a greater attempt number, begins again, asks whether the recorded batch is published, and does it if not. A driver
 that only was asleep must not publish after its successor began: that is what the attempt number is for.
+
+A job that failed is staged again, as often as the pipeline likes; only the last result that was staged is published.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ class Sink(ABC):
 
     @abstractmethod
     def begin(self, pipeline: str, attempt: int) -> None:
-        """A driver takes over: from now on nothing of an attempt with a smaller number can be published."""
+        """A driver takes over: from now on nothing of an attempt with a smaller number can be published.
+
+        FencedError if a later attempt has begun already.
+        """
 
     @abstractmethod
     def is_published(self, batch: Batch) -> bool:
@@ -52,6 +57,9 @@ class Sink(ABC):
         FencedError if a later attempt has begun. ``staged`` is None for an empty batch.
         """
 
-    def reset(self) -> None:
-        """Start from nothing: what was published is no longer seen. UsageError where a sink cannot do that."""
+    def reset(self, pipeline: str) -> None:
+        """Start from nothing: what was published is no longer seen, and attempts are counted from the start again.
+
+        Called before ``begin``, and only where a person asked for it. UsageError where a sink cannot do that.
+        """
         raise UsageError(f"{self.describe()} cannot be emptied by the pipeline; empty it by hand, or choose another")
