@@ -97,6 +97,7 @@ examples:
   aiokcc local up
   aiokcc local zookeeper --port 2181
   aiokcc local kafka --port 9092
+  aiokcc local spark --workers 2
 """
 _ZOOKEEPER: Final = """\
 Start a real ZooKeeper on 127.0.0.1 and keep it until Ctrl-C. Its data are temporary unless --data says where to keep them.
@@ -115,6 +116,16 @@ _KAFKA_END: Final = """\
 examples:
   aiokcc local kafka
   aiokcc local kafka --port 9092 --data ./kafka
+"""
+_SPARK: Final = """\
+Start a real Spark cluster on 127.0.0.1, a standalone master and its workers, and keep it until Ctrl-C.
+The first time it fetches Spark's Kafka connector from Maven Central, 10 MB, into the user's cache (AIOKCC_CACHE says where).
+"""
+_SPARK_END: Final = """\
+examples:
+  aiokcc local spark
+  aiokcc local spark --workers 4 --cores 2 --memory 4g
+  aiokcc local spark --port 7077 --data ./spark
 """
 _UP: Final = """\
 Start a ZooKeeper and a Kafka broker on 127.0.0.1 and keep them until Ctrl-C. Their data are temporary.
@@ -315,7 +326,7 @@ def _steering(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "start a real ZooKeeper, a real Kafka, or both on this machine"
+    brief = "start a real ZooKeeper, Kafka or Spark on this machine"
     local = _add(verbs, "local", "aiokcc local SERVICE …", brief, _LOCAL, _LOCAL_END)
     services = local.add_subparsers(
         dest="service", metavar="SERVICE", required=True, title="services", parser_class=_Parser
@@ -329,4 +340,13 @@ def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser = _add(services, "kafka", usage, "a Kafka broker", _KAFKA, _KAFKA_END)
     parser.add_argument("--port", type=_number, metavar="PORT", help="of the broker; default: a free one")
     parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
-    _add(services, "up", "aiokcc local up", "both of them", _UP, _UP_END)
+    usage = "aiokcc local spark [--workers N] [--cores N] [--memory SIZE] [--port PORT] [--data DIR]"
+    parser = _add(services, "spark", usage, "a Spark cluster: a master and its workers", _SPARK, _SPARK_END)
+    parser.add_argument("--workers", type=_number, default=2, metavar="N", help="how many; default: 2")
+    parser.add_argument("--cores", type=_number, default=1, metavar="N", help="of each worker; default: 1")
+    parser.add_argument(
+        "--memory", default="1g", metavar="SIZE", help="of each worker, such as 512m or 4g; default: 1g"
+    )
+    parser.add_argument("--port", type=_number, metavar="PORT", help="of the master; default: a free one")
+    parser.add_argument("--data", metavar="DIR", help="keep logs and executors' directories here; default: temporary")
+    _add(services, "up", "aiokcc local up", "a ZooKeeper and a Kafka", _UP, _UP_END)

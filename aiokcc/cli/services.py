@@ -1,4 +1,4 @@
-"""``aiokcc local zookeeper``, ``kafka`` and ``up``: real services for as long as the command runs."""
+"""``aiokcc local zookeeper``, ``kafka``, ``spark`` and ``up``: real services for as long as the command runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_local", "say_local"]
 
-_NAMES: Final = {"zookeeper": "ZooKeeper", "kafka": "Kafka", "up": "ZooKeeper and Kafka"}
+_NAMES: Final = {"zookeeper": "ZooKeeper", "kafka": "Kafka", "spark": "Spark", "up": "ZooKeeper and Kafka"}
 _TEMPORARY: Final = "temporary, removed at the end"
 
 
@@ -32,6 +32,10 @@ def check_local(options: argparse.Namespace) -> None:
     port = getattr(options, "port", None)
     if servers < 1:
         raise UsageError(f"--servers {servers}: there must be at least 1")
+    for name in ("workers", "cores"):
+        number = getattr(options, name, 1)
+        if number < 1:
+            raise UsageError(f"--{name} {number}: there must be at least 1")
     if port is not None and not 0 < port <= 65_536 - servers:
         raise UsageError(f"--port {port}: a port lies between 1 and {65_536 - servers}")
 
@@ -40,7 +44,7 @@ async def say_local(options: argparse.Namespace) -> int:
     """Start it, say how to use it, and keep it until we are cancelled, or until it ends by itself."""
     name = _NAMES[options.service]
     print(f"Starting {name} …", flush=True)
-    start = {"zookeeper": _zookeeper, "kafka": _kafka, "up": _up}[options.service]
+    start = {"zookeeper": _zookeeper, "kafka": _kafka, "spark": _spark, "up": _up}[options.service]
     try:
         async with start(options) as services:
             print(f"Stop {'them' if options.service == 'up' else 'it'} with Ctrl-C, or: kill {os.getpid()}", flush=True)
@@ -71,6 +75,21 @@ async def _kafka(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Se
         print(f"Kafka is up: 1 broker on 127.0.0.1, data {kept}.\n")
         print(f"    export {SERVERS}={kafka.bootstrap}\n")
         yield [kafka]
+
+
+@contextlib.asynccontextmanager
+async def _spark(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
+    from aiokcc import local
+
+    size = {"workers": options.workers, "cores": options.cores, "memory": options.memory}
+    async with local.spark(**size, port=options.port, data_dir=options.data, progress=_Progress()) as cluster:
+        workers = f"{count(options.workers, 'worker')} with {count(options.cores, 'core')} and {options.memory} each"
+        kept = f"in {options.data}" if options.data else _TEMPORARY
+        print(f"Spark is up: a master and {workers} on 127.0.0.1, data {kept}.\n")
+        print(f"    master   {cluster.url}")
+        print(f"    page     {cluster.page}")
+        print(f"    session  aiokcc.spark.session(master={cluster.url!r})\n")
+        yield [cluster.master, *cluster.workers]
 
 
 @contextlib.asynccontextmanager

@@ -14,6 +14,9 @@
     async with aiokcc.local.kafka() as kafka:                  # about three seconds, once its jars are in the cache
         consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap)
 
+    async with aiokcc.local.spark(workers=2) as cluster:       # about six seconds
+        spark = await asyncio.to_thread(aiokcc.spark.session, master=cluster.url)
+
     async with aiokcc.local.up() as services:                  # services.zookeeper and services.kafka
         ...
 
@@ -25,7 +28,19 @@ from __future__ import annotations
 
 from ._kafka import Kafka, kafka
 from ._service import Service
+from ._spark import SparkCluster, spark
 from ._stack import Stack, up
 from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
 
-__all__ = ["Kafka", "Service", "Stack", "ZooKeeper", "ZooKeeperServer", "kafka", "up", "zookeeper"]
+__all__ = [
+    "Kafka",
+    "Service",
+    "SparkCluster",
+    "Stack",
+    "ZooKeeper",
+    "ZooKeeperServer",
+    "kafka",
+    "spark",
+    "up",
+    "zookeeper",
+]

@@ -5,6 +5,7 @@ What it sets, and why:
 - The Kafka connector, in the version of the installed pyspark, from jars that are fetched once and kept (`aiokcc.local`):
   no network at the next start.
 - Adaptive execution on and as many shuffle partitions as cores: with Spark's default of 200 a small job takes a second longer.
+  On a cluster it is ``spark.cores.max``, or 16 where that is not given: how many cores come is not known at the start.
 - The session's time zone is UTC: a period of a day is a day of UTC wherever the driver runs.
 - No web server and no progress bar: a replay shows its own.
 - With a master on this machine the driver listens on 127.0.0.1 only.
@@ -43,6 +44,7 @@ _log: Final = logging.getLogger("aiokcc.spark")
 _LOCAL: Final = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?$")
 _LOOPBACK: Final = re.compile(r"local\b|spark://(127\.\d+\.\d+\.\d+|localhost):\d+$")
 _CONNECTOR: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_CORES_OF_A_CLUSTER: Final = 16
 _DRIVER_OPTIONS: Final = "spark.driver.extraJavaOptions"
 
 _SETTINGS: Final[Mapping[str, str]] = {
@@ -192,7 +194,10 @@ def _equip(spark: SparkSession, conf: Mapping[str, object]) -> SparkSession:
             "as the process; start the process (in a notebook: the kernel) again and call aiokcc.spark.session() first"
         ) from error
     if "spark.sql.shuffle.partitions" not in conf:
-        spark.conf.set("spark.sql.shuffle.partitions", str(max(spark.sparkContext.defaultParallelism, 1)))
+        cores = spark.sparkContext.defaultParallelism
+        if not _LOCAL.match(spark.sparkContext.master):  # its executors are still registering: that number is too small
+            cores = int(str(conf.get("spark.cores.max", max(cores, _CORES_OF_A_CLUSTER))))
+        spark.conf.set("spark.sql.shuffle.partitions", str(max(cores, 1)))
     return spark
 
 

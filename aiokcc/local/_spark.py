@@ -1,0 +1,184 @@
+"""A real Spark cluster on loopback: a standalone master and its workers, each a process, from the pyspark package.
+
+Java is run directly and not through Spark's scripts, which would start a second Java each time only to compose a command. A
+worker starts the executors of the applications; they are in its process group and watch it, so they end when it does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import re
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from aiokcc.errors import LocalServiceError, UsageError
+
+from ._jars import cache_directory, fetch
+from ._java import LOGGING, class_path, find_java, java_home
+from ._process import Process, free_ports, keep, together
+from ._service import Service
+from ._spark_jars import MINIMUM_JAVA, connector, pyspark_version
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from ._process import Warden
+
+_MASTER_READY: Final = r"I have been elected leader! New state: ALIVE"
+_WORKER_READY: Final = r"Successfully registered with master"
+# These two only keep books, so the quick compiler does. By itself Spark would move to the next port if one is taken; then
+# nobody would find it.
+_JAVA_OPTIONS: Final = (
+    "-Xmx256m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:-UsePerfData",
+    "-Dspark.port.maxRetries=0",
+)
+_SIZE: Final = re.compile(r"\d+[mg]$", re.IGNORECASE)
+
+
+class SparkCluster:
+    """A running Spark cluster: its master and its workers."""
+
+    def __init__(self, master: Service, workers: list[Service], page: int) -> None:
+        self.master: Final = master
+        self.workers: Final = tuple(workers)
+        self._page = page
+
+    @property
+    def url(self) -> str:
+        """``spark://127.0.0.1:PORT``, for the ``master`` of a session."""
+        return f"spark://{self.master.host}:{self.master.port}"
+
+    @property
+    def page(self) -> str:
+        """The master's web page, which shows workers and applications."""
+        return f"http://{self.master.host}:{self._page}"
+
+
+@contextlib.asynccontextmanager
+async def spark(
+    *,
+    workers: int = 2,
+    cores: int = 1,
+    memory: str = "1g",
+    port: int | None = None,
+    data_dir: str | Path | None = None,
+    deadline: float = 120,
+    progress: Callable[[str], None] | None = None,
+) -> AsyncIterator[SparkCluster]:
+    """Start a real Spark cluster on 127.0.0.1 and end it with the context, or with this process, whatever way that ends.
+
+    It comes from the pyspark package and takes about six seconds. ``aiokcc.spark.session(master=cluster.url)`` makes a session
+    on it; the Kafka connector, which that needs, is fetched here already (10 MB, once). Nothing is protected by a
+    password: it is for tests, demos and trials.
+
+    Killing a worker ends its executors too, as if its machine were gone. A master that was killed and started again has
+    forgotten its applications.
+
+    Args:
+        workers: how many.
+        cores: of each worker. They are a number for Spark to count with; nothing is bound to a core.
+        memory: of each worker, such as ``"2g"``. An executor takes 1g unless ``spark.executor.memory`` says otherwise.
+        port: the master's port; by default a free one is picked.
+        data_dir: where logs and the executors' directories go and stay; by default temporary, removed at the end.
+        deadline: seconds that each process may take to start; the fetching of jars does not count.
+        progress: called with a line of text now and then.
+
+    Raises:
+        LocalServiceError: no Java, no jars, or a process did not start; then the end of its log is in the message.
+    """
+    _check(workers, cores, memory, port)
+    say = progress or _silent
+    java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
+    await fetch(connector(pyspark_version()), java, say)
+    if data_dir is None:
+        home = remove = Path(tempfile.mkdtemp(prefix="aiokcc-spark-"))
+    else:
+        home, remove = Path(data_dir).absolute(), None
+        home.mkdir(parents=True, exist_ok=True)
+    base = await asyncio.to_thread(_base_command, java, home)
+    async with keep(remove) as warden:
+        attempts = 1 if port is not None else 5
+        while True:
+            attempts -= 1
+            cluster = _prepare(warden, base, home, workers, cores, memory, port, deadline)
+            try:
+                await cluster.master.start()
+                say("The master is up; its workers register …")
+                await together(*(worker.start() for worker in cluster.workers))
+                break
+            except LocalServiceError as error:
+                # Somebody took a port between our look and Spark's bind: take others.
+                if attempts <= 0 or "Address already in use" not in error.log:
+                    raise
+                await asyncio.gather(*(service.kill() for service in (cluster.master, *cluster.workers)))
+        yield cluster
+
+
+def _check(workers: int, cores: int, memory: str, port: int | None) -> None:
+    if workers < 1:
+        raise UsageError(f"workers must be at least 1, not {workers}")
+    if cores < 1:
+        raise UsageError(f"cores must be at least 1, not {cores}")
+    if not _SIZE.match(memory):
+        raise UsageError(f"memory must be a number with m or g, such as '1g', not {memory!r}")
+    if port is not None and not 0 < port < 65_536:
+        raise UsageError(f"port must be between 1 and 65535, not {port}")
+
+
+def _base_command(java: str, home: Path) -> list[str]:
+    """What master and workers have in common."""
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    logging = home / "log4j2.properties"
+    logging.write_text(LOGGING)
+    environment = {
+        "SPARK_HOME": str(Path(spec.origin).parent),
+        "SPARK_SCALA_VERSION": "2.13",
+        "JAVA_HOME": str(java_home(java, cache_directory())),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        # Where executors keep what they shuffle: ours, so that it is removed even if they are killed.
+        "SPARK_LOCAL_DIRS": str(home / "local"),
+        "SPARK_NO_DAEMONIZE": "1",
+    }
+    variables = [f"{name}={value}" for name, value in environment.items()]
+    options = [*_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging}"]
+    # `env` becomes the Java process; the warden passes on its own environment.
+    return ["env", *variables, java, *options, "-cp", class_path("*.jar")]
+
+
+def _prepare(
+    warden: Warden,
+    base: list[str],
+    home: Path,
+    workers: int,
+    cores: int,
+    memory: str,
+    port: int | None,
+    deadline: float,
+) -> SparkCluster:
+    master_port, page, *ports = free_ports(2 + 2 * workers)
+    master_port = port or master_port
+    command = [*base, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
+    command += ["--port", str(master_port), "--webui-port", str(page)]
+    process = Process(warden, "spark-master", command, home / "spark-master.log", _MASTER_READY)
+    master = Service(process, master_port, deadline)
+    started = []
+    for number, (worker_port, worker_page) in enumerate(zip(ports[::2], ports[1::2], strict=True), start=1):
+        name = f"spark-worker-{number}"
+        command = [*base, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--port", str(worker_port)]
+        command += ["--webui-port", str(worker_page), "--cores", str(cores), "--memory", memory]
+        command += ["--work-dir", str(home / name), f"spark://127.0.0.1:{master_port}"]
+        process = Process(warden, name, command, home / f"{name}.log", _WORKER_READY)
+        started.append(Service(process, worker_port, deadline))
+    return SparkCluster(master, started, page)
+
+
+def _silent(_: str) -> None:
+    pass
