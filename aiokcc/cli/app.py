@@ -81,7 +81,13 @@ def _choose(options: argparse.Namespace) -> Verb:
         return say_local
     from aiokcc.stores import open_store
 
-    open_store(options.store)
+    if options.store:  # offsets that Kafka keeps need none
+        open_store(options.store)
+    if options.verb == "offsets":
+        from aiokcc.cli.offsets import check_offsets, say_offsets
+
+        check_offsets(options)
+        return say_offsets
     if options.verb == "replay":
         from aiokcc.cli.replay import check_replay, say_replay
 

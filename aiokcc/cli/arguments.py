@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NoReturn, TypeVar
 
-from aiokcc.cli import replay_arguments
+from aiokcc.cli import offsets_arguments, replay_arguments
 from aiokcc.core.periods import format_duration, parse_duration
 from aiokcc.errors import UsageError
 
@@ -161,6 +161,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     _replay(verbs)
     _status(verbs)
     _steering(verbs)
+    _offsets(verbs)
     _local(verbs)
     words, url = _take_url(argv)
     options, rest = parser.parse_known_args(words)
@@ -174,6 +175,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
         _choose_store(options, url, environment)
         if options.verb == "replay":
             options.end = options.end or "now"
+        if options.verb in {"replay", "offsets"}:
             options.bootstrap_servers = options.bootstrap_servers or environment.get(replay_arguments.SERVERS)
     return options
 
@@ -211,10 +213,14 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
             f"where do the processes meet? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
             f"one process alone can do with --store memory://once"
         )
+    if not options.store and options.verb == "offsets" and options.group_id is not None:
+        return  # those are Kafka's
     if not options.store:
+        verb = f"offsets {options.action}" if options.verb == "offsets" else options.verb
+        kept = "; or --group-id, for those that Kafka keeps" if options.verb == "offsets" else ""
         raise UsageError(
-            f"which group? Give its store's URL, as in `aiokcc {options.verb} zk://127.0.0.1:2181/replay`, "
-            f"or set {ENVIRONMENT} to it"
+            f"which group? Give its store's URL, as in `aiokcc {verb} zk://127.0.0.1:2181/replay`, "
+            f"or set {ENVIRONMENT} to it{kept}"
         )
     if options.store.startswith("memory://") and options.verb != "replay":
         raise UsageError(
@@ -323,6 +329,11 @@ def _steering(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser = _add(verbs, "release", "aiokcc release [URL] [--yes]", brief, _RELEASE, _RELEASE_END)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     _add_store(parser)
+
+
+def _offsets(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    texts = (offsets_arguments.USAGE, offsets_arguments.BRIEF, offsets_arguments.DESCRIPTION, offsets_arguments.END)
+    offsets_arguments.add_actions(_add(verbs, "offsets", *texts), _add, _add_store)
 
 
 def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:

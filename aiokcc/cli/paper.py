@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 from aiokcc.cli.page import Page, Table
 
-__all__ = ["write_line", "write_page"]
+__all__ = ["write_line", "write_page", "write_table"]
 
 
 def write_page(page: Page) -> str:
     """The whole page."""
     blocks = [f"{page.where}\n{page.verdict.text}" + "".join(f"\n  {hint}" for hint in page.hints)]
     if page.blocking is not None:
-        blocks.append(_table(page.blocking))
+        blocks.append(write_table(page.blocking))
     if page.problems:
         blocks.append("Problems\n" + "\n".join(f"  ! {problem}" for problem in page.problems))
     width = max((len(label) for label, _ in page.facts), default=0)
     blocks.append("\n".join(f"{label:<{width}}  {value}" for label, value in page.facts))
-    blocks += map(_table, page.tables)
+    blocks += map(write_table, page.tables)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
@@ -28,7 +28,8 @@ def write_line(page: Page) -> str:
     return "  ".join(filter(None, (facts.get("limit", "").split("   ")[0], page.verdict.text)))
 
 
-def _table(table: Table) -> str:
+def write_table(table: Table) -> str:
+    """A table alone."""
     return "\n".join(_lines(table))
 
 

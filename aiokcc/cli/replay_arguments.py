@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiokcc.core.periods import parse_duration, parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords"]
+__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords", "setting"]
 
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 USAGE: Final = """\
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="such as 1m: how far all go before they wait for each other",
     )
-    what = "a time, 'earliest' (the default), or 'committed' (by --group-id)"
+    what = "a time, 'earliest' (the default), or 'committed' (see --offset-storage)"
     parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
     what = "a time, or 'now' (the default): where the topics end as the run begins"
@@ -70,6 +70,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=_whole(1), default=1, metavar="N", help="share the partitions; default: 1")
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
     parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
+    what = "where offsets are committed: kafka (the default, with --group-id) or zookeeper (in the store)"
+    parser.add_argument("--offset-storage", choices=("kafka", "zookeeper"), default="kafka", metavar="WHERE", help=what)
     more = parser.add_argument_group("how")
     more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
     what = "let partitions run up to N periods ahead of the slowest; default: 0"
@@ -98,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help=argparse.SUPPRESS,
     )
     what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; for each again"
-    faults.add_argument("--consumer", action="append", type=_setting, default=[], metavar="NAME=VALUE", help=what)
+    faults.add_argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=what)
 
 
 def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "start": options.start,
         "end": None if options.follow else options.end,
         "group_id": options.group_id,
+        "offset_storage": options.offset_storage,
         "lateness": _lateness(options.lateness),
         "late": options.late,
         "poison": options.poison,
@@ -170,7 +173,8 @@ def _whole(least: int) -> Callable[[str], int]:
     return convert
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON or text."""
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text!r} is no setting; expected NAME=VALUE")

@@ -7,7 +7,7 @@ deadline, for aiokafka itself waits for a dead broker without limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
 
@@ -143,21 +143,44 @@ class Cluster:
         asked = None if partitions is None else [TopicPartition(*p) for p in partitions]
         if asked == []:
             return {}
-        answer = await self.ask(self._commits(asked), "ask for committed offsets of")
+        group = self._settings.group_id
+        answer = await self._ask_coordinator(
+            lambda: self._admin.list_consumer_group_offsets(group, partitions=asked), "ask for committed offsets of"
+        )
         return {
             Partition(*tp): Commit.from_kafka(found.offset, found.metadata or "")
             for tp, found in answer.items()
             if found.offset >= 0
         }
 
-    async def _commits(self, asked: list[TopicPartition] | None) -> Mapping[TopicPartition, Any]:
-        while True:
-            try:
-                return await self._admin.list_consumer_group_offsets(self._settings.group_id, partitions=asked)  # type: ignore[no-any-return]
-            except (
-                _NOT_YET
-            ):  # a new broker, or one that has just taken over; aiokafka's admin client does not try again
-                await anyio.sleep(_AGAIN)
+    async def group_members(self) -> tuple[str, ...]:
+        """Who is in Kafka's group of this name at present; nobody where there is no such group."""
+        group = self._settings.group_id
+        answer = await self._ask_coordinator(
+            lambda: self._admin.describe_consumer_groups([group]), "ask for the members of a group of"
+        )
+        return tuple(member[1] for response in answer for group in response.groups for member in group[5])
+
+    async def _ask_coordinator(self, question: Callable[[], Awaitable[Any]], what: str) -> Any:
+        async def until_there_is_one() -> Any:
+            while True:
+                try:
+                    return await question()
+                except _NOT_YET:  # a new broker, or one that has just taken over; the admin client does not try again
+                    await anyio.sleep(_AGAIN)
+
+        return await self.ask(until_there_is_one(), what)
+
+    async def commit(self, commits: Mapping[Partition, Commit]) -> None:
+        """Commit for the group, as somebody who is no member of it. KafkaError if it has any: Kafka refuses it then."""
+        wanted = [TopicPartition(*p) for p in commits]
+        self._consumer.assign(wanted)
+        self._consumer.pause(*wanted)  # nobody wants the records
+        try:
+            entries = {TopicPartition(*p): (commit.offset, commit.metadata) for p, commit in commits.items()}
+            await self.ask(self._consumer.commit(entries), "commit offsets to")
+        finally:
+            self._consumer.unsubscribe()
 
     async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
         """The first offset at or past a time, in log order; the end where there is none."""

@@ -145,12 +145,16 @@ class Reading:
         return {p: self._reached(running) for p, running in self._running.items()}
 
     def _reached(self, running: _Running) -> int:
-        """Where somebody else may go on. Under lookahead no further than where the stream crossed a boundary that is still
-        open: that crossing is the cut to come, and who starts behind it could not tell it."""
-        if self._member.ledger.limit.mode is not Mode.GATED:
-            return running.stream.next_offset
-        crossed = [int(offset) for _, offset in running.gate.lane.crossings.values() if offset is not None]
-        return min([running.stream.next_offset, *crossed])
+        """Where somebody else may go on.
+
+        Under lookahead no further than where the stream crossed a boundary that is still open: that crossing is the cut to
+        come, and who starts behind it could not tell it. And not before the last cut: there others were further than we.
+        """
+        reached = running.stream.next_offset
+        if self._member.ledger.limit.mode is Mode.GATED:
+            crossed = [int(offset) for _, offset in running.gate.lane.crossings.values() if offset is not None]
+            reached = min([reached, *crossed])
+        return max(reached, int(running.gate.resume_offset or 0))
 
 
 async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:

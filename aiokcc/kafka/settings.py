@@ -16,7 +16,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["ReplaySettings", "Timestamp"]
+__all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
 
 Timestamp: TypeAlias = "Callable[[Any], int]"
 Duration: TypeAlias = "str | int | timedelta"
@@ -148,7 +148,7 @@ class ReplaySettings:
             raise UsageError(f"dead_letter is {dead_letter!r}; expected a function of (record, reason)")
         if not isinstance(commit, bool):
             raise UsageError(f"commit is {commit!r}; expected True or False")
-        _check_consumer(consumer)
+        check_consumer(consumer)
         return cls(
             tuple(topics),
             ",".join(map(str, listed)),
@@ -192,7 +192,7 @@ def _time(value: object, what: str, words: Sequence[str]) -> int:
         raise UsageError(f"{error}; or {' or '.join(map(repr, words))}") from None
 
 
-def _check_consumer(settings: Mapping[str, Any]) -> None:
+def check_consumer(settings: Mapping[str, Any]) -> None:
     """What goes to aiokafka is checked by aiokafka, but only once it is connected; a mistyped name is told at once."""
     known = inspect.signature(AIOKafkaConsumer).parameters.keys() - {"topics", "loop"}
     for name, value in settings.items():

@@ -18,8 +18,8 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.offsets import Commit, batched
-from aiokcc.core.partitions import Partition
-from aiokcc.core.run import Generation
+from aiokcc.core.partitions import Partition, decode_partitions
+from aiokcc.core.run import Generation, Run
 from aiokcc.errors import (
     BadVersionError,
     CoordinationError,
@@ -34,7 +34,15 @@ if TYPE_CHECKING:
     from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.member import Member
 
-__all__ = ["Offsets", "find_offsets", "list_offsets", "still_ours", "write_offsets"]
+__all__ = [
+    "Activity",
+    "Offsets",
+    "find_offsets",
+    "list_offsets",
+    "read_activity",
+    "still_ours",
+    "write_offsets",
+]
 
 log = logging.getLogger("aiokcc.offsets")
 
@@ -176,6 +184,25 @@ async def list_offsets(store: Store, session: Session) -> dict[Partition, Commit
                 path = store.describe(f"{paths.OFFSETS}/{topic}/{number}")
                 raise CorruptNodeError(path, number.encode(), "a partition's number as the node's name") from None
     return await find_offsets(store, session, sorted(partitions))
+
+
+class Activity(NamedTuple):
+    """What goes on under a root: whether there is a run that has not ended, and who takes part."""
+
+    running: bool
+    members: tuple[str, ...]
+    partitions: frozenset[Partition]
+    """Of the run, ended or not."""
+
+
+async def read_activity(store: Store, session: Session) -> Activity:
+    """Look. CorruptNodeError if what is there cannot be read."""
+    run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
+    members = await _below(session, paths.IDS)
+    if run is None or listed is None:
+        return Activity(run is not None, members, frozenset())
+    partitions = decode_partitions(store.describe(listed.path), listed.data)
+    return Activity(not Run.decode(store.describe(run.path), run.data, partitions).ended, members, partitions)
 
 
 async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, Commit]) -> None:

@@ -1,0 +1,371 @@
+"""``aiokcc offsets``: committed offsets, shown, and changed between two runs.
+
+They stand in the store or in Kafka; a *shelf* is either, read and written in the same way. Nothing written here can harm a run:
+to a run only its own commits and cuts count. It is refused all the same while one has not ended, for the run would commit
+over it, and whoever wrote it would wonder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import re
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import anyio
+
+from aiokcc.cli import offset_files
+from aiokcc.cli.arguments import command
+from aiokcc.cli.page import Table
+from aiokcc.cli.paper import write_table
+from aiokcc.cli.replay_arguments import SERVERS
+from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.core.offsets import Commit
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_time
+from aiokcc.errors import CoordinationError, PartitionError, UsageError
+from aiokcc.runtime.offsets import Activity, list_offsets, read_activity, write_offsets
+from aiokcc.stores import open_store
+from aiokcc.stores.port import Session, Store
+
+if TYPE_CHECKING:
+    from aiokcc.kafka.cluster import Cluster
+
+__all__ = ["check_offsets", "say_offsets"]
+
+
+class Shelf(Protocol):
+    """Where offsets are kept."""
+
+    name: str
+    """``kafka`` or ``zookeeper``."""
+    where: str
+
+    async def read(self) -> dict[Partition, Commit]:
+        """All of them."""
+
+    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+        """Put these there."""
+
+
+class _InStore:
+    name = "zookeeper"
+
+    def __init__(self, store: Store, session: Session) -> None:
+        self._store, self._session = store, session
+        self.where = store.url
+
+    async def read(self) -> dict[Partition, Commit]:
+        return await list_offsets(self._store, self._session)
+
+    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+        await write_offsets(self._store, self._session, commits)
+
+
+class _InKafka:
+    name = "kafka"
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster, self._group = cluster, group
+        self.where = f"Kafka, group {group}"
+
+    async def read(self) -> dict[Partition, Commit]:
+        return await self._cluster.commits()
+
+    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+        if members := await self._cluster.group_members():
+            raise CoordinationError(
+                f"Kafka's group {self._group} has {count(len(members), 'member')} ({listed(members)}), "
+                f"and Kafka takes its offsets from them alone; stop them first"
+            )
+        await self._cluster.commit(commits)
+
+
+class _Desk:
+    """What an action works with: the shelf, Kafka where its address is known, and what goes on under the root."""
+
+    def __init__(self, options: argparse.Namespace, cluster: Cluster | None, shelves: dict[str, Shelf]) -> None:
+        self.options = options
+        self._cluster = cluster
+        self.shelves = shelves
+        self.activity = Activity(False, (), frozenset())
+
+    @property
+    def shelf(self) -> Shelf:
+        return self.shelves["kafka" if self.options.group_id else "zookeeper"]
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None  # check_offsets has seen to it
+        return self._cluster
+
+    async def known(self, found: Iterable[Partition]) -> frozenset[Partition]:
+        """The partitions that have offsets, those of the run, and those of the topics asked for. UsageError for a topic that
+        is none of them."""
+        known = self.activity.partitions | frozenset(found)
+        missing = [topic for topic in self.options.topic or () if all(p.topic != topic for p in known)]
+        if missing and self._cluster is None:
+            there = listed(sorted({p.topic for p in known}), 20) or "none"
+            raise UsageError(
+                f"nothing is known of the topic {missing[0]!r} in {self.shelf.where}; the topics are: {there}"
+            )
+        return known | (await self.cluster.partitions(missing) if missing else frozenset())
+
+    async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        """Where the logs end, of those that there are; nothing without Kafka's address."""
+        if self._cluster is None:
+            return {}
+        there: set[Partition] = set()
+        for topic in {p.topic for p in partitions}:
+            try:
+                there |= await self._cluster.partitions([topic])
+            except UsageError:  # deleted since
+                continue
+        wanted = there & set(partitions)
+        return await self._cluster.ends(wanted) if wanted else {}
+
+
+def check_offsets(options: argparse.Namespace) -> None:
+    """UsageError for whatever can be refused without asking anybody."""
+    if options.bootstrap_servers and "://" in options.bootstrap_servers:
+        raise UsageError(f"--bootstrap-servers {options.bootstrap_servers}: expected HOST:PORT, without a scheme")
+    if options.consumer:
+        from aiokcc.kafka.settings import check_consumer
+
+        check_consumer(dict(options.consumer))
+    needs = options.group_id is not None or options.action not in {"show", "export"}
+    if needs and not options.bootstrap_servers:
+        why = "offsets are checked against the logs" if options.group_id is None else "that group is Kafka's"
+        raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it; {why}")
+    if options.action == "migrate" and not (options.group_id and options.store):
+        raise UsageError("migrate needs both sides: --group-id for Kafka's, and the store's URL")
+    if options.action == "import" and options.file != "-" and not Path(options.file).is_file():
+        raise UsageError(f"there is no file {options.file}; '-' is standard input")
+
+
+async def say_offsets(options: argparse.Namespace) -> int:
+    """Do it; the exit code."""
+    action = {
+        "show": _show,
+        "set": _set,
+        "reset": _reset,
+        "export": _export,
+        "import": _import,
+        "migrate": _migrate,
+    }[options.action]
+    async with _opened(options) as desk:
+        await action(desk)
+    return 0
+
+
+@asynccontextmanager
+async def _opened(options: argparse.Namespace) -> AsyncIterator[_Desk]:
+    async with AsyncExitStack() as stack:
+        shelves: dict[str, Shelf] = {}
+        cluster: Cluster | None = None
+        if options.bootstrap_servers:
+            from aiokcc.kafka.cluster import Cluster
+            from aiokcc.kafka.settings import ReplaySettings
+
+            consumer = dict(options.consumer)
+            settings = ReplaySettings((), options.bootstrap_servers, group_id=options.group_id, consumer=consumer)
+            cluster = await stack.enter_async_context(Cluster(settings, options.timeout).connected())
+            if options.group_id:
+                shelves["kafka"] = _InKafka(cluster, options.group_id)
+        desk = _Desk(options, cluster, shelves)
+        if options.store:
+            store = open_store(options.store)
+            session = await stack.enter_async_context(store.session(connect_timeout=options.timeout))
+            shelves["zookeeper"] = _InStore(store, session)
+            desk.activity = await read_activity(store, session)
+        yield desk
+
+
+# -- looking ---------------------------------------------------------------------------------------------------------------
+
+
+async def _show(desk: _Desk) -> None:
+    options, shelf = desk.options, desk.shelf
+    found = await shelf.read()
+    commits = _chosen(found, options.topic)
+    known = await desk.known(found)
+    partitions = sorted(_chosen(dict.fromkeys(known), options.topic))
+    ends = await desk.ends(partitions)
+    lags = {p: max(0, ends[p] - commits[p].offset) for p in partitions if p in ends and p in commits}
+    if options.json:
+        entries = [
+            {**offset_files.as_entry(p, commits.get(p)), "end": ends.get(p), "lag": lags.get(p)} for p in partitions
+        ]
+        print(offset_files.as_json(shelf.where, shelf.name, entries))
+        return
+    if not partitions:
+        print(f"No offsets are kept in {shelf.where}.")
+        return
+    names = short_names(commit.by for commit in commits.values() if commit.by is not None)
+    rows = tuple(
+        (
+            p.topic,
+            str(p.number),
+            str(commits[p].offset) if p in commits else "—",
+            f"{lags[p]:,}" if p in lags else "—",
+            *(_words(commits[p], names) if p in commits else ("—", "—")),
+        )
+        for p in partitions
+    )
+    note = f"{sum(lags.values()):,} records behind in all" if lags else ""
+    if desk.options.bootstrap_servers is None:
+        note = "How far they are behind is shown with Kafka's address: --bootstrap-servers HOST:PORT"
+    columns = ("topic", "partition", "offset", "lag", "when", "by")
+    print(write_table(Table(shelf.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
+
+
+def _words(commit: Commit, names: Mapping[str, str]) -> tuple[str, str]:
+    when = "—"
+    if commit.at is not None:
+        when = f"{format_time(commit.at // 1000 * 1000)} ({span(time.time() - commit.at / 1000)} ago)"
+    return when, "—" if commit.by is None else names[commit.by]
+
+
+async def _export(desk: _Desk) -> None:
+    shelf = desk.shelf
+    found = await shelf.read()
+    await desk.known(found)
+    commits = _chosen(found, desk.options.topic)
+    if desk.options.format == "csv":
+        sys.stdout.write(offset_files.as_csv(commits))
+    else:
+        entries = [offset_files.as_entry(p, commit) for p, commit in sorted(commits.items())]
+        print(offset_files.as_json(shelf.where, shelf.name, entries))
+
+
+def _chosen(found: Mapping[Partition, Any], topics: list[str] | None) -> dict[Partition, Any]:
+    """Those of these topics; None: all."""
+    return {p: value for p, value in found.items() if topics is None or p.topic in topics}
+
+
+# -- writing ---------------------------------------------------------------------------------------------------------------
+
+
+async def _set(desk: _Desk) -> None:
+    options = desk.options
+    partition = Partition(options.topic, options.partition)
+    there = await _existing(desk, [partition])
+    begins, ends = await desk.cluster.begins(there), await desk.cluster.ends(there)
+    if not begins[partition] <= options.offset <= ends[partition]:
+        raise UsageError(
+            f"offset {options.offset} is not in the log of {partition}, which begins at {begins[partition]} "
+            f"and ends at {ends[partition]}"
+        )
+    await _write(desk, desk.shelf, {partition: options.offset})
+
+
+async def _reset(desk: _Desk) -> None:
+    options, cluster = desk.options, desk.cluster
+    topics = options.topic or sorted({p.topic for p in await desk.known(await desk.shelf.read())})
+    if not topics:
+        raise UsageError(f"nothing is kept in {desk.shelf.where} yet; name the topics with --topic")
+    partitions = await cluster.partitions(topics)
+    if options.to == "earliest":
+        offsets = await cluster.begins(partitions)
+    elif options.to == "latest":
+        offsets = await cluster.ends(partitions)
+    else:
+        offsets = await cluster.at(options.to, partitions, await cluster.ends(partitions))
+    await _write(desk, desk.shelf, offsets)
+
+
+async def _import(desk: _Desk) -> None:
+    name = "standard input" if desk.options.file == "-" else desk.options.file
+    try:
+        text = await anyio.to_thread.run_sync(_text_of, desk.options.file)
+    except UnicodeDecodeError:
+        raise UsageError(f"{name} is not text; expected JSON or CSV") from None
+    offsets = offset_files.read(text, name)
+    await _check(desk, offsets)
+    await _write(desk, desk.shelf, offsets)
+
+
+def _text_of(name: str) -> str:
+    return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
+
+
+async def _migrate(desk: _Desk) -> None:
+    options = desk.options
+    target = desk.shelves[options.to]
+    (source,) = (shelf for shelf in desk.shelves.values() if shelf is not target)
+    found = _chosen(await source.read(), options.topic)
+    if not found:
+        raise UsageError(f"{source.where} holds no offsets{' of these topics' if options.topic else ''}")
+    offsets = {p: commit.offset for p, commit in found.items()}
+    await _check(desk, offsets)
+    await _write(desk, target, offsets)
+    print(f"Those in {source.where} stay as they are.")
+
+
+async def _existing(desk: _Desk, partitions: Iterable[Partition]) -> frozenset[Partition]:
+    """The partitions themselves, if Kafka has them all. UsageError, PartitionError."""
+    wanted = frozenset(partitions)
+    there = await desk.cluster.partitions(sorted({p.topic for p in wanted}))
+    if missing := sorted(wanted - there):
+        of = sum(p.topic == missing[0].topic for p in there)
+        raise PartitionError(f"{missing[0]} does not exist; {missing[0].topic} has {count(of, 'partition')}, from 0 up")
+    return wanted
+
+
+async def _check(desk: _Desk, offsets: Mapping[Partition, int]) -> None:
+    """Not past the end; before the beginning is what becomes of every offset in time, and means the beginning."""
+    ends = await desk.cluster.ends(await _existing(desk, offsets))
+    for partition, offset in sorted(offsets.items()):
+        if offset > ends[partition]:
+            raise UsageError(f"offset {offset} lies past the log of {partition}, which ends at {ends[partition]}")
+
+
+async def _write(desk: _Desk, shelf: Shelf, offsets: Mapping[Partition, int]) -> None:
+    """Write, unless there is a run that would commit over it; show what was and what is."""
+    options = desk.options
+    if not options.force and not options.dry_run:
+        _refuse_while_running(desk)
+    before = await shelf.read()
+    now, by = time.time_ns() // 1_000_000, _operator()
+    if not options.dry_run:
+        await shelf.write({p: Commit(offset, at=now, by=by) for p, offset in offsets.items()})
+    rows = tuple(
+        (p.topic, str(p.number), str(before[p].offset) if p in before else "—", str(offset))
+        for p, offset in sorted(offsets.items())
+    )
+    print(write_table(Table(shelf.where, ("topic", "partition", "before", "now"), rows, right=frozenset({1, 2, 3}))))
+    if options.dry_run:
+        print("Nothing was written: this is what would be.")
+
+
+def _refuse_while_running(desk: _Desk) -> None:
+    activity, options = desk.activity, desk.options
+    if not activity.running and not activity.members:
+        return
+    where = re.sub(r"//.*@", "//", options.store)
+    if activity.members:
+        names = listed(short_names(activity.members).values())
+        why = f"{count(len(activity.members), 'member')} of the run under {where} may commit at any moment ({names})"
+        what = "Stop them first"
+    else:
+        why = f"the run under {where} has not ended"
+        what = "Let it end first, or write under the root of the new run"
+    raise UsageError(
+        f"{why}. A run goes on by its own cuts and commits, so what is written now would have no effect on it, and would be "
+        f"committed over.\n{what}; --force writes all the same. See `{command(options, 'status')}`."
+    )
+
+
+def _operator() -> str:
+    """Who writes, for people."""
+    try:
+        name = getpass.getuser()
+    except (OSError, KeyError):  # no name in this container
+        name = "operator"
+    return re.sub(r"[^!-~]", "-", f"{name}@{socket.gethostname()}")[:200]

@@ -1,0 +1,192 @@
+"""What may be typed after ``aiokcc offsets``, and the help that teaches it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiokcc.cli.replay_arguments import SERVERS, setting
+from aiokcc.core.offsets import MAX_OFFSET
+from aiokcc.core.partitions import MAX_NUMBER
+from aiokcc.core.periods import parse_time
+from aiokcc.errors import UsageError
+
+__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_actions"]
+
+USAGE: Final = "aiokcc offsets ACTION …"
+BRIEF: Final = "show, set, reset, export, import or migrate committed offsets"
+DESCRIPTION: Final = """\
+Look at the offsets that replays have committed, and change them between two runs.
+
+where they are kept:
+  in the store   below its root, as offsets/TOPIC/PARTITION: aiokcc.replay(offset_storage="zookeeper"). Give the store's URL.
+  in Kafka       under a group's name: aiokcc.replay(group_id=…). Give --group-id, and the store's URL too, so that a run that
+                 is still going on is seen.
+"""
+END: Final = """\
+what they are good for:
+  A run that goes on does so by its last cut and by what it has committed itself. Offsets that somebody else has written never
+  hide a record from it, so nothing here can harm a run; it would only commit over what you write. That is why writing is
+  refused while a run has not ended. Offsets written here count for a new run, which is told to start at 'committed'.
+
+examples:
+  aiokcc offsets show zk://127.0.0.1:2181/replay
+  aiokcc offsets show --group-id billing --bootstrap-servers 127.0.0.1:9092
+  aiokcc offsets set orders 3 1200 --group-id billing
+  aiokcc offsets reset 2026-01-01T00:00Z --topic orders
+  aiokcc offsets export zk://127.0.0.1:2181/january | aiokcc offsets import - zk://127.0.0.1:2181/february
+  aiokcc offsets migrate --to zookeeper --group-id billing zk://127.0.0.1:2181/february
+
+`aiokcc offsets ACTION --help` explains each.
+"""
+_SHOW: Final = """\
+Show what is committed: topic, partition, offset, how far that is behind the end of the log, when it was committed and by whom.
+How far it is behind is known only with Kafka's address (--bootstrap-servers).
+"""
+_SET: Final = """\
+Set the offset of one partition: the next run that starts at 'committed' begins there. It must lie in the partition's log.
+"""
+_RESET: Final = """\
+Set the offsets of all partitions, or of some topics, to the first record at or past a time, to the earliest record, or to the
+end of the log. Without --topic these are the topics of the run under the store's root, and those that have offsets already.
+"""
+_EXPORT: Final = """\
+Write what is committed to standard output, as JSON or CSV; `aiokcc offsets import` reads both.
+"""
+_IMPORT: Final = """\
+Set offsets from a file that `aiokcc offsets export` has written: JSON, or CSV with the columns topic, partition and offset. All
+of it is checked before anything is written. Partitions that are not in the file keep what they have.
+"""
+_MIGRATE: Final = """\
+Copy offsets from Kafka to the store, or back: to change offset_storage= between two runs. What they are copied from stays as it
+is. To do it again changes nothing.
+"""
+
+
+def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_store: Callable[[Any], None]) -> None:
+    """All of them. ``add`` makes a subcommand, ``add_store`` gives it the options for the store."""
+    actions = parser.add_subparsers(
+        dest="action",
+        metavar="ACTION",
+        required=True,
+        title="actions",
+        parser_class=type(parser),
+        prog="aiokcc offsets",
+    )
+
+    def action(name: str, words: str, brief: str, description: str, *examples: str) -> Any:
+        ends = "examples:\n" + "\n".join(f"  aiokcc offsets {name} {example}" for example in examples) + "\n"
+        one = add(actions, name, f"aiokcc offsets {name} {words}", brief, description, ends)
+        one.add_argument("--group-id", type=_name, metavar="ID", help="those that Kafka keeps under this name")
+        one.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
+        what = "a setting of aiokafka's client, such as security_protocol=SASL_PLAINTEXT; for each again"
+        one.add_argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=what)
+        add_store(one)
+        return one
+
+    where = "[URL] [--group-id ID]"
+    show = action(
+        "show",
+        f"{where} [--topic TOPIC …] [--json]",
+        "offset, lag, when and by whom",
+        _SHOW,
+        "",
+        "--topic orders",
+        "--json | jq '.offsets[] | select(.lag > 1000)'",
+    )
+    _add_topics(show)
+    show.add_argument("--json", action="store_true", help="one JSON object (docs/command-line.md has its fields)")
+    one = action(
+        "set",
+        f"TOPIC PARTITION OFFSET {where} [--dry-run] [--force]",
+        "of one partition",
+        _SET,
+        "orders 3 1200",
+        "orders 3 1200 --group-id billing --dry-run",
+    )
+    one.add_argument("topic", type=_name, metavar="TOPIC")
+    one.add_argument("partition", type=_whole("a partition", MAX_NUMBER), metavar="PARTITION")
+    one.add_argument("offset", type=_whole("an offset", MAX_OFFSET), metavar="OFFSET")
+    _add_writing(one)
+    reset = action(
+        "reset",
+        f"TO {where} [--topic TOPIC …] [--dry-run] [--force]",
+        "to a time, to the earliest or to the latest record",
+        _RESET,
+        "earliest",
+        "latest --topic orders --topic payments",
+        "2026-01-01T00:00Z --dry-run",
+    )
+    what = "a time such as 2026-01-31T00:00Z, milliseconds since the epoch, 'earliest' or 'latest'"
+    reset.add_argument("to", type=_to, metavar="TO", help=what)
+    _add_topics(reset)
+    _add_writing(reset)
+    export = action(
+        "export",
+        f"{where} [--topic TOPIC …] [--format json|csv]",
+        "to a file, as JSON or CSV",
+        _EXPORT,
+        "> offsets.json",
+        "--format csv --group-id billing > offsets.csv",
+    )
+    _add_topics(export)
+    export.add_argument("--format", choices=("json", "csv"), default="json", help="default: json")
+    bring = action(
+        "import",
+        f"FILE {where} [--dry-run] [--force]",
+        "from such a file",
+        _IMPORT,
+        "offsets.json",
+        "- < offsets.csv",
+    )
+    bring.add_argument("file", metavar="FILE", help="'-' is standard input")
+    _add_writing(bring)
+    migrate = action(
+        "migrate",
+        "--to kafka|zookeeper --group-id ID [URL] [--topic TOPIC …] [--dry-run] [--force]",
+        "from Kafka to the store, or back",
+        _MIGRATE,
+        "--to zookeeper --group-id billing",
+        "--to kafka --group-id billing --dry-run",
+    )
+    what = "'zookeeper': from Kafka to the store; 'kafka': from the store to Kafka"
+    migrate.add_argument("--to", choices=("kafka", "zookeeper"), required=True, help=what)
+    _add_topics(migrate)
+    _add_writing(migrate)
+
+
+def _add_topics(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--topic", action="append", type=_name, metavar="TOPIC", help="only this; for each again")
+
+
+def _add_writing(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
+    what = "write although a run has not ended: it goes on by its own cuts, and commits over what is written"
+    parser.add_argument("--force", action="store_true", help=what)
+
+
+def _name(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; expected a name")
+    return text
+
+
+def _whole(what: str, most: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not (text.isascii() and text.isdecimal()) or len(text) > 19 or int(text) > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}; expected a whole number from 0 up")
+        return int(text)
+
+    return convert
+
+
+def _to(text: str) -> int | str:
+    if text in {"earliest", "latest"}:
+        return text
+    if text.isascii() and text.isdecimal() and len(text) <= 16:
+        return int(text)
+    try:
+        return parse_time(text, what="the time")
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(f"{error}; or 'earliest' or 'latest'") from None
