@@ -31,7 +31,6 @@ import pytest
 from aiokcc import local
 from aiokcc.errors import LocalServiceError
 from aiokcc.local import _jars, _java, _kafka, _spark_jars
-from aiokcc.spark.session import session as spark_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -119,6 +118,8 @@ async def private_kafka() -> AsyncIterator[local.Kafka]:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark session for the whole run; it takes about 8 s."""
+    from aiokcc.spark.session import session as spark_session  # the unit tests do without its dependencies
+
     with pytest.MonkeyPatch.context() as patch:
         _close_sockets_of_pyspark(patch)
         running = spark_session(app="tests", master="local[2]")
