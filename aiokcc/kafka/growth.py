@@ -3,7 +3,8 @@
 Kafka tells nobody of a new partition, so the leader's process asks every few seconds; it is time that makes the answer
 worth having. What it finds joins the agreed set at the present limit, read from its beginning; what lies before the limit
 by then is late, and the policy for late records says what becomes of it. Whoever reads all partitions takes the new ones
-too; in a Kafka group, Kafka assigns them.
+too, and whoever has a rule takes those that the rule gives him; in a Kafka group, Kafka assigns them. With nothing but lists a
+new partition is in nobody's hands, and the limit waits until somebody is started who has it in his list.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from aiokcc.errors import KafkaError, UsageError
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiokcc.core.partitions import Partition
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.reading import Reading
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.coordinator import Coordinator
 
-__all__ = ["discover", "take_new"]
+__all__ = ["discover", "take"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -48,14 +52,15 @@ async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coor
             log.warning("could not look for new partitions: %s", error)
 
 
-async def take_new(reading: Reading, coordinator: Coordinator) -> None:
-    """Read every partition that joins the set."""
+async def take(reading: Reading, coordinator: Coordinator, wants: Callable[[Partition], bool]) -> None:
+    """Read our partitions of the set, and those that join it later; one after the other, or one would be opened twice."""
     grown = Signal()
     member = coordinator._member
     member.on_set = grown.set
     try:
         while True:
+            if new := set(filter(wants, coordinator.partitions - reading.partitions)):
+                await reading.begin(new)
             await grown.wait()
-            await reading.begin(coordinator.partitions - reading.partitions)
     finally:
         member.on_set = None

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.coordinator import Coordinator
     from aiokcc.runtime.gate import Gate
+    from aiokcc.runtime.member import Member
 
-__all__ = ["Reading", "by_group", "fixed", "unwrapped"]
+__all__ = ["Reading", "by_group", "commit_released", "fixed", "unwrapped"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 _CLOSE_SECONDS: Final = 2.0
+_COMMIT_SECONDS: Final = 1.0
 
 Work = Callable[[Stream], Awaitable[None]]
 
@@ -111,6 +113,11 @@ class Reading:
             running.ended.set()
             self._done.set()
 
+    def halt(self) -> None:
+        """Start no further record, from now on; :meth:`end` does the rest."""
+        for running in self._running.values():
+            self._member.revoke(running.gate)
+
     async def end(self, partitions: Iterable[Partition]) -> None:
         """Give partitions up: no further record starts, the running handler ends, commit, give the lock back."""
         leaving = {p: self._running.pop(p) for p in partitions if p in self._running}
@@ -119,13 +126,14 @@ class Reading:
         self._pump.remove(leaving)
         for running in leaving.values():
             await running.ended.wait()
-        await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
+        if not self._member.ledger.withheld:  # else somebody has gathered it and not processed it yet
+            await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
         for running in leaving.values():
             await self._member.surrender(running.gate)
 
-    async def all_done(self) -> None:
-        """Wait until every stream has ended."""
-        while not all(running.ended.is_set() for running in self._running.values()):
+    async def all_done(self, *, at_least: int = 0) -> None:
+        """Wait until there are so many streams and every one of them has ended."""
+        while len(self._running) < at_least or not all(running.ended.is_set() for running in self._running.values()):
             await self._done.wait()
 
     async def close(self) -> None:
@@ -162,6 +170,17 @@ async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordi
     await reading.begin(mine)
     await reading.all_done()
     await coordinator._member.settled()
+
+
+async def commit_released(reading: Reading, committer: Committer, member: Member, released: asyncio.Event) -> None:
+    """After a release no period closes any more, and no cut is written: commit what is done as time goes by instead."""
+    await released.wait()
+    before: dict[Partition, int] = {}
+    while True:
+        if not member.ledger.withheld and before != (now := reading.positions()):
+            before = now
+            committer.note(now)
+        await anyio.sleep(_COMMIT_SECONDS)  # time is the event: nothing else says that it is worth a commit
 
 
 async def by_group(

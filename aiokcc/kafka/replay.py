@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Literal
@@ -20,12 +19,13 @@ from aiokcc.core.run import Bounds
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.desk import Desk
-from aiokcc.kafka.growth import discover, take_new
-from aiokcc.kafka.offsets import Committer, committer
+from aiokcc.kafka.growth import discover, take
+from aiokcc.kafka.offsets import committer
 from aiokcc.kafka.pump import Pump
-from aiokcc.kafka.reading import Reading, by_group, fixed, unwrapped
+from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
+from aiokcc.kafka.summary import Period, Summary
 from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
 from aiokcc.runtime.offsets import find_offsets
 from aiokcc.runtime.signal import Signal
@@ -33,36 +33,6 @@ from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
-
-
-@dataclass(slots=True)
-class Summary:
-    """What a replay has done in this process so far."""
-
-    records: int = 0
-    """Read, handled or not."""
-    late: int = 0
-    """Came after their period had closed."""
-    outside: int = 0
-    """Lay before the start of the replay, behind others that did not; they were left out."""
-    poisoned: int = 0
-    """Had no usable timestamp."""
-    retried: int = 0
-    dead_lettered: int = 0
-    periods: int = 0
-    """Closed by the group since this process joined it, whether or not it had records in them. What lies beyond a release is
-    in no period, nor is the period that a release leaves open."""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Period:
-    """One period's records in this process, by partition. ``cut`` is the first offset after it in each partition."""
-
-    start: int
-    end: int
-    records: Mapping[Partition, list[Any]]
-    cut: Mapping[Partition, int] = field(default_factory=dict)
 
 
 def replay(
@@ -73,7 +43,7 @@ def replay(
     period: str | int | timedelta,
     start: str | int | datetime = "earliest",
     end: str | int | datetime | None = None,
-    partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
+    partitions: Mapping[str, list[int]] | list[tuple[str, int]] | Callable[[str, int], object] | None = None,
     group_id: str | None = None,
     assignment: Literal["group", "fixed"] | None = None,
     commit: bool = True,
@@ -109,9 +79,12 @@ def replay(
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
     :param start: a time, ``"earliest"``, or ``"committed"``: what stands in ``offset_storage`` when the run is founded, whoever
         has put it there; a partition for which nothing does starts at its earliest record
-    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever: then new
-        partitions, and new topics that match the pattern, join while the replay runs
-    :param partitions: which partitions this process runs; by default all
+    :param end: a time, ``"now"`` (the ends of the logs when the group is founded; a transaction whose marker has not been
+        written by then, which may be a moment after its commit was answered, lies beyond it), or None to follow until
+        :meth:`Replay.stop`: then new partitions, and new topics that match the pattern, join while the replay runs
+    :param partitions: which partitions this process runs; by default all. A list, or a function of topic and number that says
+        whether they are ours, as ``lambda topic, number: number % 3 == 0``: only such a rule, or the default, takes
+        partitions that join later. One that is in no process's list blocks the group until somebody is started who has it
     :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` it also
         says which partitions are ours: Kafka assigns them, and may move them while the replay runs
     :param assignment: ``"group"`` or ``"fixed"``, to say so; by default ``"group"`` if there is a ``group_id`` and no
@@ -201,6 +174,9 @@ async def _replaying(
         if outside:
             count = sum(p.topic == outside[0].topic for p in everything)
             raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
+        mine = frozenset(filter(settings.wants, everything))
+        if not mine and settings.end is not None:
+            raise UsageError("partitions= says of no partition that it is ours: this process would have nothing to do")
 
         async def resolve() -> Mapping[Partition, Bounds]:
             if settings.start != "committed":
@@ -218,7 +194,7 @@ async def _replaying(
             failure: BaseException | None = None
             async with anyio.create_task_group() as tasks:
                 try:
-                    yield Replay(settings, cluster, coordinator, settings.partitions or everything, lookahead, tasks)
+                    yield Replay(settings, cluster, coordinator, mine, lookahead, tasks)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised where no group wraps it
                     failure = error
                 finally:
@@ -247,17 +223,34 @@ class Replay:
         self._mine = mine
         self._lookahead = lookahead
         self._used = False
+        self._reading: Reading | None = None
+        self._until_stopped = anyio.CancelScope()
+        self._in_hand = anyio.Lock()
+        """Held while the user works on a period: what it brought is not processed before that."""
         self.summary = Summary()
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """The partitions this process runs."""
-        return tuple(sorted(self._mine))
+        """The partitions this process runs: while it reads, those it has; before that, those it is going to ask for."""
+        return tuple(sorted(self._mine if self._reading is None else self._reading.partitions))
 
     @property
     def bounds(self) -> Mapping[Partition, Bounds]:
         """What of each log the run replays, of all partitions: the first offset, and the one it ends before, if it ends."""
         return self._member.bounds
+
+    def stop(self) -> None:
+        """End the reading in this process in good order; call it from anywhere in its event loop, a handler too.
+
+        No further record is started, and running handlers end: ``async for`` with the records it has in hand, :meth:`periods`
+        with the period it has in hand. Where offsets are committed, they are committed up to here. Then the partitions are
+        given up, and :meth:`run` returns, or the loop ends. Other processes are not stopped, and the limit waits until
+        somebody runs the partitions again. Who does goes on here if offsets are committed, and otherwise where the last
+        period closed. To end at once, without waiting for anybody's handler, cancel instead.
+        """
+        self._until_stopped.cancel()
+        if self._reading is not None:
+            self._reading.halt()
 
     async def run(self, handler: Callable[[Any], Any]) -> Summary:
         """Hand every record to the handler, one task per partition; what was done, when the run has ended.
@@ -350,20 +343,24 @@ class Replay:
                 tasks.start_soon(read)
                 while True:
                     await complete.wait()
+                    if self._until_stopped.cancel_called:  # what was gathered since is no whole period: it comes again
+                        taken.set()
+                        continue
                     released = ledger.limit.mode is Mode.OPEN
                     if not collected or not (ledger.complete or released):
                         continue
                     ready = dict(collected)
                     cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else ledger.positions()
                     collected.clear()
-                    await desk.hand(Period(ledger.late_below, ledger.limit.value, ready, cut))
-                    taken.set()
-                    taken = asyncio.Event()
-                    if collected:  # an idle partition woke meanwhile
-                        complete.set()
-                    else:
-                        ledger.withheld = False
-                        member.arrived()
+                    async with self._in_hand:
+                        await desk.hand(Period(ledger.late_below, ledger.limit.value, ready, cut))
+                        taken.set()
+                        taken = asyncio.Event()
+                        if collected:  # an idle partition woke meanwhile
+                            complete.set()
+                        else:
+                            ledger.withheld = False
+                            member.arrived()
         finally:
             member.on_complete = None
             if ledger.withheld:  # what was not processed has not finished either
@@ -385,22 +382,32 @@ class Replay:
             await self._cluster.ask(consumer.start(), "connect to")
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
             commits = committer(settings, consumer, self._cluster, member)
-            member.on_close = self._closing(commits)
+            released = asyncio.Event()
+
+            def moved(positions: dict[Partition, int]) -> None:
+                self.summary.periods = member.closed
+                commits.note(positions)
+                if self.coordinator.released:
+                    released.set()
+
+            member.on_close = moved
+            moved({})  # what was so before we looked
             reading: Reading | None = None
             try:
                 async with unwrapped() as tasks:
-                    reading = Reading(settings, self.coordinator, pump, commits, self.summary, work, tasks)
+                    self._reading = reading = Reading(
+                        settings, self.coordinator, pump, commits, self.summary, work, tasks
+                    )
                     tasks.start_soon(commits.run)
                     tasks.start_soon(pump.run)
-                    if settings.end is None:
-                        tasks.start_soon(discover, settings, self._cluster, self.coordinator)
-                        if settings.partitions is None and not settings.by_group:
-                            tasks.start_soon(take_new, reading, self.coordinator)
-                    if settings.by_group:
-                        await by_group(reading, consumer, settings, self.coordinator)
+                    tasks.start_soon(commit_released, reading, commits, member, released)
+                    with self._until_stopped:
+                        await self._until_done(reading, consumer)
+                    if self._until_stopped.cancel_called:
+                        async with self._in_hand:
+                            await reading.end(reading.partitions)
                     else:
-                        await fixed(reading, self._mine, self.coordinator)
-                    await commits.flush(reading.positions())
+                        await commits.flush(reading.positions())
                     tasks.cancel_scope.cancel()
             finally:
                 if reading is not None:
@@ -408,9 +415,17 @@ class Replay:
                 member.on_close = None
                 self.summary.seconds += time.monotonic() - began
 
-    def _closing(self, commits: Committer) -> Callable[[dict[Partition, int]], None]:
-        def closed(positions: dict[Partition, int]) -> None:
-            self.summary.periods = self._member.closed
-            commits.note(positions)
-
-        return closed
+    async def _until_done(self, reading: Reading, consumer: AIOKafkaConsumer) -> None:
+        settings, coordinator = self._settings, self.coordinator
+        grows = settings.end is None
+        async with unwrapped() as tasks:
+            if grows:
+                tasks.start_soon(discover, settings, self._cluster, coordinator)
+            if settings.by_group:
+                await by_group(reading, consumer, settings, coordinator)
+            elif grows:
+                tasks.start_soon(take, reading, coordinator, settings.wants)
+                await reading.all_done(at_least=1)
+            else:
+                await fixed(reading, self._mine, coordinator)
+            tasks.cancel_scope.cancel()

@@ -48,7 +48,9 @@ class ReplaySettings:
     start: int | Literal["earliest", "committed"] = "earliest"
     end: int | Literal["now"] | None = None
     partitions: frozenset[Partition] | None = None
-    """Which of them this process runs; None: all."""
+    """Which of them this process runs; None: all, or those that the rule says."""
+    rule: Callable[[str, int], object] | None = None
+    """Says of each partition, also of one that joins later, whether this process runs it."""
     group_id: str | None = None
     by_group: bool = False
     """Whether Kafka's group protocol says which partitions are ours."""
@@ -80,6 +82,12 @@ class ReplaySettings:
         if self.offset_storage != "kafka":
             what += f" offsets={self.offset_storage}"
         return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
+
+    def wants(self, partition: Partition) -> bool:
+        """Whether this process runs the partition, where nobody assigns it."""
+        if self.rule is not None:
+            return bool(self.rule(partition.topic, partition.number))
+        return self.partitions is None or partition in self.partitions
 
     @classmethod
     def check(
@@ -155,7 +163,8 @@ class ReplaySettings:
             pattern,
             begin,  # type: ignore[arg-type]
             finish,  # type: ignore[arg-type]
-            _partitions(topics, partitions),
+            None if callable(partitions) else _partitions(topics, partitions),
+            _rule(partitions) if callable(partitions) else None,
             group_id,
             assignment != "fixed" and group_id is not None and partitions is None,
             commit,
@@ -233,10 +242,23 @@ def _lateness(topics: Sequence[str], value: object) -> dict[str, int]:
     return dict.fromkeys(topics, bound)
 
 
+def _rule(value: Callable[..., Any]) -> Callable[[str, int], object]:
+    wrong = f"partitions is {value!r}; expected a plain function of topic and number that says whether they are ours"
+    if inspect.iscoroutinefunction(value):
+        raise UsageError(wrong)
+    try:
+        inspect.signature(value).bind("topic", 0)
+    except TypeError:
+        raise UsageError(wrong) from None
+    except ValueError:  # a function written in C may not tell what it takes
+        pass
+    return value
+
+
 def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | None:
     if value is None:
         return None
-    form = 'expected partitions like {"orders": [0, 1]} or [("orders", 0), ("orders", 1)]'
+    form = 'expected partitions like {"orders": [0, 1]}, [("orders", 0), ("orders", 1)] or a function of both'
     pairs: list[Any]
     if isinstance(value, Mapping):
         for numbers in value.values():

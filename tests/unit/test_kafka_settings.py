@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -80,6 +81,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"partitions": {}}, "nothing to do"),
     ({"partitions": {"orders": []}}, "nothing to do"),
     ({"partitions": {"orders": 3}}, "expected partitions like"),
+    ({"partitions": lambda topic: True}, "expected a plain function of topic and number"),
+    ({"partitions": asyncio.sleep}, "expected a plain function of topic and number"),
     ({"partitions": {"orders": None}}, "expected partitions like"),
     ({"partitions": {"others": [0]}}, "'others', which is not replayed"),
     ({"partitions": {"orders": [-1]}}, "from 0 up"),
@@ -190,3 +193,19 @@ def test_what_all_members_must_share_differs_in_words(changed: dict[str, Any]) -
 @pytest.mark.parametrize("changed", [{"lateness": 0}, {"retries": 3}, {"late": "drop"}, {"buffer_records": 99}])
 def test_what_is_a_members_own_business_does_not(changed: dict[str, Any]) -> None:
     assert settings_of("orders", **changed).source == settings_of("orders").source
+
+
+def test_a_rule_says_of_every_partition_whether_it_is_ours() -> None:
+    settings = settings_of("orders", "payments", partitions=lambda topic, number: topic == "orders" and number % 2)
+    assert settings.partitions is None
+    assert [settings.wants(Partition("orders", n)) for n in range(3)] == [False, True, False]
+    assert not settings.wants(Partition("payments", 1))
+    assert not settings_of("orders", "payments", partitions=lambda *_: True, group_id="shop").by_group, (
+        "we say so, and not Kafka"
+    )
+
+
+def test_a_list_says_it_too_and_without_either_all_are_ours() -> None:
+    assert settings_of("orders", "payments").wants(Partition("orders", 9))
+    assert settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 1))
+    assert not settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 0))
