@@ -1,0 +1,283 @@
+"""A frame as Parquet files, one for each period, written by Spark's workers; the driver gets their names only.
+
+Spark's own writer would do, but a file costs it a dozen calls of Hadoop's file system and two processes (``chmod``), and a
+catch-up has a hundred small files. So the rows go to Python as Arrow, which writes, hashes and syncs them in one pass.
+
+**The same rows give the same bytes**, whatever else the job holds and wherever it runs: a file's rows come to one task and are
+sorted by all columns; row groups have a fixed number of rows, however Spark cut the stream; every column is nullable; nothing
+of the session, its time zone for one, stands in the file. (A sum of floats may itself depend on the order of the rows, and a
+version of pyarrow may write other bytes than another.)
+
+A task that is repeated or runs twice writes files of other names. Only what the successful one reports is ever looked at.
+
+The function that runs on a worker is sent by value and imports nothing of aiokcc, which need not be installed there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokcc.errors import UsageError
+from aiokcc.spark.sinks.manifest import period_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from aiokcc.spark.batch import Batch
+
+__all__ = ["WrittenFile", "check_installed", "check_schema", "write_files"]
+
+_LABEL: Final = "__aiokcc_file"
+_RESULT: Final = "period long, part int, name string, rows long, size long, sha256 string, host string"
+_NO_PARQUET: Final = {
+    "void": "it has no type; cast it to the type it should have",
+    "variant": "cast it, or write it as a string with to_json",
+    "interval": "cast it to a number or a string",
+    "udt": "take its parts as columns of their own",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """What a worker has written: part ``part`` of the period that starts at ``period``."""
+
+    period: int
+    part: int
+    name: str
+    rows: int
+    size: int
+    sha256: str
+    host: str
+
+
+def check_installed(what: str) -> None:
+    """UsageError if the driver lacks what the writing needs."""
+    for module in ("pyarrow", "pandas"):
+        if importlib.util.find_spec(module) is None:
+            raise UsageError(
+                f"{what} writes through {module}, on the driver and on every worker: pip install 'pyspark[sql]'"
+            )
+
+
+def check_schema(frame: DataFrame) -> None:
+    """UsageError for a result that cannot be written: no ``period``, two columns of a name, a type Parquet does not have."""
+    from pyspark.sql.types import TimestampType
+
+    names = [name.lower() for name in frame.columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            f"the result has two columns {twice!r}; rename one (Spark does not tell upper from lower case)"
+        )
+    if "period" not in frame.columns:
+        raise UsageError("the result has no column 'period'; keep it in every groupBy, join and select")
+    if not isinstance(frame.schema["period"].dataType, TimestampType):
+        kind = frame.schema["period"].dataType.simpleString()
+        raise UsageError(
+            f"the result's column 'period' is {kind}; keep it as it was, the timestamp of the period's start"
+        )
+    for field in frame.schema.fields:
+        _check_type(field.name, field.dataType)
+
+
+def _check_type(name: str, kind: Any) -> None:
+    title = kind.typeName()
+    for word, advice in _NO_PARQUET.items():
+        if word in title or (word == "udt" and hasattr(kind, "sqlType")):
+            raise UsageError(
+                f"the result's column {name!r} is {kind.simpleString()}, which Parquet does not have: {advice}"
+            )
+    if title == "struct":
+        for field in kind.fields:
+            _check_type(f"{name}.{field.name}", field.dataType)
+    for inner in ("elementType", "keyType", "valueType"):
+        if hasattr(kind, inner):
+            _check_type(f"{name}.{inner.removesuffix('Type')}", getattr(kind, inner))
+
+
+def write_files(
+    frame: DataFrame, batch: Batch, target: str, *, parts: int, compression: str, group_rows: int, prefix: str = ""
+) -> list[WrittenFile]:
+    """Run the job: the rows of each period into ``parts`` files in a directory, or below a URI that pyarrow knows.
+
+    The directory must be there, and be the same on all workers. Empty files are not written. What is returned is in the
+    order of periods and parts.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+    columns = [name for name in frame.columns if name != "period"]
+    order = [_orderable(frame.schema[name].dataType, F.col(_quoted(name))) for name in columns]
+    part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 and order else F.lit(0)
+    labelled = frame.withColumn(_LABEL, F.unix_millis(F.col("period")) * F.lit(parts) + part)
+    # One file needs one task; else as many as the session's shuffle has, or fewer if they are small (adaptive execution).
+    spread = labelled.repartition(1) if len(batch.periods) * parts == 1 else labelled.repartition(_LABEL)
+    names = {period.start: period_name(period.start) for period in batch.periods}
+    task = _writer(target, prefix, _LABEL, parts, names, compression, group_rows)
+    rows = spread.sortWithinPartitions(_LABEL, *order).mapInArrow(task, _RESULT).collect()
+    return sorted((WrittenFile(*row) for row in rows), key=lambda file: (file.period, file.part))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _orderable(kind: Any, column: Column) -> Column:
+    """The column, or what tells its values apart where Spark has no order for them: a map, or something that holds one."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if kind.typeName() == "map" and not _holds_map(kind.keyType) and not _holds_map(kind.valueType):
+        return F.sort_array(F.map_entries(column))
+    return F.to_json(F.struct(column)) if _holds_map(kind) else column
+
+
+def _holds_map(kind: Any) -> bool:
+    if kind.typeName() == "map":
+        return True
+    if kind.typeName() == "struct":
+        return any(_holds_map(field.dataType) for field in kind.fields)
+    return kind.typeName() == "array" and _holds_map(kind.elementType)
+
+
+def _writer(
+    target: str, prefix: str, label: str, parts: int, names: dict[int, str], compression: str, group_rows: int
+) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """The function of a task. It has no name in this module, so it is pickled by value; all it needs stands in it."""
+
+    def write(batches: Iterable[Any]) -> Iterator[Any]:
+        import hashlib
+        import os
+        import socket
+        import uuid
+        from concurrent.futures import ThreadPoolExecutor
+
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        import pyarrow.fs
+        import pyarrow.parquet as pq
+
+        local = "://" not in target
+        remote: Any = None
+        base = target
+        if not local:
+            remote, base = pa.fs.FileSystem.from_uri(target)
+        task_id = uuid.uuid4().hex[:12]
+
+        class Output:
+            """A file that knows its size and hash."""
+
+            def __init__(self, name: str) -> None:
+                path = f"{base}/{name}"
+                self.name, self.size, self.hash, self.closed = name, 0, hashlib.sha256(), False
+                self.file = open(path, "xb", buffering=0) if local else remote.open_output_stream(path)  # noqa: PTH123, SIM115
+
+            def write(self, data: Any) -> int:
+                view = memoryview(data).cast("B")
+                self.hash.update(view)
+                self.size += len(view)
+                done = 0
+                while done < len(view):
+                    done += self.file.write(view[done:]) or len(view)
+                return len(view)
+
+            def tell(self) -> int:
+                return self.size
+
+            def writable(self) -> bool:
+                return True
+
+            def readable(self) -> bool:
+                return False
+
+            def seekable(self) -> bool:
+                return False
+
+            def flush(self) -> None:
+                pass
+
+            def close(self) -> None:
+                self.closed = True
+
+            def finish(self) -> None:
+                if local:
+                    os.fsync(self.file.fileno())
+                self.file.close()
+
+        class File:
+            """The rows of one file, cut into groups of a fixed size."""
+
+            def __init__(self, key: int, schema: Any) -> None:
+                self.period, self.part = divmod(key, parts)
+                if self.period not in names:
+                    raise ValueError(
+                        f"the result has rows of the period {self.period} (ms), which is none of this batch: "
+                        f"the function must leave the column 'period' as it is"
+                    )
+                suffix = f"-{self.part:05d}" if parts > 1 else ""
+                self.output = Output(f"{prefix}{names[self.period]}{suffix}-{task_id}.parquet")
+                self.schema, self.rows, self.held = schema, 0, 0
+                self.pending: list[Any] = []
+                self.writer = pq.ParquetWriter(self.output, schema, compression=compression, store_schema=False)
+
+            def add(self, piece: Any) -> None:
+                self.rows += piece.num_rows
+                self.held += piece.num_rows
+                self.pending.append(piece)
+                if self.held >= group_rows:
+                    table = pa.Table.from_batches(self.pending, self.schema)
+                    while table.num_rows >= group_rows:
+                        self.writer.write_table(table.slice(0, group_rows).combine_chunks(), group_rows)
+                        table = table.slice(group_rows)
+                    self.pending, self.held = table.to_batches(), table.num_rows
+
+            def end(self) -> None:
+                if self.held:
+                    table = pa.Table.from_batches(self.pending, self.schema)
+                    self.writer.write_table(table.combine_chunks(), group_rows)
+                self.writer.close()
+
+        done: list[Any] = []
+        current: Any = None
+        key, schema = None, None
+        with ThreadPoolExecutor(8) as syncing:  # together they share the disk's commits
+            waiting = []
+            for batch in batches:
+                labels = pc.run_end_encode(batch.column(label))
+                plain = batch.drop_columns([label])
+                if schema is None:
+                    schema = pa.schema([field.with_nullable(True).remove_metadata() for field in plain.schema])
+                plain = pa.RecordBatch.from_arrays(plain.columns, schema=schema)
+                start = 0
+                for value, end in zip(labels.values.to_pylist(), labels.run_ends.to_pylist(), strict=True):
+                    if value is None:
+                        raise ValueError("the result has rows whose column 'period' is null")
+                    if value != key:
+                        if current is not None:
+                            current.end()
+                            waiting.append(syncing.submit(current.output.finish))
+                        current, key = File(value, schema), value
+                        done.append(current)
+                    current.add(plain.slice(start, end - start))
+                    start = end
+            if current is not None:
+                current.end()
+                waiting.append(syncing.submit(current.output.finish))
+            for sync in waiting:
+                sync.result()
+        host = socket.gethostname()
+        if done:
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "period": pa.array([file.period for file in done], pa.int64()),
+                    "part": pa.array([file.part for file in done], pa.int32()),
+                    "name": [file.output.name for file in done],
+                    "rows": pa.array([file.rows for file in done], pa.int64()),
+                    "size": pa.array([file.output.size for file in done], pa.int64()),
+                    "sha256": [file.output.hash.hexdigest() for file in done],
+                    "host": [host] * len(done),
+                }
+            )
+
+    return write

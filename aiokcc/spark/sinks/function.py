@@ -1,0 +1,52 @@
+"""Your own function as a sink."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from aiokcc.errors import UsageError
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.sinks.port import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["FunctionSink"]
+
+
+class FunctionSink(Sink):
+    """Calls ``function(frame, batch)`` for each batch that holds records; what it does, it does at once.
+
+    At least once: a driver that dies before it has recorded the batch calls it again with **the same** periods and rows, and
+    one that was only asleep may call it while its successor does. So the function must be idempotent by period: replace
+    what it wrote for ``batch.periods`` before, or write under a key made of the period. It is called in a thread.
+    """
+
+    exactly_once: ClassVar[bool] = False
+
+    def __init__(self, function: Callable[[DataFrame, Batch], Any]) -> None:
+        if not callable(function):
+            raise UsageError(
+                f"sink is {function!r}; expected a sink such as aiokcc.spark.ParquetSink, or a function of a frame and a batch"
+            )
+        self._function = function
+
+    def describe(self) -> str:
+        return "a function"
+
+    def begin(self, pipeline: str, attempt: int) -> None:
+        """Nothing: a function has no place where it could be fenced."""
+
+    def is_published(self, batch: Batch) -> bool:
+        return False
+
+    def stage(self, frame: DataFrame, batch: Batch) -> object:
+        self._function(frame, batch)
+        return True
+
+    def publish(self, batch: Batch, staged: object | None) -> None:
+        """Nothing: it was done when it was staged."""
+
+    def reset(self, pipeline: str) -> None:
+        """Nothing: what it wrote is replaced period by period."""

@@ -1,0 +1,336 @@
+"""The log of manifests: how a batch becomes visible on a POSIX file system, all at once, once, and by the right driver.
+
+::
+
+    out/revenue/
+        20260101T000000Z.parquet …                  further names of published files, one for each period
+        _aiokcc/owner.json                          whose directory this is
+        _aiokcc/attempts/00000003-5d1e0c/           the driver at work; it writes its manifests here first
+        _aiokcc/data/00000012-00000003-5d1e0c-0/    the files of batch 12, as attempt 3 wrote them; never changed again
+        _aiokcc/log/00000012.json                   the manifest of batch 12: from now on it is published
+
+**A batch is published if and only if its manifest is in the log.** Everything else follows:
+
+- *Atomic, once.* The manifest gets its name in the log by ``link``, which fails if the name is taken. What it names was
+  synced before, and is never changed after.
+- *Fenced.* The manifest is linked **from the attempt's own directory**. Who takes over removes the directories of all smaller
+  attempts, and reads the log only after that. A driver that was asleep cannot make its manifest (its directory is gone, and is
+  never made again), and cannot link one that it made before (it has no name any more, and a file without a name cannot be
+  linked: the kernel checks that under the file's lock, so it holds even for a link that is under way). Its directory has a
+  random part in its name, so it cannot be taken for somebody else's either.
+- *Never two.* Of two drivers that begin together, each makes its directory first and looks second: at least one sees the other,
+  and the smaller number gives way. A directory with the greatest number always stays.
+- *Left-overs.* What a dead attempt wrote stands in directories with its number. A driver removes those of smaller attempts that
+  the log does not name, when it begins. It never touches those of a greater one.
+- *Further names.* Once a batch is published, each of its files gets a second name at the top, after its period, for people and
+  for tools that read a whole directory. A crash may leave some out; the next driver adds them. They never show what is not
+  published.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Final
+
+from aiokcc.errors import CoordinationError, CorruptNodeError, FencedError, PipelineMismatchError, UsageError
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.sinks.disk import Disk
+from aiokcc.spark.sinks.manifest import FORMAT, DataFile, Manifest, PublishedPeriod, period_name
+
+__all__ = ["HOME", "MANIFEST", "Log"]
+
+HOME: Final = "_aiokcc"
+_logger = logging.getLogger("aiokcc.spark")
+MANIFEST: Final = re.compile(r"(\d{8,})\.json")
+_ATTEMPT: Final = re.compile(r"(\d{8,})-[0-9a-f]+")
+_STAGED: Final = re.compile(r"(\d{8,})-(\d{8,})-[0-9a-f]+-\d+")
+_FURTHER: Final = re.compile(r"\d+(T\d{6}(\.\d{3})?Z)?(-\d{5})?\.parquet")
+_GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
+_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS)
+
+
+class Log:
+    """The log in one directory, seen by one driver."""
+
+    def __init__(self, root: Path, disk: Disk | None = None) -> None:
+        self.root, self.home = root, root / HOME
+        self._disk = disk or Disk()
+        self._attempts, self._data, self._log = self.home / "attempts", self.home / "data", self.home / "log"
+        self._attempt, self._name = 0, ""
+        self._next, self._total, self._tries = 0, 0, 0
+
+    # A driver begins
+
+    def begin(self, pipeline: str, attempt: int) -> None:
+        """Take over from every smaller attempt. FencedError if a greater one, or another with this number, is there."""
+        self._check_place()
+        name = f"{attempt:08d}-{secrets.token_hex(6)}"
+        for path in (self.home, self._attempts, self._data, self._log):
+            path.mkdir(parents=True, exist_ok=True)
+        self._disk.make_directory(self._attempts / name)
+        try:
+            self._own(pipeline, name)
+            self._fence(attempt, name)
+        except (UsageError, FencedError):
+            self._disk.remove_tree(self._attempts / name)
+            raise
+        except FileNotFoundError as error:
+            if (self._attempts / name).exists():
+                raise
+            raise self._fenced(attempt) from error
+        self._attempt, self._name, self._tries = attempt, name, 0
+        self._read_end()
+        self._clear_data(attempt)
+        for path in (self._attempts, self.home, self.root, self.root.parent):
+            self._disk.sync(path)
+
+    def _check_place(self) -> None:
+        if self.root.exists() and not self.root.is_dir():
+            raise UsageError(f"{self.root} is a file; a ParquetSink needs a directory")
+        if (self.home / "owner.json").exists() or not self.root.exists():
+            return
+        foreign = [name for name in self._disk.names(self.root) if name != HOME]
+        if foreign:
+            raise UsageError(
+                f"{self.root} holds {foreign[0]!r}, which no ParquetSink has written; choose a directory that is new or empty"
+            )
+
+    def _own(self, pipeline: str, name: str) -> None:
+        """Write down whose directory this is, or see that it is ours. It also tells whether links can be had here."""
+        owner, draft = self.home / "owner.json", self._attempts / name / "owner.json"
+        if not owner.exists():
+            self._disk.write(draft, json.dumps({"format": FORMAT, "pipeline": pipeline}).encode() + b"\n")
+            try:
+                self._disk.link(draft, owner)
+            except FileExistsError:
+                pass
+            except OSError as error:
+                if error.errno not in _NO_LINKS:
+                    raise
+                raise UsageError(
+                    f"{self.root}: this file system has no hard links ({error.strerror}), by which a ParquetSink publishes; "
+                    f"choose a directory on another one, or a DeltaSink"
+                ) from error
+            self._disk.remove(draft)
+        self._check_owner(pipeline)
+
+    def _check_owner(self, pipeline: str) -> None:
+        path = self.home / "owner.json"
+        data = path.read_bytes()
+        try:
+            owner = json.loads(data)
+            form, theirs = owner["format"], owner["pipeline"]
+        except (ValueError, KeyError, TypeError):
+            raise CorruptNodeError(str(path), data, "the format and the pipeline's name as JSON") from None
+        if form != FORMAT:
+            raise UsageError(f"{self.root} has the format {form}; this version of aiokcc writes {FORMAT}")
+        if theirs != pipeline:
+            raise PipelineMismatchError(
+                f"{self.root} holds the results of the pipeline {theirs!r}, and this is {pipeline!r}; "
+                f"choose another directory"
+            )
+
+    def _fence(self, attempt: int, name: str) -> None:
+        others = [other for other in self._disk.names(self._attempts) if other != name]
+        numbers = [int(match[1]) for match in map(_ATTEMPT.fullmatch, others) if match]
+        if any(number >= attempt for number in numbers):
+            raise FencedError(
+                f"{self.root}: attempt {max(numbers)} has begun there, and this is attempt {attempt}: a later driver of this "
+                f"pipeline is at work, or these are results of an earlier run that the store knows nothing of "
+                f"(then from_scratch=True starts again, or choose another directory)"
+            )
+        for other in others:
+            self._remove_attempt(other)
+
+    def _remove_attempt(self, name: str) -> None:
+        """Renamed first: from then on nothing is found under the path that its driver knows."""
+        place = self._attempts / name
+        if not name.startswith("ended-"):
+            ended = self._attempts / f"ended-{name}"
+            try:
+                self._disk.rename(place, ended)
+            except FileNotFoundError:
+                return
+            place = ended
+        self._disk.remove_tree(place)
+
+    def _read_end(self) -> None:
+        # In this order: who has a name at the top by now is in the log by the time that it is read.
+        shown = {name for name in self._disk.names(self.root) if _FURTHER.fullmatch(name)}
+        numbers = self._numbers()
+        if numbers != list(range(len(numbers))):
+            missing = next(number for number, found in enumerate([*numbers, -1]) if number != found)
+            raise CoordinationError(f"{self._log} has no {missing:08d}.json, but later ones: a manifest was deleted")
+        self._next, self._total = len(numbers), 0
+        if not numbers:
+            for name in sorted(shown):  # left by a reset that did not come to its end
+                self._disk.remove(self.root / name)
+            return
+        last = self._read(numbers[-1])
+        self._total = last.total_files
+        # The usual gap is in the last batch. Any other (power was lost) shows in the number of names.
+        for number in (
+            [last.number] if len(shown) >= last.total_files - sum(len(p.files) for p in last.periods) else numbers
+        ):
+            self._show(self._read(number))
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(match[1]) for match in map(MANIFEST.fullmatch, self._disk.names(self._log)) if match)
+
+    def _clear_data(self, attempt: int) -> None:
+        """Remove what smaller attempts staged and nobody published, and what a reset left."""
+        for name in self._disk.names(self.home):
+            if name.startswith("ended-"):
+                self._disk.remove_tree(self.home / name)
+        for name in self._disk.names(self._data):
+            match = _STAGED.fullmatch(name)
+            if not match or int(match[2]) >= attempt:
+                continue
+            number = int(match[1])
+            if number >= self._next or not self._names(number, name):
+                self._disk.remove_tree(self._data / name)
+
+    def _names(self, number: int, directory: str) -> bool:
+        files = (file for period in self._read(number).periods for file in period.files)
+        return any(file.path.startswith(f"data/{directory}/") for file in files)
+
+    # A batch
+
+    def find(self, number: int) -> Manifest | None:
+        """The manifest of a batch, if it is published."""
+        try:
+            return self._read(number)
+        except FileNotFoundError:
+            return None
+
+    def is_published(self, batch: Batch) -> bool:
+        """Whether the batch is in the log; PipelineMismatchError if another one stands there under its number."""
+        found = self.find(batch.number)
+        if found is None:
+            return False
+        if not found.is_of(batch):
+            raise PipelineMismatchError(
+                f"{self.root}: batch {batch.number} is published there with other periods or offsets than the store has "
+                f"recorded: these are results of another run; from_scratch=True starts again, or choose another directory"
+            )
+        return True
+
+    def make_stage(self, batch: Batch) -> Path:
+        """A new directory for the files of a batch, where no reader looks; the one of a failed job before it goes."""
+        if not (self._attempts / self._name).exists():
+            raise self._fenced(self._attempt)  # the link would tell; this saves the job
+        stem = f"{batch.number:08d}-{self._name}"
+        if self._tries:
+            self._disk.remove_tree(self._data / f"{stem}-{self._tries - 1}")
+        place = self._data / f"{stem}-{self._tries}"
+        self._tries += 1
+        self._disk.make_directory(place)
+        return place
+
+    def sync_stage(self, place: Path) -> None:
+        """Make the names of staged files durable; their content is, by whoever wrote them."""
+        self._disk.sync(place)
+        self._disk.sync(self._data)
+
+    def publish(self, batch: Batch, files: dict[int, tuple[DataFile, ...]], schema: str | None = None) -> Manifest:
+        """Put the batch into the log. ``files`` are the synced files by the start of their period.
+
+        Done already, it changes nothing. FencedError if a later attempt has begun.
+        """
+        if batch.number < self._next:
+            self.is_published(batch)
+            return self._read(batch.number)
+        if batch.number > self._next:
+            raise PipelineMismatchError(
+                f"{self.root}: the log ends before batch {self._next}, and batch {batch.number} cannot follow: results that "
+                f"the store has recorded are not there any more; from_scratch=True starts again"
+            )
+        manifest = Manifest(
+            pipeline=batch.pipeline,
+            number=batch.number,
+            attempt=self._attempt,
+            schema=schema,
+            total_files=self._total + sum(map(len, files.values())),
+            periods=tuple(
+                PublishedPeriod(period.start, period.end, period.ranges, files.get(period.start, ()))
+                for period in batch.periods
+            ),
+        )
+        draft = self._attempts / self._name / f"{batch.number:08d}.json"
+        try:
+            self._disk.write(draft, manifest.encode())
+            self._disk.link(draft, self._log / draft.name)
+        except FileExistsError:
+            # Ours, if a former call got so far and no further; else somebody's who began after us.
+            manifest = self._read(batch.number)
+            if manifest.attempt != self._attempt or not manifest.is_of(batch):
+                raise self._fenced(self._attempt) from None
+        except OSError as error:
+            if error.errno in _GONE:
+                raise self._fenced(self._attempt) from error
+            raise
+        self._disk.sync(self._log)
+        self._next, self._total, self._tries = batch.number + 1, manifest.total_files, 0
+        self._show(manifest)
+        self._disk.remove(draft)
+        return manifest
+
+    def _fenced(self, attempt: int) -> FencedError:
+        return FencedError(f"{self.root}: a driver that began after attempt {attempt} has taken over")
+
+    def _show(self, manifest: Manifest) -> None:
+        """Give published files their names at the top. It is published all the same where that cannot be done."""
+        for period in manifest.periods:
+            for part, file in enumerate(period.files):
+                suffix = f"-{part:05d}" if len(period.files) > 1 else ""
+                shown = self.root / f"{period_name(period.start)}{suffix}.parquet"
+                try:
+                    self._show_file(self.home / file.path, shown)
+                except OSError as error:
+                    if error.errno not in _GONE:  # else all was reset meanwhile, and we are too late
+                        _logger.warning("%s has got no name of its own (%s); aiokcc.spark.files finds it", shown, error)
+                    return
+
+    def _show_file(self, source: Path, shown: Path) -> None:
+        try:
+            self._disk.link(source, shown)
+        except FileExistsError:
+            if not source.samefile(shown):  # what a reset left
+                self._disk.remove(shown)
+                self._disk.link(source, shown)
+
+    def _read(self, number: int) -> Manifest:
+        path = self._log / f"{number:08d}.json"
+        return Manifest.decode(os.fspath(path), path.read_bytes())
+
+    # From nothing
+
+    def reset(self, pipeline: str) -> None:
+        """End every attempt and forget all that was published. The directory stays this pipeline's."""
+        if not (self.home / "owner.json").exists():
+            self._check_place()
+            return
+        self._check_owner(pipeline)
+        for name in self._disk.names(self._attempts):
+            self._remove_attempt(name)
+        old = self.home / f"ended-{secrets.token_hex(6)}"
+        try:
+            self._disk.rename(self._log, old)  # for readers, all at once
+        except FileNotFoundError:
+            pass
+        self._disk.sync(self.home)
+        # First the files, then their further names: a driver that is still awake has nothing left to show.
+        for name in self._disk.names(self._data):
+            self._disk.remove_tree(self._data / name)
+        for name in self._disk.names(self.root):
+            if _FURTHER.fullmatch(name):
+                self._disk.remove(self.root / name)
+        for name in self._disk.names(self.home):
+            if name.startswith("ended-"):
+                self._disk.remove_tree(self.home / name)

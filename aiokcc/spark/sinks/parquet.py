@@ -1,0 +1,150 @@
+"""Parquet files in a directory, a period each, published exactly once.
+
+How a batch becomes visible, and why a driver that was only asleep cannot publish: :mod:`aiokcc.spark.sinks.log`. How the files
+are written: :mod:`aiokcc.spark.sinks.arrow`. How to read them: :func:`aiokcc.spark.files`, :func:`aiokcc.spark.read`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
+
+from aiokcc.errors import SparkJobError, UsageError
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
+from aiokcc.spark.sinks.log import HOME, Log
+from aiokcc.spark.sinks.manifest import DataFile
+from aiokcc.spark.sinks.places import local_path
+from aiokcc.spark.sinks.port import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from aiokcc.spark.sinks.arrow import WrittenFile
+
+__all__ = ["ParquetSink"]
+
+_COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
+_MOST_FILES: Final = 10_000
+
+
+class _Staged(TypedDict):
+    schema: str
+    files: list[tuple[int, str, int, int, str]]
+
+
+class ParquetSink(Sink):
+    """Publishes each period as Parquet in a directory of its own: ``ParquetSink("out/revenue")``.
+
+    The directory is a POSIX one with hard links, and on a cluster one that the driver and all workers share under the same
+    path. It belongs to one pipeline. The rows of a period are sorted, so that equal results are equal bytes.
+
+    Args:
+        path: the directory; it is made if it is not there.
+        files_per_period: into how many files the rows of a period are spread, by a hash of all columns, so that as many tasks
+            can write at once.
+        compression: of the columns.
+        row_group_rows: rows in a row group; a task holds so many in memory.
+    """
+
+    exactly_once: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        files_per_period: int = 1,
+        compression: str = "zstd",
+        row_group_rows: int = 65_536,
+    ) -> None:
+        place = local_path(path, "ParquetSink")
+        if place is None:
+            raise UsageError(
+                f"{os.fspath(path)!r} is not on a POSIX file system, whose hard links a ParquetSink publishes by; "
+                f"an object store is written to with aiokcc.spark.DeltaSink({os.fspath(path)!r})"
+            )
+        _check_number("files_per_period", files_per_period, _MOST_FILES)
+        _check_number("row_group_rows", row_group_rows, 2**31 - 1)
+        if compression not in _COMPRESSIONS:
+            raise UsageError(f"compression is {compression!r}; expected one of {', '.join(_COMPRESSIONS)}")
+        check_installed("ParquetSink")
+        self.path: Path = place
+        self._parts, self._compression, self._group_rows = files_per_period, compression, row_group_rows
+        self._log = Log(place)
+
+    def __repr__(self) -> str:
+        return f"ParquetSink({str(self.path)!r})"
+
+    def describe(self) -> str:
+        return f"Parquet in {self.path}"
+
+    def begin(self, pipeline: str, attempt: int) -> None:
+        self._log.begin(pipeline, attempt)
+
+    def is_published(self, batch: Batch) -> bool:
+        return self._log.is_published(batch)
+
+    def stage(self, frame: DataFrame, batch: Batch) -> object:
+        check_schema(frame)
+        place = self._log.make_stage(batch)
+        files = write_files(
+            frame,
+            batch,
+            str(place),
+            parts=self._parts,
+            compression=self._compression,
+            group_rows=self._group_rows,
+        )
+        for file in files:
+            self._check_seen(place, file, batch)
+        self._log.sync_stage(place)
+        inside = place.relative_to(self.path / HOME).as_posix()
+        return _Staged(
+            schema=_nullable(frame.schema.json()),
+            files=[(file.period, f"{inside}/{file.name}", file.rows, file.size, file.sha256) for file in files],
+        )
+
+    def _check_seen(self, place: Path, file: WrittenFile, batch: Batch) -> None:
+        """The driver must see what a worker wrote: else they do not mean the same directory."""
+        path = place / file.name
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            size = -1
+        if size != file.size:
+            seen = "does not see it" if size < 0 else f"sees {size} bytes"
+            raise SparkJobError(
+                f"the worker on {file.host} wrote {file.size} bytes to {path}, and the driver {seen}: a ParquetSink needs "
+                f"a directory that the driver and all workers share under the same path",
+                batch.pipeline,
+                batch.start,
+                batch.end,
+            )
+
+    def publish(self, batch: Batch, staged: object | None) -> None:
+        if staged is None:
+            self._log.publish(batch, {})
+            return
+        result = cast("_Staged", staged)
+        by_period: dict[int, list[DataFile]] = {}
+        for start, path, rows, size, digest in result["files"]:
+            by_period.setdefault(start, []).append(DataFile(path, rows, size, digest))
+        self._log.publish(batch, {start: tuple(files) for start, files in by_period.items()}, result["schema"])
+
+    def reset(self, pipeline: str) -> None:
+        self._log.reset(pipeline)
+
+
+def _check_number(what: str, value: object, most: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise UsageError(f"{what} is {value!r}; expected a whole number from 1 to {most}")
+
+
+def _nullable(schema: str) -> str:
+    """Spark's JSON of a schema as the files have it: any column may be null. Spark reads every file in that way."""
+    content: dict[str, Any] = json.loads(schema)
+    for field in content["fields"]:
+        field["nullable"] = True
+    return json.dumps(content)
