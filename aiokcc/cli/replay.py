@@ -72,7 +72,7 @@ async def say_replay(options: argparse.Namespace) -> int:
     command = _Command(options, before)
     try:
         with choose_bar() as bar:
-            orders = [_orders(options, share, n) for n, share in enumerate(shares, 1)]
+            orders = [_orders(options, shares, n) for n in range(1, len(shares) + 1)]
             crew: Crew | None = None
             try:
                 async with crew_of(orders, bar.write if on_terminal() else None) as crew:
@@ -295,10 +295,11 @@ async def _share(options: argparse.Namespace) -> list[list[Partition]]:
     return [sorted(share) for share in shares]
 
 
-def _orders(options: argparse.Namespace, share: list[Partition], number: int) -> dict[str, Any]:
+def _orders(options: argparse.Namespace, shares: list[list[Partition]], number: int) -> dict[str, Any]:
     return {
         "topics": options.topic,
-        "partitions": None if options.processes == 1 else share,  # alone, it takes those that are added later, too
+        "shares": shares,
+        "number": number - 1,
         "handler": options.handler,
         "timestamp": options.timestamp,
         "dead_letter": options.dead_letter,

@@ -15,7 +15,8 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import anyio
@@ -92,8 +93,8 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
     for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
         if orders[name] is not None:
             arguments[name] = load(orders[name], gets, number)
-    if orders["partitions"] is not None:
-        arguments["partitions"] = [(topic, number) for topic, number in orders["partitions"]]
+    if len(orders["shares"]) > 1:
+        arguments["partitions"] = rule_of(orders["shares"], orders["number"])
     async with aiokcc.replay(*orders["topics"], **arguments) as replay:
         bounds = replay.bounds.values()
         total = sum(b.end - b.start for b in bounds if b.end is not None)
@@ -108,6 +109,20 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
             reports.send("counts", **_counts(replay, counted))
         released = replay.coordinator.released
     reports.send("done", released=released)
+
+
+def rule_of(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, int], bool]:
+    """Whether a partition is ours: one of our share, or, of those that were added since, one that falls to us by its name.
+
+    All workers go by the same rule and the same shares, so each of them falls to exactly one.
+    """
+    owners = {(topic, partition): n for n, share in enumerate(shares) for topic, partition in share}
+
+    def rule(topic: str, partition: int) -> bool:
+        by_name = zlib.crc32(f"{topic}.{partition}".encode()) % len(shares)
+        return owners.get((topic, partition), by_name) == number
+
+    return rule
 
 
 class Counted:

@@ -16,6 +16,7 @@ import pytest
 
 from aiokcc import local
 from tests.integration.test_cli import AIOKCC, Ended, Terminal, environment, on_terminal
+from tests.integration.test_replay_growth import add_partitions
 from tests.kafka_topics import Row, create_fresh, write
 
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
@@ -127,6 +128,32 @@ async def test_three_processes_in_step(place: Place) -> None:
         f"in periods of 1m, in 3 processes."
     )
     assert re.fullmatch(r"Done: 1,200 records in \d+ periods and \S+s( \([\d,]+ records/s\))?, by 3 processes\.", last)
+
+
+async def test_following_in_several_processes_takes_partitions_that_are_added(place: Place, kafka: local.Kafka) -> None:
+    """Whichever of the processes they fall to: none of them is in nobody's hands, and the others go on."""
+    orders, payments = place.topics
+    expected = 2 * MINUTES * EACH
+    async with place.started(
+        "show", "--processes", "2", "--follow", "--consumer", "metadata_max_age_ms=200"
+    ) as process:
+        assert process.stdout is not None
+        lines = [await process.stdout.readline() for _ in range(expected)]
+        await add_partitions(kafka.bootstrap, orders, 5)
+        later = START + MINUTES * MINUTE
+        await write(kafka.bootstrap, orders, [Row(number, later) for number in range(2, 5)])
+        lines += [await process.stdout.readline() for _ in range(3)]
+        await write(kafka.bootstrap, payments, [Row(0, later + MINUTE)])
+        lines.append(await process.stdout.readline())
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 130
+    assert b"Traceback" not in err
+    records = handled(b"".join([*lines, out]).decode())
+    assert len(set(records)) == expected + 4
+    assert records[-1] == (payments, "0", str(MINUTES * EACH), str(later + MINUTE)), (
+        "which moved the limit with the new ones in the set"
+    )
 
 
 async def test_a_run_that_has_ended_stays_so(place: Place) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from aiokcc.cli.bar import LineBar, Pace, PlainBar, View, choose_bar, write_view
 from aiokcc.cli.crew import how_it_ended
 from aiokcc.cli.functions import load, place
 from aiokcc.cli.replay_arguments import as_keywords
+from aiokcc.cli.worker import rule_of
 from aiokcc.errors import UsageError
 
 T = 1_767_225_600_000
@@ -194,3 +196,14 @@ class TestShown:
 
     def test_no_terminal_no_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert isinstance(choose_bar(), LineBar)
+
+
+def test_every_partition_falls_to_one_worker_the_later_ones_too() -> None:
+    shares: list[list[Any]] = [[["orders", 0], ["orders", 2]], [["orders", 1]], [["payments", 0]]]
+    rules = [rule_of(shares, number) for number in range(3)]
+    for number, share in enumerate(shares):
+        for topic, partition in share:
+            assert [rule(topic, partition) for rule in rules] == [n == number for n in range(3)]
+    later = [[rule("orders", partition) for rule in rules] for partition in range(3, 100)]
+    assert all(sum(ours) == 1 for ours in later)
+    assert all(sum(ours) > 10 for ours in zip(*later, strict=True)), "not all of them to one"
