@@ -14,10 +14,15 @@ leader moves ``T`` on. ::
     async with aiokcc.replay("orders", "payments", bootstrap_servers="127.0.0.1:9092",
                              store="zk://127.0.0.1:2181/replay", end="now", period="1m") as replay:
         await replay.run(handle)
+
+    with aiokcc.spark.replay(spark, "orders", "payments", bootstrap_servers="127.0.0.1:9092",
+                             store="zk://127.0.0.1:2181/replay", name="revenue", end="now", period="1h") as replay:
+        replay.for_each_period(revenue, sink=aiokcc.spark.ParquetSink("out/revenue"))
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from aiokcc.errors import (
@@ -57,6 +62,7 @@ from aiokcc.runtime.status import Status
 from aiokcc.stores import Store, open_store
 
 if TYPE_CHECKING:
+    from aiokcc import spark
     from aiokcc.kafka import replay
 
 __version__ = "0.1.0"
@@ -98,17 +104,19 @@ __all__ = [
     "connect",
     "open_store",
     "replay",
+    "spark",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """``aiokcc.replay`` needs aiokafka, which the gate alone does not: it is looked for when it is asked for."""
-    if name != "replay":
+    """``aiokcc.replay`` and ``aiokcc.spark`` need what the gate alone does not: they are looked for when asked for."""
+    if name not in {"replay", "spark"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from aiokcc.kafka import replay
+        module = importlib.import_module("aiokcc.kafka" if name == "replay" else "aiokcc.spark")
     except ModuleNotFoundError as error:
         if error.name != "aiokafka":
             raise
-        raise UsageError("aiokcc.replay reads Kafka through aiokafka: pip install 'aiokcc[kafka]'") from error
-    return replay
+        extra = "kafka" if name == "replay" else "spark"
+        raise UsageError(f"aiokcc.{name} reads Kafka through aiokafka: pip install 'aiokcc[{extra}]'") from error
+    return module.replay if name == "replay" else module

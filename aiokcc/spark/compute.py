@@ -1,0 +1,148 @@
+"""The user's function, and the rule that makes many periods in one job the same as one job for each.
+
+In catch-up a frame holds several periods, told apart by the column ``period``. A function that keeps this column in every
+``groupBy``, join and window gives each period what it would give it alone. Two things guard the rule. A result without the
+column cannot be told apart at all: then each period is computed on its own, and later jobs hold one. And before the first job
+with several periods is published, one of them is computed alone and compared.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+from aiokcc.core.periods import format_time
+from aiokcc.errors import UsageError
+from aiokcc.spark.batch import Batch, Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["Computation", "Periods"]
+
+log = logging.getLogger("aiokcc.spark")
+
+PERIOD: Final = "period"
+
+
+@dataclass(frozen=True, slots=True)
+class Periods:
+    """The periods of one job: neighbours in event time, milliseconds since the epoch."""
+
+    start: int
+    end: int
+    boundaries: tuple[int, ...]
+    """Where each period ends, ascending; the last is ``end``."""
+    number: int
+    """Of the batch. The same number always has the same periods and records."""
+
+    @classmethod
+    def of(cls, batch: Batch) -> Periods:
+        """Those of a batch."""
+        return cls(batch.start, batch.end, tuple(period.end for period in batch.periods), batch.number)
+
+    def __str__(self) -> str:
+        return f"{format_time(self.start)} to {format_time(self.end)}"
+
+
+class Computation:
+    """Applies the user's function to batches."""
+
+    def __init__(
+        self,
+        function: Callable[[DataFrame, Periods], DataFrame],
+        read: Callable[[Batch], DataFrame],
+        *,
+        check: bool,
+        one_by_one: bool,
+    ) -> None:
+        self._function = function
+        self._read = read
+        self._unchecked = check
+        self.one_by_one = one_by_one
+        """Whether each period is computed on its own: as asked for, or because the result does not tell them apart."""
+
+    def result(self, batch: Batch) -> DataFrame:
+        """The function's result for a batch, with the column ``period``."""
+        if not self.one_by_one:
+            result = self._apply(batch)
+            if PERIOD in result.columns:
+                return result
+            self.one_by_one = True
+            log.warning(
+                "%s: the function's result has no column %r, so each job holds one period. Keep it in every groupBy, "
+                "join and window to have several periods computed at once, which is many times faster",
+                batch.pipeline,
+                PERIOD,
+            )
+        full = [period for period in batch.periods if period.ranges]
+        return reduce(lambda a, b: a.unionByName(b), [self._alone(batch, period) for period in full])
+
+    def verify(self, batch: Batch) -> None:
+        """Before the first job with several periods: UsageError if the function mixes them."""
+        full = [period for period in batch.periods if period.ranges]
+        if not self._unchecked or self.one_by_one or len(full) < 2:
+            return
+        self._unchecked = False
+        n = min(range(len(full) - 1), key=lambda n: _size(full[n]) + _size(full[n + 1]))
+        pair, first = replace(batch, periods=(full[n], full[n + 1])), replace(batch, periods=(full[n],))
+        together = self._apply(pair)
+        if PERIOD not in together.columns:
+            return  # result() sees that too
+        start = _instant(full[n].start)
+        both = _digest(together.where(together[PERIOD] == start))
+        alone = self._apply(first)
+        one = _digest(alone.where(alone[PERIOD] == start))
+        if both == one:
+            return
+        if _digest(self._apply(first)) != one:
+            log.warning(
+                "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
+                batch.pipeline,
+            )
+            return
+        raise UsageError(
+            f"the function mixes periods: for {format_time(full[n].start)} to {format_time(full[n].end)} it gives other rows "
+            f"when the next period is in the same frame. Keep the column 'period' in every groupBy, join and window; or "
+            f"give max_periods=1 to have one period in each frame; or check=False if the difference is meant"
+        )
+
+    def _apply(self, batch: Batch) -> DataFrame:
+        frame = self._read(batch)
+        result: Any = self._function(frame, Periods.of(batch))
+        if not hasattr(result, "columns") or not hasattr(result, "schema"):
+            raise UsageError(f"the function returned {result!r}; expected a DataFrame made from the one it was given")
+        return result
+
+    def _alone(self, batch: Batch, period: Slice) -> DataFrame:
+        result = self._apply(replace(batch, periods=(period,)))
+        return result.withColumn(PERIOD, _instant(period.start))
+
+
+def _size(period: Slice) -> int:
+    return sum(end - start for start, end in period.ranges.values())
+
+
+def _instant(millis: int) -> Any:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.timestamp_millis(F.lit(millis))
+
+
+def _digest(frame: DataFrame) -> tuple[Any, ...]:
+    """Equal for equal rows in any order. Sums of floats depend on the order of addition, so those count to nine digits."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    columns = [
+        F.format_string("%.8e", F.col(f"`{name}`").cast("double"))
+        if kind in ("float", "double")
+        else F.col(f"`{name}`")
+        for name, kind in frame.dtypes
+    ]
+    text = F.to_json(F.struct(*(column.alias(f"c{n}") for n, column in enumerate(columns))))
+    sums = frame.select(F.xxhash64(text).cast("decimal(38,0)").alias("h")).agg(F.count("h"), F.sum("h"))
+    row = sums.collect()[0]
+    return tuple(row)

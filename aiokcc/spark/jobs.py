@@ -1,0 +1,96 @@
+"""The one thread in which a replay talks to Spark, and how a running job is stopped.
+
+PySpark binds each Python thread to a Java thread and keeps job groups there, so all calls of a replay come from one thread, one
+after the other. Each try of a job has a job group of its own that later jobs of the same try belong to as well: cancelling it
+also stops what was not submitted yet. A group must not outlive its try in the thread, or the next one would be stopped with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Worker", "is_remote"]
+
+T = TypeVar("T")
+
+log = logging.getLogger("aiokcc.spark")
+
+_numbers: Final = itertools.count()
+_PROPERTIES: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, which has no context."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+class Worker:
+    """Runs calls to Spark and to the sink in a thread, one at a time."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aiokcc-spark")
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Run something that is over soon and must not stop half way: when cancelled, this waits for it first."""
+        return await self._wait(self._thread.submit(function, *args), lambda: None)
+
+    async def job(self, description: str, function: Callable[..., T], *args: Any) -> T:
+        """Run something whose Spark jobs are stopped when this is cancelled; then it returns once they have stopped."""
+        tag = f"aiokcc-{os.getpid()}-{next(_numbers)}"
+        return await self._wait(
+            self._thread.submit(self._tagged, tag, description, function, *args), lambda: self._stop(tag)
+        )
+
+    def close(self) -> None:
+        """No more calls."""
+        self._thread.shutdown(wait=False)
+
+    async def _wait(self, future: Future[T], stop: Callable[[], None]) -> T:
+        waiter = asyncio.wrap_future(future)
+        try:
+            await asyncio.wait([waiter])
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await asyncio.to_thread(stop)
+                await asyncio.wait([waiter])
+                if not waiter.cancelled() and waiter.exception() is not None:
+                    log.debug("stopped: %r", waiter.exception())
+            raise
+        return waiter.result()
+
+    def _tagged(self, tag: str, description: str, function: Callable[..., T], *args: Any) -> T:
+        spark = self._spark
+        if is_remote(spark):
+            spark.addTag(tag)
+            try:
+                return function(*args)
+            finally:
+                spark.removeTag(tag)
+        context = spark.sparkContext
+        context.setJobGroup(tag, description)
+        try:
+            return function(*args)
+        finally:
+            for name in _PROPERTIES:
+                context.setLocalProperty(name, None)
+
+    def _stop(self, tag: str) -> None:
+        try:
+            if is_remote(self._spark):
+                self._spark.interruptTag(tag)
+            else:
+                self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(tag)
+        except Exception as error:  # noqa: BLE001 - a session that is gone has no jobs
+            log.warning("could not stop the running job: %r", error)

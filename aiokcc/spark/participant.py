@@ -1,0 +1,227 @@
+"""The driver's place in the group: one member, with the gates of all its partitions, and where each of them stands.
+
+Asynchronous consumers walk record by record and wait in each partition's gate. A Spark driver walks batch by batch, and what
+it has to say it says for all partitions at once, when a batch is published: where each boundary was crossed, and which time
+comes next. So nothing waits in a gate here; the driver tells the member's ledger, and waits for the limit to move.
+
+Everything told is true however late it is told: a crossing is where a published period ends, the next time is that of a record
+that stands in the log, and *idle* is said only of an end that was read under the present limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from aiokcc.core.ledger import LaneState
+from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.partitions import Partition
+from aiokcc.core.progress import Span
+from aiokcc.core.run import Bounds
+from aiokcc.errors import SessionLostError, StoreUnreachableError
+from aiokcc.kafka.reading import unwrapped
+from aiokcc.runtime.coordinator import Coordinator
+from aiokcc.runtime.gate import Gate
+from aiokcc.runtime.member import NoSession
+from aiokcc.spark.finder import Found
+from aiokcc.spark.plan import Place, Stretch
+from aiokcc.stores.port import Session, boottime
+
+__all__ = ["Participant", "Track"]
+
+log = logging.getLogger("aiokcc.spark")
+
+_CLOSE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class Track:
+    """One partition: what is published of it, and what comes next."""
+
+    gate: Gate
+    bounds: Bounds
+    place: Place
+    """Where what is published ends."""
+    next: Found | None = None
+    """The first record at or past the published time; None if none is known."""
+    end_seen: Limit | None = None
+    """The limit under which the end of the log was last read, and nothing stood behind the place."""
+
+    @property
+    def partition(self) -> Partition:
+        """Which one."""
+        return self.gate.partition
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it will bring nothing more."""
+        return self.gate.lane.state is LaneState.FINISHED
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all that the run replays of it is published."""
+        return self.bounds.end is not None and self.place.low >= self.bounds.end
+
+
+class Participant:
+    """The gates of one driver, as one member of the group."""
+
+    def __init__(self, coordinator: Coordinator, store_timeout: float) -> None:
+        self.coordinator = coordinator
+        self.member = coordinator._member
+        self._ledger = self.member.ledger
+        self._store_timeout = store_timeout
+        self.tracks: dict[Partition, Track] = {}
+
+    # -- gates ----------------------------------------------------------------------------------------------------------
+
+    async def open(self, partitions: Iterable[Partition]) -> None:
+        """Take the locks of these partitions, side by side. They stand at the run's start until something else is known."""
+        gates = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        opened: list[Gate] = []
+
+        async def open_one(gate: Gate) -> None:
+            opened.append(await gate.__aenter__())
+
+        try:
+            async with unwrapped() as opening:
+                for gate in gates.values():
+                    opening.start_soon(open_one, gate)
+        except BaseException:
+            for gate in opened:
+                await gate.__aexit__(None, None, None)
+            raise
+        for partition, gate in gates.items():
+            bounds = self.member.bounds[partition]
+            self.tracks[partition] = Track(gate, bounds, Place(bounds.start, bounds.start))
+
+    async def close(self) -> None:
+        """Close all gates: finished ones keep their word, the others are given up."""
+        tracks, self.tracks = self.tracks, {}
+        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):  # a store that is away does not keep us
+            for track in tracks.values():
+                await track.gate.__aexit__(None, None, None)
+
+    def check(self) -> None:
+        """Raise what stands in the way of going on: the group's failure, or a lock that is lost to somebody else."""
+        if self.member.failure is not None:
+            raise self.member.failure
+        for track in self.tracks.values():
+            if track.gate.failure is not None:
+                raise track.gate.failure
+
+    @property
+    def limit(self) -> Limit:
+        """The present limit, with all open boundaries."""
+        return self._ledger.limit
+
+    @property
+    def is_through(self) -> bool:
+        """Whether everybody here has arrived: then the limit moves without our doing anything more."""
+        return self._ledger.complete
+
+    # -- the session ----------------------------------------------------------------------------------------------------
+
+    async def session(self) -> Session:
+        """The present session; waits while there is none. StoreUnreachableError if that takes too long."""
+        with anyio.move_on_after(self._store_timeout):
+            while True:
+                self.check()
+                session = self.member.session
+                if not isinstance(session, NoSession):
+                    return session
+                await self.member.moved.wait()
+        raise self._unreachable()
+
+    def _unreachable(self) -> StoreUnreachableError:
+        return StoreUnreachableError(
+            f"there was no session with the store for {self._store_timeout:g} s. Nothing was skipped; start the replay again "
+            f"when the store is back"
+        )
+
+    async def ready(self) -> None:
+        """Return once a job may start: we hold all locks, in a session that can be relied on."""
+        with anyio.move_on_after(self._store_timeout):
+            while True:
+                self.check()
+                session = self.member.session
+                if all(track.gate.lane.owned or track.is_finished for track in self.tracks.values()):
+                    if boottime() < session.stop_at:
+                        return
+                    try:
+                        await self.member.confirm()
+                        continue
+                    except SessionLostError:
+                        pass
+                if self._ledger.limit.mode is Mode.END:
+                    return
+                await self.member.moved.wait()
+        raise self._unreachable()
+
+    async def moved(self, seconds: float | None) -> None:
+        """Wait until the limit has moved or something else has happened, or for so long."""
+        if seconds is None:
+            await self.member.moved.wait()
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self.member.moved.wait()
+        except TimeoutError:
+            pass
+
+    # -- what is said ---------------------------------------------------------------------------------------------------
+
+    def walk(self, stretches: Sequence[Stretch]) -> None:
+        """Say where the boundaries of published periods were crossed. The gate may be behind them, or ahead."""
+        ledger = self._ledger
+        limit = ledger.limit
+        if limit.mode is Mode.GATED:
+            stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
+            for partition, track in self.tracks.items():
+                if not track.is_finished:
+                    for ts, place in _steps(partition, stretches):
+                        ledger.approach(track.gate.lane, ts, Span.of(*place))
+
+    def block(self, track: Track, ts: int) -> None:
+        """Say that a partition's next record is of this time; it may lie below the limit."""
+        lane, where = track.gate.lane, Span.of(*track.place)
+        if lane.state is not LaneState.BLOCKED or (lane.ts, lane.offset) != (ts, where):
+            self._ledger.approach(lane, ts, where)
+
+    def idle(self, track: Track) -> None:
+        """Say that a partition's log holds nothing more, if that was looked up under the present limit."""
+        if track.end_seen is not None:
+            self._ledger.idle(track.gate.lane, track.end_seen, Span.of(*track.place))
+
+    def finish(self, track: Track) -> None:
+        """Say that a partition brings nothing more before the run's end."""
+        self._ledger.finish(track.gate.lane, Span.of(*track.place))
+
+    def done(self) -> None:
+        """All has been said: if that makes a report, it is written."""
+        self.member.arrived()
+
+
+def _steps(partition: Partition, stretches: Sequence[Stretch]) -> list[tuple[int, Place]]:
+    """For each crossing that differs from the one before: no record of the partition is left before that time, and where.
+
+    The time is where the period of the next record starts. It is as good as the record's own for deciding which boundary
+    comes next, and it is known without asking.
+    """
+    result: list[tuple[int, Place]] = []
+    for n, stretch in enumerate(stretches):
+        place = stretch.places.get(partition)
+        if place is None:
+            continue
+        if n + 1 < len(stretches):
+            after = stretches[n + 1]
+            if after.places.get(partition) == place:
+                continue  # nothing of it in the next period: the crossing there holds for this one too
+            result.append((max(stretch.end, after.start), place))
+        else:
+            result.append((stretch.end, place))
+    return result

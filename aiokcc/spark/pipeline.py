@@ -1,0 +1,276 @@
+"""The pipeline: batch by batch through event time, in step with the group.
+
+The steps of a batch, by name:
+
+``planned``       which periods are open, and where their ends lie in the logs
+``intended``      recorded in the store, and from now on never resolved again
+``staged``        the Spark job has run; its result stands where nobody looks
+``published``     the sink has made it visible, at once and idempotently
+``checkpointed``  recorded as published
+``reported``      the gate was told for all partitions where the boundaries were crossed: the limit may move
+
+A driver may die after any of them. Its successor takes a new attempt, which fences it out, and does the recorded batch again
+unless the sink says that it is published. So a period is published once, and from exactly the records that were recorded.
+A batch without a record needs no job, but is recorded like any other.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import time
+from collections.abc import Callable
+
+from aiokcc.core.limit import Mode
+from aiokcc.core.periods import format_time
+from aiokcc.errors import AiokccError, KafkaError, SparkJobError
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.compute import Computation
+from aiokcc.spark.finder import Finder
+from aiokcc.spark.jobs import Worker
+from aiokcc.spark.pace import Pace
+from aiokcc.spark.participant import Participant
+from aiokcc.spark.plan import Intent
+from aiokcc.spark.planner import Plan, Planner
+from aiokcc.spark.progress import Progress, Summary
+from aiokcc.spark.records import Records
+from aiokcc.spark.sinks import Sink
+
+__all__ = ["Pipeline", "Step"]
+
+log = logging.getLogger("aiokcc.spark")
+
+
+class Step(enum.Enum):
+    """What has been done of a batch."""
+
+    PLANNED = "planned"
+    INTENDED = "intended"
+    STAGED = "staged"
+    PUBLISHED = "published"
+    CHECKPOINTED = "checkpointed"
+    REPORTED = "reported"
+
+
+class Pipeline:
+    """One run through event time."""
+
+    def __init__(
+        self,
+        participant: Participant,
+        planner: Planner,
+        records: Records,
+        finder: Finder,
+        worker: Worker,
+        computation: Computation,
+        sink: Sink,
+        pace: Pace,
+        summary: Summary,
+        *,
+        grows: bool,
+        retries: int,
+        on_progress: Callable[[Progress], None],
+        after: Callable[[Step, Batch], None] | None,
+    ) -> None:
+        self._participant = participant
+        self._planner = planner
+        self._records = records
+        self._finder = finder
+        self._worker = worker
+        self._computation = computation
+        self._sink = sink
+        self._pace = pace
+        self._summary = summary
+        self._grows = grows
+        self._retries = retries
+        self._on_progress = on_progress
+        self._after = after or _nothing
+        """Called after each step. Tests stop the driver there."""
+        self._began = time.monotonic()
+
+    async def run(self) -> None:
+        """Go on after what is published, until nothing more will come."""
+        participant, planner, records = self._participant, self._planner, self._records
+        await self._resume()
+        while True:
+            participant.check()
+            await self._grow()
+            limit = participant.limit
+            if limit.mode is Mode.END:
+                break
+            await planner.look(limit)
+            planner.say(limit)
+            if all(track.is_finished for track in participant.tracks.values()):
+                await participant.member.settled()
+                break
+            plan = await planner.plan(records.published + 1, limit)
+            if plan is None:
+                await participant.moved(planner.seconds_to_next_look())
+                continue
+            batch = plan.intent.batch(records.name)
+            self._after(Step.PLANNED, batch)
+            await participant.ready()
+            await records.intend(plan.intent)
+            self._after(Step.INTENDED, batch)
+            await self._carry_out(batch, is_published=False)
+            await self._conclude(plan, batch)
+        participant.check()
+
+    async def _resume(self) -> None:
+        """Do what our predecessor had decided, unless it is published; then stand where it would stand."""
+        intent = self._records.intent
+        if intent is None:
+            return
+        batch = intent.batch(self._records.name)
+        if self._records.pending is not None:
+            await self._participant.ready()
+            there = await self._worker.call(self._sink.is_published, batch)
+            log.info(
+                "%s: batch %d was decided before and %s",
+                batch.pipeline,
+                batch.number,
+                "is published" if there else "is done as it was recorded",
+            )
+            await self._carry_out(batch, is_published=there)
+        await self._conclude(Plan(intent), batch, again=self._records.pending is None)
+
+    async def _grow(self) -> None:
+        """Take the partitions that have joined the set since."""
+        if self._grows:
+            new = self._participant.coordinator.partitions - self._participant.tracks.keys()
+            if new:
+                await self._participant.open(new)
+
+    # -- one batch ------------------------------------------------------------------------------------------------------
+
+    async def _carry_out(self, batch: Batch, *, is_published: bool) -> None:
+        """Compute and publish, as often as it takes and may take. SparkJobError: nothing of it is visible."""
+        failures = 0
+        while not is_published:
+            began = time.monotonic()
+            try:
+                staged = await self._stage(batch)
+                self._after(Step.STAGED, batch)
+                await self._records.confirm()
+                await self._worker.call(self._sink.publish, batch, staged)
+                is_published = True
+            except AiokccError:
+                raise
+            except Exception as error:
+                failures += 1
+                await self._check_log(batch, error)
+                periods = f"{format_time(batch.start)} to {format_time(batch.end)}"
+                if failures > self._retries:
+                    raise SparkJobError(
+                        f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
+                        f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline goes on there. "
+                        f"{offsets_as_json(batch)}",
+                        batch.pipeline,
+                        batch.start,
+                        batch.end,
+                    ) from error
+                self._summary.retried += 1
+                log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, _first_line(error))
+            else:
+                self._learn(batch, time.monotonic() - began)
+        self._after(Step.PUBLISHED, batch)
+
+    async def _stage(self, batch: Batch) -> object | None:
+        if batch.is_empty:
+            return None
+        description = f"{batch.pipeline} {format_time(batch.start)} to {format_time(batch.end)}"
+
+        def run() -> object:
+            self._computation.verify(batch)
+            return self._sink.stage(self._computation.result(batch), batch)
+
+        return await self._worker.job(description, run)
+
+    async def _check_log(self, batch: Batch, error: Exception) -> None:
+        """A job that failed because its records are gone will always fail: say so at once."""
+        wanted: dict[object, int] = {}
+        for period in batch.periods:
+            for partition, (start, _) in period.ranges.items():
+                wanted.setdefault(partition, start)
+        begins = await self._finder.begins(p for p in wanted)  # type: ignore[misc]
+        for partition, begin in begins.items():
+            if begin > wanted[partition]:
+                raise KafkaError(
+                    f"the log of {partition} begins at {begin} now: the records from {wanted[partition]} on, which belong to "
+                    f"{format_time(batch.start)} to {format_time(batch.end)} of pipeline {batch.pipeline!r}, were deleted. "
+                    f"Nothing was skipped; keep them longer (retention.ms), or start from scratch"
+                ) from error
+
+    async def _conclude(self, plan: Plan, batch: Batch, *, again: bool = False) -> None:
+        """Record that the batch is published, and only then tell the gate."""
+        if not again:
+            await self._records.checkpoint(batch.number)
+            self._after(Step.CHECKPOINTED, batch)
+        self._planner.passed(plan)
+        self._planner.say(self._participant.limit)
+        if not again:
+            self._after(Step.REPORTED, batch)
+            self._tell(plan.intent, batch)
+
+    def _learn(self, batch: Batch, seconds: float) -> None:
+        full = sum(1 for period in batch.periods if period.ranges)
+        if full:
+            self._summary.jobs += 1
+            log.info(
+                "%s batch %d: %s to %s, %d of %d periods with records, in %.2f s; %s",
+                batch.pipeline,
+                batch.number,
+                format_time(batch.start),
+                format_time(batch.end),
+                full,
+                len(batch.periods),
+                seconds,
+                offsets_as_json(batch),
+            )
+        if self._computation.one_by_one:
+            self._pace.max_periods = 1
+        self._pace.learn(full, seconds)
+
+    def _tell(self, intent: Intent, batch: Batch) -> None:
+        summary = self._summary
+        summary.periods += len(batch.periods)
+        summary.records += intent.records
+        summary.event_time = batch.end
+        seconds = time.monotonic() - self._began
+        rate = summary.records / seconds if seconds > 0 else 0.0
+        tracks = self._participant.tracks.values()
+        done = left = None
+        if all(track.bounds.end is not None for track in tracks):
+            whole = sum((track.bounds.end or 0) - track.bounds.start for track in tracks)
+            rest = sum((track.bounds.end or 0) - track.place.high for track in tracks)
+            done = 1.0 if whole <= 0 else (whole - rest) / whole
+            left = rest / rate if rate > 0 else None
+        self._on_progress(
+            Progress(
+                batch.pipeline, summary.periods, summary.jobs, summary.records, batch.end, seconds, rate, done, left
+            )
+        )
+
+
+def _nothing(_step: Step, _batch: Batch) -> None:
+    pass
+
+
+def offsets_as_json(batch: Batch) -> str:
+    """The batch's offsets as one would pass them to Spark's Kafka source, to repeat a job by hand."""
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for period in batch.periods:
+        for (topic, number), (start, end) in sorted(period.ranges.items()):
+            starts.setdefault(topic, {}).setdefault(str(number), start)
+            ends.setdefault(topic, {})[str(number)] = end
+    return f"startingOffsets={json.dumps(starts)} endingOffsets={json.dumps(ends)}"
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the Java stack."""
+    text = str(error).strip() or repr(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    cause = next((line for line in reversed(lines) if line.startswith("Caused by:")), "")
+    return " ".join(filter(None, [f"{type(error).__name__}:", lines[0][:400], cause[:400]]))

@@ -1,0 +1,222 @@
+"""What a pipeline keeps in the store, under ``pipelines/<name>``, and how its writes are fenced.
+
+==============  ====================================================================================================
+``definition``  topics, period, event time and sink, as JSON: what a name stands for does not change
+``attempt``     a counter and who took it. Taking it is a conditional write that adds one
+``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
+``published``   the number of the last batch that is published
+==============  ====================================================================================================
+
+Every write is one transaction that checks the version of ``attempt``: a driver that was asleep while its successor began is
+refused, whatever session it writes in. A write whose outcome is not known is looked up and, if need be, made again; it
+can be, because only the holder of the attempt writes these nodes, one write at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokcc.errors import (
+    BadVersionError,
+    CorruptNodeError,
+    FencedError,
+    MissingNodeError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+    PipelineMismatchError,
+    SessionLostError,
+)
+from aiokcc.spark.plan import Intent
+from aiokcc.stores.port import Check, Create, Node, Session, Set, Store
+
+__all__ = ["Records"]
+
+ROOT: Final = "pipelines"
+NOTHING: Final = -1
+"""The number of the last published batch while there is none."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """A node that only we write: what it holds."""
+
+    path: str
+    data: bytes = b""
+    version: int = 0
+
+
+class Records:
+    """The nodes of one pipeline. Call :meth:`begin` first."""
+
+    def __init__(self, store: Store, name: str, session: Callable[[], Awaitable[Session]]) -> None:
+        self._store = store
+        self._session = session
+        """Waits for a session, where there is none at present."""
+        self.name = name
+        base = f"{ROOT}/{name}"
+        self._definition = f"{base}/definition"
+        self._attempt = f"{base}/attempt"
+        self._attempt_version = 0
+        self._intent = _Written(f"{base}/intent")
+        self._published = _Written(f"{base}/published")
+        self.attempt = 0
+        """Ours. Greater than that of every driver before us."""
+        self.intent: Intent | None = None
+        """The batch that was decided last."""
+        self.published = NOTHING
+        """The number of the last batch that is published."""
+
+    @property
+    def pending(self) -> Intent | None:
+        """The batch that was decided and may not be published."""
+        return self.intent if self.intent is not None and self.intent.number > self.published else None
+
+    async def begin(self, definition: Mapping[str, Any], who: str, *, from_scratch: bool = False) -> None:
+        """Take over: compare what the name stands for, fence out whoever drove it before, and read where they left it.
+
+        PipelineMismatchError if the name stands for something else.
+        """
+        while True:
+            session = await self._session()
+            try:
+                await self._begin(session, definition, who, from_scratch)
+            except (SessionLostError, OutcomeUnknownError, BadVersionError, NodeExistsError):
+                continue  # another attempt of ours or of somebody else: the greater number wins
+            return
+
+    async def _begin(self, session: Session, definition: Mapping[str, Any], who: str, from_scratch: bool) -> None:
+        text = json.dumps(definition, indent=1).encode()
+        node = await session.find(self._definition)
+        if node is None:
+            await session.ensure(self._attempt.rpartition("/")[0])
+            await session.commit(
+                Create(self._definition, text),
+                Create(self._attempt, b"0"),
+                Create(self._intent.path),
+                Create(self._published.path, str(NOTHING).encode()),
+            )
+            node = await session.get(self._definition)
+        elif not from_scratch:
+            self._compare(node, definition)
+        held = await self._get(session, self._attempt)
+        number = self._number(held) + 1
+        self._attempt_version = await session.set(self._attempt, f"{number} {who}".encode(), held.version)
+        self.attempt = number
+        # Read after the fence: what our predecessor still has under way is refused from here on.
+        for written in (self._intent, self._published):
+            found = await self._get(session, written.path)
+            written.data, written.version = found.data, found.version
+        if from_scratch:
+            await session.commit(
+                Check(self._attempt, self._attempt_version),
+                Set(self._definition, text, node.version),
+                Set(self._intent.path, b"", self._intent.version),
+                Set(self._published.path, str(NOTHING).encode(), self._published.version),
+            )
+            for written, data in ((self._intent, b""), (self._published, str(NOTHING).encode())):
+                written.data, written.version = data, written.version + 1
+        self.intent = Intent.decode(self._store.describe(self._intent.path), self._intent.data)
+        self.published = self._number(Node(self._published.path, self._published.data, self._published.version))
+
+    def _compare(self, node: Node, mine: Mapping[str, Any]) -> None:
+        where = self._store.describe(node.path)
+        try:
+            theirs: Any = json.loads(node.data)
+            if not isinstance(theirs, dict):
+                raise ValueError(theirs)  # noqa: TRY004 - of the content, not of an argument
+        except ValueError:
+            raise CorruptNodeError(where, node.data, "a pipeline's definition as JSON") from None
+        wanted = json.loads(json.dumps(mine))
+        differences = [
+            f"{name} was {_shown(theirs.get(name))} and is {_shown(wanted.get(name))}"
+            for name in dict.fromkeys([*theirs, *wanted])
+            if theirs.get(name) != wanted.get(name)
+        ]
+        if differences:
+            raise PipelineMismatchError(
+                f"the pipeline {self.name!r} under {self._store.describe('')} was started before with another definition: "
+                f"{'; '.join(differences)}. Give it another name, or from_scratch=True to throw away what it has done"
+            )
+
+    async def intend(self, intent: Intent) -> None:
+        """Record a batch: from now on it is what the next driver does, if we do not."""
+        await self._write(self._intent, intent.encode())
+        self.intent = intent
+
+    async def checkpoint(self, number: int) -> None:
+        """Record that a batch is published."""
+        await self._write(self._published, str(number).encode())
+        self.published = number
+
+    async def confirm(self) -> None:
+        """FencedError if another driver has begun since. Asked right before publishing."""
+        while True:
+            session = await self._session()
+            try:
+                held = await self._get(session, self._attempt)
+            except SessionLostError:
+                continue
+            if held.version != self._attempt_version:
+                raise self._fenced(held)
+            return
+
+    async def _write(self, written: _Written, data: bytes) -> None:
+        while True:
+            session = await self._session()
+            try:
+                await session.commit(
+                    Check(self._attempt, self._attempt_version), Set(written.path, data, written.version)
+                )
+            except (BadVersionError, SessionLostError, OutcomeUnknownError) as error:
+                if await self._landed(written, data):
+                    return
+                if isinstance(error, BadVersionError):
+                    raise CorruptNodeError(
+                        self._store.describe(written.path), data, "what this driver has written last"
+                    ) from error
+            except NoNodeError as error:
+                raise MissingNodeError(self._store.describe(error.path)) from error
+            else:
+                written.data, written.version = data, written.version + 1
+                return
+
+    async def _landed(self, written: _Written, data: bytes) -> bool:
+        """Whether a write of ours was applied, although we were not told. FencedError if we are no longer to write."""
+        await self.confirm()
+        while True:
+            session = await self._session()
+            try:
+                found = await self._get(session, written.path)
+            except SessionLostError:
+                continue
+            if found.version == written.version + 1 and found.data == data:
+                written.data, written.version = data, found.version
+                return True
+            return False
+
+    async def _get(self, session: Session, path: str) -> Node:
+        node = await session.find(path)
+        if node is None:
+            raise MissingNodeError(self._store.describe(path))
+        return node
+
+    def _number(self, node: Node) -> int:
+        try:
+            return int(node.data.split()[0])
+        except (ValueError, IndexError):
+            raise CorruptNodeError(self._store.describe(node.path), node.data, "a number") from None
+
+    def _fenced(self, held: Node) -> FencedError:
+        who = held.data.decode(errors="replace").partition(" ")[2] or "somebody"
+        return FencedError(
+            f"the pipeline {self.name!r} was taken over by {who}; this driver, attempt {self.attempt}, publishes nothing more"
+        )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value) if value is not None else "not given"
+    return text if len(text) <= 200 else f"{text[:200]}…"

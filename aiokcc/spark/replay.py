@@ -1,0 +1,470 @@
+"""Level 3 of the API: ``aiokcc.spark.replay`` computes each period with Spark, in step with everybody else."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import parse_duration
+from aiokcc.core.run import Bounds
+from aiokcc.errors import PartitionError, UsageError
+from aiokcc.kafka.cluster import Cluster
+from aiokcc.kafka.growth import discover
+from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.compute import Computation, Periods
+from aiokcc.spark.finder import Finder
+from aiokcc.spark.jobs import Worker
+from aiokcc.spark.pace import Pace
+from aiokcc.spark.participant import Participant
+from aiokcc.spark.pipeline import Pipeline, Step
+from aiokcc.spark.planner import Planner
+from aiokcc.spark.progress import Line, Progress, Summary
+from aiokcc.spark.records import Records
+from aiokcc.spark.sinks import Sink
+from aiokcc.stores.port import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["AsyncReplay", "Opening", "Replay", "replay"]
+
+LOOKAHEAD: Final = 1000
+"""Of a group in which one driver runs all partitions: so many periods may go into one job."""
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_BYTES: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is checked and not the group's business."""
+
+    spark: Any
+    name: str
+    settings: ReplaySettings
+    period: int
+    timestamp: Any
+    kafka_options: Mapping[str, str]
+    max_periods: int
+    target_seconds: float
+    max_bytes: int
+    retries: int
+    from_scratch: bool
+    progress: Callable[[Progress], None] | bool | None
+    check: bool
+    timeout: float
+    store_timeout: float
+    clock: Callable[[], int]
+    join: Callable[..., AbstractAsyncContextManager[Coordinator]]
+
+
+def replay(
+    spark: SparkSession,
+    *topics: str,
+    bootstrap_servers: str | list[str],
+    store: str | Store,
+    name: str,
+    period: str | int | timedelta,
+    start: str | int | datetime = "earliest",
+    end: str | int | datetime | None = None,
+    partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
+    lookahead: int | None = None,
+    timestamp: Column | str | None = None,
+    lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
+    isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    max_periods: int = LOOKAHEAD,
+    target_seconds: float = 10.0,
+    max_bytes: str | int = "512MB",
+    retries: int = 2,
+    from_scratch: bool = False,
+    check: bool = True,
+    progress: Callable[[Progress], None] | bool | None = None,
+    caught_up: str | int | timedelta = "follow",
+    ahead: str | int | timedelta = "1h",
+    member: str | None = None,
+    session_timeout: float = 10.0,
+    connect_timeout: float = 10.0,
+    claim_timeout: float | None = None,
+    store_timeout: float = 60.0,
+    clock: Callable[[], int] | None = None,
+    store_options: Mapping[str, Any] | None = None,
+    kafka_options: Mapping[str, str] | None = None,
+    **consumer: Any,
+) -> Opening:
+    """Compute every period of some topics with Spark, exactly once each, in step with other participants. ::
+
+        with aiokcc.spark.replay(spark, "orders", "payments", bootstrap_servers=…, store="zk://…/replay", name="revenue",
+                                 start="2026-01-01T00:00Z", end="now", period="1h") as replay:
+            replay.for_each_period(revenue, sink=aiokcc.spark.ParquetSink("out/revenue"))
+
+    With ``async with`` the same in an asyncio program: ``await replay.for_each_period(…)``. What is passed is checked at once.
+
+    :param spark: a session with the Kafka connector, such as :func:`aiokcc.spark.session` makes
+    :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
+    :param name: identifies the pipeline under the store's root: started again, it goes on after what it has published
+    :param period: how long a period is: ``"1h"``, a timedelta, or milliseconds
+    :param start: a time, or ``"earliest"``
+    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
+    :param partitions: which partitions Spark runs, where others of the group run the rest; by default all
+    :param lookahead: how many periods a participant may run ahead of the slowest. All of a group give the same; by default
+        0 with ``partitions``, and many without, for then there is nobody to wait for
+    :param timestamp: event time as a column expression over the Kafka source's columns; Kafka's timestamp by default
+    :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
+    :param max_periods: the most periods with records in one job; 1: each frame holds one period
+    :param target_seconds: how long a job should take: the number of periods in a job is tuned to it
+    :param max_bytes: the most that one job reads, such as ``"512MB"``
+    :param retries: how often a failed job is tried again before the replay stops with a SparkJobError
+    :param from_scratch: throw away what the pipeline has published, and start again
+    :param check: whether to check, at the first job with several periods, that the function keeps them apart
+    :param progress: called with a :class:`Progress` after each job. By default a line on the terminal; False: nothing
+    :param store_timeout: seconds without the store after which the replay stops
+    :param kafka_options: further options of Spark's Kafka source, such as ``{"kafka.security.protocol": "SSL"}``
+    :param consumer: settings of aiokafka's consumer, through which boundaries are looked up: security, ``client_id``
+
+    For ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in {".", ".."}:
+        raise UsageError(
+            f"name {name!r} cannot name a pipeline; expected letters, digits, '.', '_' and '-', at most 100"
+        )
+    if not hasattr(spark, "read"):
+        raise UsageError(f"spark is {spark!r}; expected a SparkSession, such as aiokcc.spark.session() makes")
+    settings = ReplaySettings.check(
+        topics,
+        bootstrap_servers=bootstrap_servers,
+        start=start,
+        end=end,
+        partitions=partitions,
+        group_id=None,
+        assignment=None,
+        commit=False,
+        timestamp=None if timestamp is None else _told_by_spark,
+        lateness=lateness,
+        late="deliver",
+        poison="raise",
+        on_error="raise",
+        retries=_count("retries", retries, 0),
+        dead_letter=None,
+        buffer_records=1,
+        buffer_bytes=1,
+        isolation_level=isolation_level,
+        consumer=consumer,
+    )
+    if settings.start == "committed":
+        raise UsageError(
+            'start="committed" is for consumer groups; a pipeline goes on by its name. Give a time or "earliest"'
+        )
+    if clock is not None and not callable(clock):
+        raise UsageError(f"clock is {clock!r}; expected a function that gives milliseconds since the epoch")
+    if progress is not None and not isinstance(progress, bool) and not callable(progress):
+        raise UsageError(f"progress is {progress!r}; expected a function of a Progress, or False")
+    if not isinstance(target_seconds, int | float) or isinstance(target_seconds, bool) or not target_seconds > 0:
+        raise UsageError(f"target_seconds is {target_seconds!r}; expected a number of seconds above 0")
+    chosen = lookahead if lookahead is not None else 0 if partitions is not None else LOOKAHEAD
+    join = partial(
+        connect,
+        store,
+        period=period,
+        start=settings.start if isinstance(settings.start, int) else None,
+        end=settings.end if isinstance(settings.end, int) else None,
+        lookahead=chosen,
+        caught_up=caught_up,
+        ahead=ahead,
+        member=member,
+        session_timeout=session_timeout,
+        connect_timeout=connect_timeout,
+        claim_timeout=claim_timeout,
+        clock=clock,
+        source=settings.source,
+        grows=settings.end is None,
+        **(store_options or {}),
+    )
+    join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
+    return Opening(
+        Options(
+            spark,
+            name,
+            settings,
+            parse_duration(period),
+            timestamp,
+            dict(kafka_options or {}),
+            _count("max_periods", max_periods, 1),
+            float(target_seconds),
+            _bytes(max_bytes),
+            retries,
+            bool(from_scratch),
+            progress,
+            bool(check),
+            connect_timeout,
+            store_timeout,
+            clock or wall_clock,
+            join,
+        )
+    )
+
+
+def _told_by_spark(record: Any) -> int:
+    """Stands where asynchronous members of the group have a function: event time is not Kafka's own."""
+    raise NotImplementedError
+
+
+def _count(what: str, value: object, least: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{what} is {value!r}; expected a whole number from {least} up")
+    return value
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    match = _BYTES.fullmatch(value) if isinstance(value, str) else None
+    if match is None or int(match[1]) == 0:
+        raise UsageError(f'max_bytes is {value!r}; expected a number of bytes, or a text like "512MB"')
+    return int(match[1]) * int(1024 ** " kmgt".index(match[2].lower() or " "))
+
+
+class Opening:
+    """A replay that is not open yet: ``with`` it in a script or a notebook, ``async with`` it in an asyncio program."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._blocking: ExitStack | None = None
+        self._context: AbstractAsyncContextManager[AsyncReplay] | None = None
+
+    def __enter__(self) -> Replay:
+        with ExitStack() as stack:
+            portal = stack.enter_context(start_blocking_portal(name="aiokcc-spark-loop"))
+            inner = stack.enter_context(portal.wrap_async_context_manager(_replaying(self._options)))
+            self._blocking = stack.pop_all()
+            return Replay(portal, inner)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._blocking is not None
+        return self._blocking.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> AsyncReplay:
+        self._context = _replaying(self._options)
+        return await self._context.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self._context is not None
+        return await self._context.__aexit__(kind, error, trace)
+
+
+class Replay:
+    """A replay for programs without an event loop: what waits, blocks."""
+
+    def __init__(self, portal: BlockingPortal, inner: AsyncReplay) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    @property
+    def summary(self) -> Summary:
+        """What was published so far."""
+        return self._inner.summary
+
+    def for_each_period(
+        self,
+        function: Callable[[DataFrame, Periods], Any],
+        sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
+    ) -> Summary:
+        """As :meth:`AsyncReplay.for_each_period`. Ctrl-C stops the running job; no period is half published then."""
+        over = threading.Event()
+
+        async def run() -> Summary:
+            try:
+                return await self._inner.for_each_period(function, sink)
+            finally:
+                over.set()
+
+        future = self._portal.start_task_soon(run)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            over.wait()
+            raise
+
+
+@asynccontextmanager
+async def _replaying(options: Options) -> AsyncIterator[AsyncReplay]:
+    settings = options.settings
+    cluster = Cluster(settings, options.timeout)
+    async with cluster.connected():
+        everything = await cluster.partitions(settings.topics)
+        outside = sorted((settings.partitions or everything) - everything)
+        if outside:
+            count = sum(p.topic == outside[0].topic for p in everything)
+            raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
+
+        async def resolve() -> Mapping[Partition, Bounds]:
+            return await cluster.bounds(everything, options.clock())
+
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(everything):
+            by_topic.setdefault(topic, []).append(number)
+        async with options.join(topics=by_topic, offsets=resolve) as coordinator:
+            failure: BaseException | None = None
+            try:
+                yield AsyncReplay(options, cluster, coordinator, everything)
+            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised where no group wraps it
+                failure = error
+            if failure is not None:
+                raise failure
+
+
+class AsyncReplay:
+    """A replay in an asyncio program. Spark's calls run in a thread of their own."""
+
+    def __init__(
+        self, options: Options, cluster: Cluster, coordinator: Coordinator, everything: frozenset[Partition]
+    ) -> None:
+        self._options = options
+        self._cluster = cluster
+        self.coordinator = coordinator
+        self._everything = everything
+        self._used = False
+        self.summary = Summary()
+        self.after_step: Callable[[Step, Batch], None] | None = None
+        """Called after each step of each batch, in the event loop. For tests, which stop the driver there."""
+
+    async def for_each_period(
+        self,
+        function: Callable[[DataFrame, Periods], Any],
+        sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
+    ) -> Summary:
+        """Compute each period and publish it to the sink, once; return when the replay has reached its end.
+
+        The function gets a frame and :class:`Periods`, and returns a frame. The frame has the columns of Spark's Kafka source
+        and ``period``, the start of the row's period. **In catch-up one frame holds several periods: keep ``period`` in every
+        groupBy, join and window.** Without a sink, the function itself does what is to be done with the frame; it must
+        bear to be called again for the same periods.
+
+        Cancelling stops the running job and leaves no period half published; started again, the pipeline goes on there.
+        """
+        from aiokcc.spark import source
+
+        if self._used:
+            raise UsageError("this replay has been run already; open another one")
+        self._used = True
+        if sink is None:
+            function, target = _same, _as_sink(function)
+        else:
+            target = _as_sink(sink)
+        options, settings = self._options, self._options.settings
+        member = self.coordinator._member
+        began = time.monotonic()
+        worker = Worker(options.spark)
+        participant = Participant(self.coordinator, options.store_timeout)
+        finder = Finder(self._cluster)
+        records = Records(member.store, options.name, participant.session)
+        pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
+        grows = settings.end is None and settings.partitions is None
+        read = partial(
+            source.read,
+            options.spark,
+            bootstrap_servers=settings.bootstrap_servers,
+            options={"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
+            timestamp=options.timestamp,
+            lateness=settings.lateness or None,
+        )
+        line = Line()
+        on_progress = options.progress if callable(options.progress) else line.show
+        if options.progress is False:
+            on_progress = _ignore
+        start = settings.start if isinstance(settings.start, int) else 0
+        planner = Planner(
+            participant,
+            finder,
+            pace,
+            period=options.period,
+            start=start,
+            end=settings.end if isinstance(settings.end, int) else None,
+            lateness=settings.lateness,
+            alone=settings.partitions is None,
+            clock=options.clock,
+        )
+        pipeline = Pipeline(
+            participant,
+            planner,
+            records,
+            finder,
+            worker,
+            Computation(function, read, check=options.check, one_by_one=options.max_periods == 1),
+            target,
+            pace,
+            self.summary,
+            grows=grows,
+            retries=options.retries,
+            on_progress=on_progress,
+            after=self.after_step,
+        )
+        member.on_set = member.moved.set
+        try:
+            async with unwrapped() as tasks:
+                if settings.end is None:
+                    tasks.start_soon(discover, settings, self._cluster, self.coordinator)
+                # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
+                await participant.open(settings.partitions or self.coordinator.partitions)
+                definition = self._definition(target)
+                await records.begin(definition, member.name, from_scratch=options.from_scratch)
+                if options.from_scratch:
+                    await worker.call(target.reset, options.name)
+                await worker.call(target.begin, options.name, records.attempt)
+                await pipeline.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            member.on_set = None
+            line.end()
+            with anyio.CancelScope(shield=True):
+                await participant.close()
+            worker.close()
+            self.summary.seconds += time.monotonic() - began
+        return self.summary
+
+    def _definition(self, sink: Sink) -> dict[str, Any]:
+        """What the pipeline's name stands for."""
+        options, settings = self._options, self._options.settings
+        mine = settings.partitions
+        return {
+            "topics": sorted(settings.topics),
+            "partitions": None if mine is None else [str(p) for p in sorted(mine)],
+            "period": options.period,
+            "source": settings.source,
+            "timestamp": None if options.timestamp is None else str(options.timestamp),
+            "sink": sink.describe(),
+        }
+
+
+def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:
+    if isinstance(sink, Sink):
+        return sink
+    from aiokcc.spark.sinks import FunctionSink
+
+    return FunctionSink(sink)
+
+
+def _same(frame: DataFrame, _periods: Periods) -> DataFrame:
+    return frame
+
+
+def _ignore(_progress: Progress) -> None:
+    pass
