@@ -8,15 +8,17 @@ with several periods is published, one of them is computed alone and compared.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 from aiokcc.spark.batch import Batch, Slice
+from aiokcc.spark.labels import PERIOD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Computation", "Periods"]
 
 log = logging.getLogger("aiokcc.spark")
-
-PERIOD: Final = "period"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +78,33 @@ class Computation:
                 batch.pipeline,
                 PERIOD,
             )
-        full = [period for period in batch.periods if period.ranges]
-        return reduce(lambda a, b: a.unionByName(b), [self._alone(batch, period) for period in full])
+        full = [n for n, period in enumerate(batch.periods) if period.ranges]
+        return reduce(lambda a, b: a.unionByName(b), [self._alone(batch.part(n)) for n in full])
 
     def verify(self, batch: Batch) -> None:
         """Before the first job with several periods: UsageError if the function mixes them."""
-        full = [period for period in batch.periods if period.ranges]
+        full = [n for n, period in enumerate(batch.periods) if period.ranges]
         if not self._unchecked or self.one_by_one or len(full) < 2:
             return
         self._unchecked = False
-        n = min(range(len(full) - 1), key=lambda n: _size(full[n]) + _size(full[n + 1]))
-        pair, first = replace(batch, periods=(full[n], full[n + 1])), replace(batch, periods=(full[n],))
-        together = self._apply(pair)
+        first, second = min(itertools.pairwise(full), key=lambda pair: sum(_size(batch.periods[n]) for n in pair))
+        together = self._apply(batch.part(first, second - first + 1))
         if PERIOD not in together.columns:
             return  # result() sees that too
-        start = _instant(full[n].start)
+        period = batch.periods[first]
+        start = _instant(period.start)
         both = _digest(together.where(together[PERIOD] == start))
-        alone = self._apply(first)
-        one = _digest(alone.where(alone[PERIOD] == start))
+        one = _digest(self._apply(batch.part(first)))
         if both == one:
             return
-        if _digest(self._apply(first)) != one:
+        if _digest(self._apply(batch.part(first))) != one:
             log.warning(
                 "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
                 batch.pipeline,
             )
             return
         raise UsageError(
-            f"the function mixes periods: for {format_time(full[n].start)} to {format_time(full[n].end)} it gives other rows "
+            f"the function mixes periods: for {format_time(period.start)} to {format_time(period.end)} it gives other rows "
             f"when the next period is in the same frame. Keep the column 'period' in every groupBy, join and window; or "
             f"give max_periods=1 to have one period in each frame; or check=False if the difference is meant"
         )
@@ -117,9 +116,8 @@ class Computation:
             raise UsageError(f"the function returned {result!r}; expected a DataFrame made from the one it was given")
         return result
 
-    def _alone(self, batch: Batch, period: Slice) -> DataFrame:
-        result = self._apply(replace(batch, periods=(period,)))
-        return result.withColumn(PERIOD, _instant(period.start))
+    def _alone(self, batch: Batch) -> DataFrame:
+        return self._apply(batch).withColumn(PERIOD, _instant(batch.start))
 
 
 def _size(period: Slice) -> int:

@@ -17,7 +17,6 @@ A batch without a record needs no job, but is recorded like any other.
 from __future__ import annotations
 
 import enum
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from aiokcc.spark.planner import Plan, Planner
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.records import Records
 from aiokcc.spark.sinks import Sink
+from aiokcc.spark.source import offsets_text, poison_in
 
 __all__ = ["Pipeline", "Step"]
 
@@ -165,7 +165,7 @@ class Pipeline:
                     raise SparkJobError(
                         f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
                         f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline goes on there. "
-                        f"{offsets_as_json(batch)}",
+                        f"{offsets_text(batch)}",
                         batch.pipeline,
                         batch.start,
                         batch.end,
@@ -188,12 +188,12 @@ class Pipeline:
         return await self._worker.job(description, run)
 
     async def _check_log(self, batch: Batch, error: Exception) -> None:
-        """A job that failed because its records are gone will always fail: say so at once."""
-        wanted: dict[object, int] = {}
-        for period in batch.periods:
-            for partition, (start, _) in period.ranges.items():
-                wanted.setdefault(partition, start)
-        begins = await self._finder.begins(p for p in wanted)  # type: ignore[misc]
+        """A job that failed because of its records, or because they are gone, will always fail: say so at once."""
+        poison = poison_in(error)
+        if poison is not None:
+            raise poison from error
+        wanted = {partition: start for partition, (start, _) in batch.ranges.items()}
+        begins = await self._finder.begins(wanted)
         for partition, begin in begins.items():
             if begin > wanted[partition]:
                 raise KafkaError(
@@ -226,7 +226,7 @@ class Pipeline:
                 full,
                 len(batch.periods),
                 seconds,
-                offsets_as_json(batch),
+                offsets_text(batch),
             )
         if self._computation.one_by_one:
             self._pace.max_periods = 1
@@ -255,17 +255,6 @@ class Pipeline:
 
 def _nothing(_step: Step, _batch: Batch) -> None:
     pass
-
-
-def offsets_as_json(batch: Batch) -> str:
-    """The batch's offsets as one would pass them to Spark's Kafka source, to repeat a job by hand."""
-    starts: dict[str, dict[str, int]] = {}
-    ends: dict[str, dict[str, int]] = {}
-    for period in batch.periods:
-        for (topic, number), (start, end) in sorted(period.ranges.items()):
-            starts.setdefault(topic, {}).setdefault(str(number), start)
-            ends.setdefault(topic, {})[str(number)] = end
-    return f"startingOffsets={json.dumps(starts)} endingOffsets={json.dumps(ends)}"
 
 
 def _first_line(error: Exception) -> str:

@@ -70,7 +70,8 @@ class Intent:
                 if places[first + n].low < places[first + n + 1].high
             }
             slices.append(Slice(start, end, ranges))
-        return Batch(pipeline, self.number, tuple(slices))
+        behind = {p: places[first].high for p, places in self.places.items() if places[first].low < places[first].high}
+        return Batch(pipeline, self.number, tuple(slices), behind)
 
     @property
     def records(self) -> int:

@@ -16,12 +16,12 @@ from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
-from aiokcc.core.periods import boundary_after, format_time
-from aiokcc.errors import PoisonTimestampError
+from aiokcc.core.periods import boundary_after
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant, Track
 from aiokcc.spark.plan import MAX_INTENT, Intent, Place, Stretch, next_boundaries, starts_of
+from aiokcc.spark.source import poison
 
 __all__ = ["Plan", "Planner"]
 
@@ -106,14 +106,9 @@ class Planner:
     def _learn(self, track: Track, found: Found | None) -> None:
         if found is not None and track.bounds.end is not None and found.offset >= track.bounds.end:
             found = None
-        if found is not None and found.ts > self._clock() + self._participant.member.settings.ahead:
-            raise PoisonTimestampError(
-                f"the timestamp {found.ts} ({format_time(found.ts)}) lies further ahead of the clock than ahead= allows; "
-                f"timestamp= can tell event time in another way",
-                track.partition.topic,
-                track.partition.number,
-                found.offset,
-            )
+        ceiling = self._clock() + self._participant.member.settings.ahead
+        if found is not None and found.ts > ceiling:
+            raise poison(found.ts, *track.partition, found.offset, ceiling)
         track.next = found
 
     def _next_ts(self, track: Track) -> int:

@@ -35,7 +35,8 @@ from aiokcc.spark.pipeline import Pipeline, Step
 from aiokcc.spark.planner import Planner
 from aiokcc.spark.progress import Line, Progress, Summary
 from aiokcc.spark.records import Records
-from aiokcc.spark.sinks import Sink
+from aiokcc.spark.sinks import FunctionSink, Sink
+from aiokcc.spark.source import check_options, read
 from aiokcc.stores.port import Store
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def replay(
             settings,
             parse_duration(period),
             timestamp,
-            dict(kafka_options or {}),
+            check_options(kafka_options or {}),
             _count("max_periods", max_periods, 1),
             float(target_seconds),
             _bytes(max_bytes),
@@ -360,8 +361,6 @@ class AsyncReplay:
 
         Cancelling stops the running job and leaves no period half published; started again, the pipeline goes on there.
         """
-        from aiokcc.spark import source
-
         if self._used:
             raise UsageError("this replay has been run already; open another one")
         self._used = True
@@ -378,13 +377,14 @@ class AsyncReplay:
         records = Records(member.store, options.name, participant.session)
         pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
         grows = settings.end is None and settings.partitions is None
-        read = partial(
-            source.read,
+        frames = partial(
+            read,
             options.spark,
             bootstrap_servers=settings.bootstrap_servers,
             options={"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
             timestamp=options.timestamp,
             lateness=settings.lateness or None,
+            start=settings.start if isinstance(settings.start, int) else None,
         )
         line = Line()
         on_progress = options.progress if callable(options.progress) else line.show
@@ -408,7 +408,7 @@ class AsyncReplay:
             records,
             finder,
             worker,
-            Computation(function, read, check=options.check, one_by_one=options.max_periods == 1),
+            Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
             target,
             pace,
             self.summary,
@@ -457,8 +457,6 @@ class AsyncReplay:
 def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:
     if isinstance(sink, Sink):
         return sink
-    from aiokcc.spark.sinks import FunctionSink
-
     return FunctionSink(sink)
 
 
