@@ -205,7 +205,7 @@ class Office:
         """The set and the fence in one transaction: no report or advance of the smaller set counts after it."""
         added = {p: b for p, b in self._additions.items() if p not in self._run.settings.partitions}
         self._additions.clear()
-        if not added or self._leader.limit.mode is not Mode.GATED:
+        if not added or self._leader.limit.mode is Mode.END:
             return
         run = self._run.enlarged(added)
         names = ", ".join(map(str, sorted(added)))

@@ -265,6 +265,20 @@ async def test_semantics_12_a_partition_added_while_nobody_was_there_joins_at_th
                 await again.until(len(again.records) + 1)
 
 
+async def test_semantics_12_a_partition_joins_after_a_release_too(kafka: local.Kafka, zk_root: str) -> None:
+    """Released is how history is followed into the present; a new partition must not be passed over there."""
+    name = await topic(kafka, [at(0)])
+    seen = Seen()
+    async with asyncio.timeout(30), member(kafka, name, zk_root, seen) as replay:
+        await seen.until(1)
+        await replay.coordinator.release()
+        await add_partitions(kafka.bootstrap, name, 2)
+        await append(kafka, name, 1, [at(2)])
+        await seen.until(2)
+        assert replay.coordinator.released
+    assert places(seen.records) == all_places(name, 1, 1)
+
+
 async def test_a_rule_that_says_no_to_all_has_nothing_to_do(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)])
     with pytest.raises(aiokcc.UsageError, match="nothing to do"):
