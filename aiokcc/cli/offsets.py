@@ -109,13 +109,20 @@ class _Desk:
         """The partitions that have offsets, those of the run, and those of the topics asked for. UsageError for a topic that
         is none of them."""
         known = self.activity.partitions | frozenset(found)
-        missing = [topic for topic in self.options.topic or () if all(p.topic != topic for p in known)]
-        if missing and self._cluster is None:
-            there = listed(sorted({p.topic for p in known}), 20) or "none"
-            raise UsageError(
-                f"nothing is known of the topic {missing[0]!r} in {self.shelf.where}; the topics are: {there}"
-            )
-        return known | (await self.cluster.partitions(missing) if missing else frozenset())
+        topics = {p.topic for p in known}
+        for topic in self.options.topic or ():
+            if self._cluster is not None:
+                try:
+                    known |= await self._cluster.partitions([topic])
+                except UsageError:
+                    if topic not in topics:  # else it was deleted, and its offsets were left behind
+                        raise
+            elif topic not in topics:
+                there = listed(sorted(topics), 20) or "none"
+                raise UsageError(
+                    f"nothing is known of the topic {topic!r} in {self.shelf.where}; the topics are: {there}"
+                )
+        return known
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where the logs end, of those that there are; nothing without Kafka's address."""
