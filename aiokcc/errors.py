@@ -5,6 +5,7 @@
     AiokccError
     ├── UsageError (also a ValueError)      the caller's fault: the message says what would be right
     │   ├── GroupMismatchError              this member's settings are not those of the running group
+    │   ├── MemberExistsError               another live process has this member's id
     │   ├── PartitionError                  a partition outside the agreed set, or opened twice
     │   └── PipelineMismatchError           a Spark pipeline was started before with another definition
     ├── CoordinationError                   the world's fault
@@ -43,6 +44,7 @@ __all__ = [
     "HandlerError",
     "KafkaError",
     "LocalServiceError",
+    "MemberExistsError",
     "MissingNodeError",
     "NoAuthError",
     "NoNodeError",
@@ -75,6 +77,17 @@ class UsageError(AiokccError, ValueError):
 
 class GroupMismatchError(UsageError):
     """This member brings other settings than the group that is running under the same root."""
+
+
+class MemberExistsError(UsageError):
+    """Another process that is alive takes part under the same member id."""
+
+    def __init__(self, member: str, other: str, where: str) -> None:
+        super().__init__(
+            f"the member id {member!r} is in use in the group under {where}, by {other}, which is alive; "
+            f"stop that process, or give this one another id"
+        )
+        self.member, self.other = member, other
 
 
 class PartitionError(UsageError):

@@ -171,9 +171,10 @@ class Leader:
                     newly[Partition.parse(name)] = (member, Mark(int(offset) if offset else None, finished=True))
         return newly
 
-    def enlarge(self, settings: Settings, generation: int) -> None:
-        """The agreed set has grown, under a new generation: every member has to report anew."""
-        self.settings, self.generation, self._names = settings, generation, None
+    def change_set(self, settings: Settings) -> None:
+        """The agreed set has grown, or has lost what is not there any more."""
+        self.settings, self._names = settings, None
+        self.finished = {p: mark for p, mark in self.finished.items() if p in settings.partitions}
 
     def advanced(self, decision: Advance) -> None:
         """The advance was written: what we know now."""

@@ -14,6 +14,9 @@ node                           kind                   content
 ``owners/<topic>/<number>``    ephemeral              the lock of a partition
 ``offsets/<topic>/<number>``   persistent             the committed offset, where offsets are kept in the store
 ``cuts/<slot>``                persistent             a ring of the last cuts
+``assignments/<topic>``        persistent             who is to run what, in a managed group: ``worker-1:0,1;worker-2:2;``
+``state/<topic>``              persistent             where the topic's assignment stands: toStart, toClose
+``isolated/<member>``          persistent             an operator has set this member apart
 =============================  =====================  ==================================================================
 """
 
@@ -24,22 +27,28 @@ from typing import Final
 from aiokcc.core.partitions import Partition
 
 __all__ = [
+    "ASSIGNMENTS",
     "COORDINATOR",
     "CUTS",
     "GENERATION",
     "IDS",
+    "ISOLATED",
     "LEADER",
     "OFFSETS",
     "OWNERS",
     "PERIOD",
     "PROGRESS",
     "RUN",
+    "STATE",
     "TOPIC_PARTITIONS",
+    "assignment",
     "cut",
+    "isolated",
     "member",
     "offset",
     "owner",
     "progress",
+    "state",
 ]
 
 COORDINATOR: Final = "coordinator"
@@ -53,6 +62,9 @@ IDS: Final = "ids"
 OWNERS: Final = "owners"
 OFFSETS: Final = "offsets"
 CUTS: Final = "cuts"
+ASSIGNMENTS: Final = "assignments"
+STATE: Final = "state"
+ISOLATED: Final = "isolated"
 
 
 def progress(name: str) -> str:
@@ -78,3 +90,18 @@ def offset(partition: Partition) -> str:
 def cut(number: int, size: int) -> str:
     """The slot of the ring that holds the cut with this number."""
     return f"{CUTS}/{number % size}"
+
+
+def assignment(topic: str) -> str:
+    """Who is to run what of a topic."""
+    return f"{ASSIGNMENTS}/{topic}"
+
+
+def state(topic: str) -> str:
+    """Where a topic's assignment stands."""
+    return f"{STATE}/{topic}"
+
+
+def isolated(name: str) -> str:
+    """Says that a member, whichever incarnation, is to be given nothing."""
+    return f"{ISOLATED}/{name}"

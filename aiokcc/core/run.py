@@ -107,6 +107,11 @@ class Run:
         settings = replace(self.settings, partitions=self.settings.partitions | bounds.keys())
         return replace(self, settings=settings, bounds={**self.bounds, **bounds})
 
+    def without(self, partitions: frozenset[Partition]) -> Run:
+        """The same run without these partitions."""
+        settings = replace(self.settings, partitions=self.settings.partitions - partitions)
+        return replace(self, settings=settings, bounds={p: b for p, b in self.bounds.items() if p not in partitions})
+
     def require(self, mine: Settings, where: str) -> None:
         """GroupMismatchError, naming both sides, unless ``mine`` is what the group runs with."""
         differences = [

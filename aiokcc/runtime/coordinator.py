@@ -11,11 +11,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
+from aiokcc.core.group import check_group
 from aiokcc.core.limit import Mode, Request, RequestKind
+from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
 from aiokcc.core.run import Bounds, Settings, check_member
@@ -23,6 +25,7 @@ from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
 from aiokcc.runtime.operator import ask
+from aiokcc.runtime.share import run_assigned
 from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
@@ -48,6 +51,12 @@ def connect(
     source: str = "",
     offsets: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
     grows: bool = False,
+    assignment: Literal["managed"] | None = None,
+    subscription: object = None,
+    assignor: str = "sticky",
+    weight: Weight | None = None,
+    join_window: float | None = None,
+    expect: int | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Coordinator]:
     """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as coordinator``.
@@ -72,11 +81,30 @@ def connect(
     :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
     :param grows: whether the set of partitions may grow while the group runs: then one that has grown already is joined as
         it is, and :meth:`Coordinator.add` has partitions join
+    :param assignment: ``"managed"``: the group's leader says which member runs which partitions, see :meth:`Coordinator.share`.
+        All members of a group must say so. Without it, each member opens the gates it wants
+    :param subscription: managed: what this member may be given: topics (``["orders"]``), the most partitions of each
+        (``{"orders": 4}``), partitions (``{"orders": [0, 3]}``), or a compiled regular expression; by default everything
+    :param assignor: managed: ``"sticky"`` (moves as little as possible), ``"range"`` or ``"round_robin"``
+    :param weight: managed: how heavy a partition is on a member, a function of the two; loads are balanced, not numbers
+    :param join_window: managed: seconds in which members that join are gathered before partitions move; 1 by default, 30 where
+        ``expect`` says when to stop waiting
+    :param expect: managed: so many members end the window early
     :param options: for the store behind a URL
 
     Leaving the block normally waits until what its finished partitions said is recorded, then leaves the group. If the group
     cannot go on (a node was deleted or cannot be read), the block is cancelled and the error raised from it.
     """
+    group = check_group(
+        assignment,
+        subscription=subscription,
+        assignor=assignor,
+        weight=weight,
+        join_window=join_window,
+        expect=expect,
+    )
+    if group is not None:
+        source = f"{source} assignment=managed".strip()
     settings = Settings.check(
         topics=topics,
         period=period,
@@ -108,6 +136,7 @@ def connect(
         clock=clock or wall_clock,
         resolve=offsets,
         grows=grows,
+        group=group,
     )
     return _connected(engine)
 
@@ -222,6 +251,35 @@ class Coordinator:
         if office is not None:
             office.add(bounds)
         return office is not None
+
+    def remove(self, partitions: frozenset[Partition]) -> bool:
+        """Have partitions leave the agreed set of a managed group. Only the leader can: False if we do not lead."""
+        incarnation = self._member.incarnation
+        office = None if incarnation is None else incarnation.office
+        if office is not None:
+            office.remove(partitions)
+        return office is not None
+
+    @property
+    def assigned(self) -> frozenset[Partition]:
+        """What this member of a managed group is to run at present, as far as it knows."""
+        return self._member.assigned or frozenset()
+
+    async def share(self, run: Callable[[Partition], Awaitable[None]]) -> None:
+        """Run what the managed group assigns to this member, each partition as a task, until the run ends. ::
+
+            async def consume(partition):
+                async with coordinator.gate(*partition) as gate:
+                    ...                                       # from gate.resume_offset on
+
+            await coordinator.share(consume)
+
+        When a partition is taken away its gate raises PartitionRevoked; once ``consume`` has returned or let that pass, the
+        partition goes to its next owner. What else ``consume`` raises comes out here.
+        """
+        if self._member.group is None:
+            raise UsageError('this group is not managed; connect with assignment="managed"')
+        await run_assigned(self._member, run)
 
     async def status(self) -> Status:
         """How the whole group stands: which partition blocks, on which member, for how long."""

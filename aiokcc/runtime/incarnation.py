@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
@@ -38,6 +38,7 @@ from aiokcc.errors import (
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import campaign
 from aiokcc.runtime.office import Office
+from aiokcc.runtime.share import Share
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Session, SessionState, Set
 
@@ -69,10 +70,14 @@ class Incarnation:
         self.office: Office | None = None
         self.want = Signal()
         self._say = Signal()
+        self.share: Share | None = None
+        """What is given to us, in a managed group."""
         self._held: set[Partition] = set()
         """The locks we hold, as far as we have been answered."""
         self._leaving: dict[Partition, asyncio.Future[None]] = {}
         """The locks on their way back. Until they are given back nobody can take them, not even we."""
+        self.joined_at = 0.0
+        """By the event loop's clock."""
         self.late = False
         self._late_timer: asyncio.TimerHandle | None = None
         self._moved_at = 0.0
@@ -93,11 +98,14 @@ class Incarnation:
                 )
             self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         theirs = run.settings.partitions
-        if self.member.grows and (theirs < settings.partitions or settings.partitions < theirs):
-            settings = replace(settings, partitions=theirs)  # the leader adds what is missing
+        managed = self.member.group is not None
+        if self.member.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
+            settings = replace(
+                settings, partitions=theirs
+            )  # the leader adds what is missing, and takes out what is gone
         run.require(settings, self.store.describe(""))
         self.member.enlarge(theirs, run.bounds)
-        facts = {
+        facts: dict[str, Any] = {
             "id": self.name,
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -105,10 +113,20 @@ class Incarnation:
             "subscription": encode_partitions(settings.partitions).decode(),
             "pattern": None,
         }
+        if self.member.group is not None:
+            facts["subscription"], facts["pattern"] = self.member.group.subscription.to_json()
+            self.share = Share(self, facts)
         await session.commit(
             Create(paths.progress(self.name), b"", ephemeral=True),
-            Create(paths.member(self.name), encode_member(**facts), ephemeral=True),
+            Create(
+                paths.member(self.name),
+                encode_member(**facts) if self.share is None else self.share.registration(),
+                ephemeral=True,
+            ),
         )
+        if self.share is not None:
+            await self.share.await_predecessor()
+        self.joined_at = asyncio.get_running_loop().time()
         self.see_generation(await session.get(paths.GENERATION))
         node = await session.get(paths.COORDINATOR)
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
@@ -157,6 +175,8 @@ class Incarnation:
                 self._tasks = tasks
                 for task in (self._follow, self._claim, self._report, self._campaign, self._mourn):
                     tasks.start_soon(task)
+                if self.share is not None:
+                    tasks.start_soon(self.share.follow)
         except ExceptionGroup as group:
             errors = list(_leaves(group))
         finally:
@@ -204,10 +224,13 @@ class Incarnation:
         except CorruptNodeError as error:
             log.error("%s; the next leader will not know the set", error)
             return
-        if self.member.settings.partitions < partitions:
+        agreed = self.member.settings.partitions
+        if agreed < partitions or (self.share is not None and agreed != partitions):
             run = await self.session.get(paths.RUN)
             bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
             self.member.enlarge(partitions, bounds)
+            if self.share is not None:
+                self.share.topics_changed()
 
     def see_generation(self, node: Node) -> None:
         """The generation was read, or written by us: from now on our reports carry it."""
@@ -285,6 +308,10 @@ class Incarnation:
             ledger = self.member.ledger
             unavailable = asked | self._leaving.keys()
             wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in unavailable]
+            if self.share is not None:
+                # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
+                assigned = self.member.assigned or frozenset()
+                wanted = [p for p in wanted if p in assigned] if not asked & assigned else []
             for n in range(0, len(wanted), _BATCH):
                 taken, refused = await self._take(wanted[n : n + _BATCH])
                 for partition in refused:
@@ -294,19 +321,37 @@ class Incarnation:
                     await self._read_after_claim(taken)
 
     async def _take(self, wanted: list[Partition]) -> tuple[list[Partition], list[Partition]]:
-        """Take all of these locks in one transaction, without those that somebody else holds; both lists."""
+        """Take all of these locks in one transaction, without those that somebody else holds; both lists.
+
+        In a managed group the transaction rests on the assignment too, and one lock that somebody else holds keeps us from all.
+        """
         refused: list[Partition] = []
         ours: list[Partition] = []
-        for topic in {p.topic for p in wanted}:
+        share = self.share
+        for topic in {p.topic for p in wanted} if share is None else ():
             await self.session.ensure(f"{paths.OWNERS}/{topic}")
         while wanted:
             locks = [Create(paths.owner(p), self.name.encode(), ephemeral=True) for p in wanted]
+            conditions = [] if share is None else share.conditions(wanted)
             try:
-                await self.session.commit(Check(paths.GENERATION, self.generation_version), *locks)
-            except BadVersionError:
+                await self.session.commit(Check(paths.GENERATION, self.generation_version), *conditions, *locks)
+            except BadVersionError as error:
+                if error.path != paths.GENERATION:
+                    wanted = []  # there is another assignment; when we have read it we shall know what to want
+                    break
                 self.see_generation(await self.session.get(paths.GENERATION))
             except NodeExistsError as error:
-                partition = wanted.pop((error.index or 1) - 1)
+                place = (error.index or 1) - 1 - len(conditions)
+                if share is not None:
+                    held, wanted = wanted, []
+                    mine = await self._which_are_ours(held)
+                    ours += [p for p in held if p in mine]
+                    if held[place] not in mine:
+                        refused.append(held[place])
+                    elif len(mine) < len(held):
+                        wanted = [p for p in held if p not in mine]
+                    continue
+                partition = wanted.pop(place)
                 node = await self.session.find(paths.owner(partition))
                 # ours already: an answer that never came, or given up and opened again before it was given back
                 (ours if node is not None and node.owner == self.session.id else refused).append(partition)
@@ -315,7 +360,19 @@ class Incarnation:
             else:
                 break
         self._held.update(ours, wanted)
+        self._tell_what_runs()
         return ours + wanted, refused
+
+    async def _which_are_ours(self, partitions: list[Partition]) -> set[Partition]:
+        """Those whose locks this session holds, asked for side by side."""
+        nodes = await asyncio.gather(*(self.session.find(paths.owner(p)) for p in partitions))
+        return {
+            p for p, node in zip(partitions, nodes, strict=True) if node is not None and node.owner == self.session.id
+        }
+
+    def _tell_what_runs(self) -> None:
+        if self.share is not None:
+            self.share.runs(frozenset(self._held))
 
     async def _read_after_claim(self, taken: list[Partition]) -> None:
         node = await self.session.get(paths.COORDINATOR)
@@ -373,11 +430,11 @@ class Incarnation:
         report = self.member.ledger.report(even_running=True)
         content = b"" if report is None else report.encode()
         try:
-            ours = [path for path in map(paths.owner, partitions) if await self._is_ours(path)]
+            ours = await self._which_are_ours(partitions)
             await self.session.commit(
                 Check(paths.GENERATION, self.generation_version),
                 Set(paths.progress(self.name), content, ANY_VERSION),
-                *(Delete(path, ANY_VERSION) for path in ours),
+                *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
             )
         except BadVersionError:
             self.see_generation(await self.session.get(paths.GENERATION))
@@ -390,15 +447,12 @@ class Incarnation:
             return
         self.written = report
         self._held.difference_update(partitions)
+        self._tell_what_runs()
         self.want.set()  # for who has opened one of them again meanwhile
         for partition in partitions:
             done = self._leaving.pop(partition)
             if not done.done():
                 done.set_result(None)
-
-    async def _is_ours(self, path: str) -> bool:
-        node = await self.session.find(path)
-        return node is not None and node.owner == self.session.id
 
     # -- office -------------------------------------------------------------------------------------------------------
 

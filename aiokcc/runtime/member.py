@@ -31,6 +31,7 @@ from aiokcc.runtime.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from aiokcc.core.group import GroupSettings
     from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
     from aiokcc.stores.port import Session, Store
@@ -61,6 +62,7 @@ class Member:
         clock: Callable[[], int],
         resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
         grows: bool = False,
+        group: GroupSettings | None = None,
     ) -> None:
         self.store = store
         self.settings = settings
@@ -72,6 +74,10 @@ class Member:
         self._resolve = resolve
         self.grows = grows
         """Whether the agreed set may be larger or smaller than the one we bring: it grows while the group runs."""
+        self.group = group
+        """What we bring to a managed group; None where everybody says for himself which partitions he runs."""
+        self.assigned: frozenset[Partition] | None = None
+        """What is given to us; None while this session has not read it. Only in a managed group."""
         self.on_set: Callable[[], None] | None = None
         """Called when the agreed set has grown."""
         self.bounds: Mapping[Partition, Bounds] = {}
@@ -147,9 +153,18 @@ class Member:
     def _end(self) -> None:
         self.incarnation = None
         self.session = NoSession()
+        self.assigned = None
         self.ledger.lose()
         for gate in self.gates.values():
             gate.session = self.session
+
+    def see_assignment(self, assigned: frozenset[Partition]) -> None:
+        """What is given to us, as this session has read it."""
+        if assigned != self.assigned:
+            self.assigned = assigned
+            self.moved.set()
+        if self.incarnation is not None:
+            self.incarnation.want.set()
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be agreed on: every gate raises the error."""
@@ -168,6 +183,8 @@ class Member:
             raise PartitionError(f"{partition} is open in this member already; each partition has one gate")
         if self.failure is not None:
             raise self.failure
+        if self.assigned is not None and partition not in self.assigned:
+            raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
         gate.lane = self.ledger.add(partition)
         gate.session = self.session
@@ -214,6 +231,14 @@ class Member:
             self._forget(gate)
             if self.incarnation is not None:
                 await self.incarnation.release(gate.partition)
+
+    async def relinquish(self, partition: Partition) -> None:
+        """Give back a partition of which nothing runs any more, also one that has finished and whose gate is closed."""
+        if partition in self.ledger.lanes:
+            self.gates.pop(partition, None)
+            self.abandon(partition)
+            if self.incarnation is not None:
+                await self.incarnation.release(partition)
 
     async def disown(self) -> None:
         """Take back what our partitions said, finished ones too: what they brought was not processed after all."""

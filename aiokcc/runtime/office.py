@@ -28,11 +28,12 @@ from aiokcc.errors import (
     OutcomeUnknownError,
 )
 from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.group import Assigning
 from aiokcc.runtime.signal import Signal
-from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, Set, Watch
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from aiokcc.core.run import Bounds
     from aiokcc.runtime.incarnation import Incarnation
@@ -52,13 +53,16 @@ class Office:
         self._member = incarnation.member
         self.epoch = 0
         self.wake = Signal()
-        self._generation_version = ANY_VERSION
+        self.generation_version = ANY_VERSION
         self._request_version = ANY_VERSION
         self._run_version = ANY_VERSION
         self._listed_version = ANY_VERSION
         self._additions: dict[Partition, Bounds] = {}
         self._run: Run
         self._leader: Leader
+        self._removals: set[Partition] = set()
+        self.assigning = None if incarnation.member.group is None else Assigning(self, incarnation)
+        """In a managed group: who is given what."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}
         """Of the reports, by member."""
@@ -83,9 +87,12 @@ class Office:
             except (BadVersionError, OutcomeUnknownError):
                 continue
             assert isinstance(results[0], int)
-            self._generation_version = results[0]
+            self.generation_version = results[0]
             self._us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
-            await self._read_everything()
+            try:
+                await self._read_everything()
+            except BadVersionError:  # somebody has taken over while we read
+                return False
             return True
 
     async def _read_everything(self) -> None:
@@ -95,6 +102,8 @@ class Office:
         await self._read_run(partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
         await self._read_limit()
+        if self.assigning is not None:
+            await self.assigning.take(partitions)
 
     async def _read_run(self, partitions: frozenset[Partition] | None = None) -> None:
         node = await self._get(paths.RUN)
@@ -112,6 +121,9 @@ class Office:
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
+            if self.assigning is not None:  # partitions may have left the set since
+                agreed = leader.settings.partitions
+                leader.finished = {p: mark for p, mark in leader.finished.items() if p in agreed}
         self._member.see(limit, node.version)
 
     def depose(self) -> None:
@@ -123,6 +135,8 @@ class Office:
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._observe)
+                if self.assigning is not None:
+                    tasks.start_soon(self.assigning.observe)
                 tasks.start_soon(self._decide)
 
     # -- what the leader sees -----------------------------------------------------------------------------------------
@@ -187,8 +201,10 @@ class Office:
     async def _decide(self) -> None:
         leader = self._leader
         while True:
-            if self._additions:
-                await self._enlarge()
+            if self._additions or self._removals:
+                await self._change_set()
+            if self.assigning is not None and self.assigning.due:
+                await self.assigning.step()
             own = self._own_report()
             decision = leader.decide(self._member.clock())
             if isinstance(decision, Advance):
@@ -201,31 +217,55 @@ class Office:
         self._additions.update(bounds)
         self.wake.set()
 
-    async def _enlarge(self) -> None:
-        """The set and the fence in one transaction: no report or advance of the smaller set counts after it."""
-        added = {p: b for p, b in self._additions.items() if p not in self._run.settings.partitions}
+    def remove(self, partitions: frozenset[Partition]) -> None:
+        """Have partitions leave the agreed set: nobody waits for them any more. Only in a managed group."""
+        if self.assigning is not None:
+            self._removals |= partitions
+            self.wake.set()
+
+    @property
+    def mode(self) -> Mode:
+        """Of the limit."""
+        return self._leader.limit.mode
+
+    async def _change_set(self) -> None:
+        """The set and the fence in one transaction: no report or advance of the other set counts after it."""
+        agreed = self._run.settings.partitions
+        added = {p: b for p, b in self._additions.items() if p not in agreed}
+        removed = agreed & self._removals - added.keys()
         self._additions.clear()
-        if not added or self._leader.limit.mode is Mode.END:
+        self._removals.clear()
+        if not (added or removed) or removed >= agreed or self._leader.limit.mode is Mode.END:
             return
-        run = self._run.enlarged(added)
-        names = ", ".join(map(str, sorted(added)))
-        generation = Generation(self.epoch + 1, self._us.name, f"added {names}")
+        run = self._run.enlarged(added).without(removed)
+        words = [f"{verb} {_listed(ps)}" for verb, ps in (("added", added), ("removed", removed)) if ps]
+        ops: list[Op] = [
+            Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._listed_version),
+            Set(paths.RUN, run.encode(), self._run_version),
+        ]
         try:
-            results = await self._session.commit(
-                Set(paths.GENERATION, generation.encode(), self._generation_version),
-                Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._listed_version),
-                Set(paths.RUN, run.encode(), self._run_version),
-            )
+            results = await self.bump(", ".join(words), ops)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
-            await self._read_again(error)
+            await self.read_again(error)
             return
-        versions = [version for version in results if isinstance(version, int)]
-        self._generation_version, self._listed_version, self._run_version = versions
+        self._listed_version, self._run_version = (version for version in results if isinstance(version, int))
         self._run = run
+        self._leader.change_set(run.settings)
+        log.info("%s at the present limit", ", ".join(words))
+        if self.assigning is not None:
+            self.assigning.group.partitions = run.settings.partitions
+            self.assigning.wake()
+
+    async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
+        """Write these together with the next generation; their results. What was reported before counts no more."""
+        generation = Generation(self.epoch + 1, self._us.name, reason)
+        results = await self._session.commit(Set(paths.GENERATION, generation.encode(), self.generation_version), *ops)
+        assert isinstance(results[0], int)
+        self.generation_version = results[0]
         self.epoch += 1
-        self._leader.enlarge(run.settings, self.epoch)
-        log.info("%s joins at the present limit", names)
-        self._us.see_generation(Node(paths.GENERATION, generation.encode(), self._generation_version))
+        self._leader.generation = self.epoch
+        self._us.see_generation(Node(paths.GENERATION, generation.encode(), self.generation_version))
+        return results[1:]
 
     async def _pause(self, decision: Wait) -> None:
         log.debug("waiting: %s", decision.reason)
@@ -249,7 +289,7 @@ class Office:
         fold = own if own is not None and own.supersedes(self._us.written) else None
         ops: list[Op] = [
             Set(paths.COORDINATOR, decision.limit.encode(), leader.version),
-            Check(paths.GENERATION, self._generation_version),
+            Check(paths.GENERATION, self.generation_version),
             Check(paths.PERIOD, self._request_version)
             if decision.request is None
             else Set(paths.PERIOD, decision.request.encode(), self._request_version),
@@ -265,7 +305,7 @@ class Office:
         try:
             await self._session.commit(*ops)
         except (NoNodeError, BadVersionError, OutcomeUnknownError) as error:
-            await self._read_again(error)
+            await self.read_again(error)
             return
         if fold is not None:
             self._us.written = fold
@@ -274,12 +314,12 @@ class Office:
         leader.advanced(decision)
         self._member.see(decision.limit, leader.version)
 
-    async def _read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
+    async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
         """A write was refused, or nobody knows: find out what stands now. Deposed if the generation is not ours."""
         if isinstance(error, OutcomeUnknownError):
             self._us.written = None
         node = await self._get(paths.GENERATION)
-        if node.version != self._generation_version:
+        if node.version != self.generation_version:
             self.depose()
             await anyio.lowlevel.checkpoint()
         await self._read_limit()
@@ -299,3 +339,8 @@ class Office:
         if node is None:
             raise MissingNodeError(self._store.describe(path))
         return node
+
+
+def _listed(partitions: Iterable[Partition]) -> str:
+    names = [str(p) for p in sorted(partitions)]
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

@@ -1,0 +1,344 @@
+"""The group's machine: who is given which partitions, and when.
+
+Per topic it goes Initial → Starting → Stable → Closing → Starting → … (:mod:`~aiokcc.core.assignments` says what each
+means). The rule that everything hangs on is *closing before starting*: a partition that moves is first taken out of the
+assignment; only when its lock is gone is it given to its next owner. What a dead member had is free at once, for its locks have
+gone with its session.
+
+The fields are facts that the leader has read; :meth:`Group.decide` is the rule. It is level-triggered: from what stands in the
+store and who is there it tells the next thing to write, so that any new leader goes on wherever the last one stopped, and it
+does not matter which event was missed. A decision changes nothing here until it has been written.
+
+Two things may be due. *Placing* gives free partitions away and moves nothing else. *Rebalancing* looks at everything anew; it
+is due when the members or the partitions have changed since the last time. Where partitions of a running group are in
+nobody's hands, both are done at once. Otherwise joins are gathered in a window, which closes early when everybody expected is
+there: so many as were announced, or, where a whole group comes back, all who had something. Who has not come back by then is
+left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeAlias
+
+from aiokcc.core.assignments import Topic, shares
+from aiokcc.core.assignors import DEFAULT, assign, check_assignor
+from aiokcc.core.loads import Weight
+from aiokcc.core.partitions import Partition
+from aiokcc.core.subscriptions import EVERYTHING, Subscription
+from aiokcc.errors import UsageError
+
+__all__ = ["Await", "Decision", "Group", "GroupSettings", "Reassign", "Settle", "check_group"]
+
+STARTS_PER_WRITE: Final = 2000
+"""So many partitions are given away in one transaction: each costs about 100 bytes of the store's 1 MB."""
+JOIN_WINDOW: Final = 1.0
+JOIN_WINDOW_EXPECTING: Final = 30.0
+_REASON: Final = 160
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What one member brings to a managed group, checked."""
+
+    subscription: Subscription = EVERYTHING
+    assignor: str = DEFAULT
+    weight: Weight | None = None
+    join_window: float = JOIN_WINDOW
+    """Seconds in which joins are gathered."""
+    expect: int | None = None
+    """So many members close the window early."""
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        subscription: object = None,
+        assignor: object = DEFAULT,
+        weight: Weight | None = None,
+        join_window: object = None,
+        expect: object = None,
+    ) -> GroupSettings:
+        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        if isinstance(subscription, Subscription):
+            wanted = subscription
+        elif isinstance(subscription, re.Pattern):
+            wanted = Subscription.check(pattern=subscription)
+        else:
+            wanted = Subscription.check(subscription)
+        name = check_assignor(assignor)
+        if weight is not None and (not callable(weight) or name != DEFAULT):
+            raise UsageError(
+                f"weight goes with the assignor {DEFAULT!r}, and is a function of a partition and a member; "
+                f"it is {weight!r}, and the assignor is {name!r}"
+            )
+        if expect is not None and (not isinstance(expect, int) or isinstance(expect, bool) or expect < 1):
+            raise UsageError(f"expect is {expect!r}; expected how many members there will be, from 1 up")
+        if join_window is None:
+            window = JOIN_WINDOW if expect is None else JOIN_WINDOW_EXPECTING
+        elif isinstance(join_window, bool) or not isinstance(join_window, int | float) or not 0 <= join_window < 1e6:
+            raise UsageError(f"join_window is {join_window!r}; expected a number of seconds from 0 up")
+        else:
+            window = float(join_window)
+        return cls(wanted, name, weight, window, expect)
+
+
+def check_group(assignment: object, **given: Any) -> GroupSettings | None:
+    """The settings of a managed group, None if it is not one; UsageError for what makes sense in a managed one only."""
+    if assignment == "managed":
+        return GroupSettings.check(**given)
+    if assignment is not None:
+        raise UsageError(f"assignment is {assignment!r}; expected 'managed', or nothing")
+    unused = [name for name, value in given.items() if value is not None and (name, value) != ("assignor", DEFAULT)]
+    if unused:
+        raise UsageError(f'{", ".join(unused)} only mean something with assignment="managed"')
+    return None
+
+
+Basis: TypeAlias = "tuple[dict[str, Subscription], frozenset[Partition]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Reassign:
+    """Write these topics, in one transaction with the next generation, provided that nobody holds what is given away."""
+
+    topics: Mapping[str, Topic]
+    """Those that change."""
+    gone: tuple[str, ...]
+    """Those to delete: they have no partitions any more."""
+    given: tuple[Partition, ...]
+    """What is given away: their locks must not be there."""
+    reason: str
+    known: Basis | None
+    """The members and partitions that were looked at anew; None if only what was free was placed."""
+    left: frozenset[Partition] | None
+    """What nobody can be given; None if some of it was left for the next transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Write the states of these topics: all that was given is held. The assignment stays, and so does the generation."""
+
+    topics: Mapping[str, Topic]
+
+
+@dataclass(frozen=True, slots=True)
+class Await:
+    """Nothing to write until something changes, or until the clock shows ``until``."""
+
+    reason: str
+    until: float | None = None
+
+
+Decision: TypeAlias = Reassign | Settle | Await
+
+
+@dataclass(slots=True)
+class Group:
+    """What a leader in office knows of its group."""
+
+    settings: GroupSettings
+    partitions: frozenset[Partition]
+    """The agreed set."""
+    topics: dict[str, Topic] = field(default_factory=dict)
+    """As they stand in the store."""
+    members: dict[str, Subscription] = field(default_factory=dict)
+    """Who is there, isolated or not."""
+    isolated: frozenset[str] = frozenset()
+    """Who an operator has set apart: whatever they hold is to go elsewhere."""
+    locked: dict[str, frozenset[int]] = field(default_factory=dict)
+    """Which partitions of a topic somebody holds. A topic that is missing has not been looked at: all may be held."""
+    since: float | None = None
+    """When the join window was opened. A new leader counts from when it joined itself: who has been there for long does not
+    wait for others once more."""
+    _known: Basis | None = None
+    """The members and partitions that were looked at last."""
+    _refused: set[Partition] = field(default_factory=set)
+    """What was to be given away and turned out to be held, by whoever it may be."""
+    _free: frozenset[Partition] | None = None
+    """What was free when the free ones were last placed."""
+
+    @property
+    def eligible(self) -> dict[str, Subscription]:
+        """Who may be given something."""
+        return {name: wants for name, wants in self.members.items() if name not in self.isolated}
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """The topics whose locks tell what to do next."""
+        moving = {name for name, topic in self.topics.items() if topic.to_start or topic.to_close}
+        return frozenset(moving.union(p.topic for p in self._refused))
+
+    # -- the rule -----------------------------------------------------------------------------------------------------
+
+    def decide(self, now: float) -> Decision:
+        """The next thing to write. ``now`` is any clock in seconds, the same one every time."""
+        eligible = self.eligible
+        held = {p: m for p, m in self._assigned().items() if m in self.members and p in self.partitions}
+        closing = self._closing()
+        free = self.partitions - held.keys() - closing.keys()
+        basis = (eligible, self.partitions)
+        changed = self._known != basis
+        if not changed:
+            self.since = None
+        running = self._known is not None
+        urgent = running and (
+            any(member in self.isolated for member in held.values())
+            or any(wants.covers(p) for p in free for wants in eligible.values())
+            or any(p not in self.partitions for p in self._assigned())
+        )
+        if changed and not urgent:
+            waiting = self._window(eligible, now, running=running)
+            if waiting is not None:
+                return self._settle() or waiting
+        if changed or (free and free != self._free):
+            decision = self._reassign(eligible, held, closing, free, basis if changed else None)
+            if decision is not None:
+                return decision
+            self._looked(basis if changed else None, free)
+        return self._settle() or self._waits(closing)
+
+    def wrote(self, decision: Reassign | Settle) -> None:
+        """The decision stands in the store."""
+        self.topics.update(decision.topics)
+        if isinstance(decision, Reassign):
+            for topic in decision.gone:
+                self.topics.pop(topic, None)
+            for topic in decision.topics:
+                self.locked.pop(topic, None)  # what was seen before does not tell who holds what now
+            self._looked(decision.known, decision.left)
+
+    def refused(self, partition: Partition) -> None:
+        """A partition that was to be given away is held after all: whoever holds it has to let go first."""
+        self._refused.add(partition)
+        self.locked.pop(partition.topic, None)
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    def _looked(self, known: Basis | None, free: frozenset[Partition] | None) -> None:
+        if known is not None:
+            self._known, self.since = known, None
+        self._free = free
+
+    def _assigned(self) -> dict[Partition, str]:
+        result: dict[Partition, str] = {}
+        for name, topic in self.topics.items():
+            result.update(shares(name, topic.assignment))
+        return result
+
+    def _closing(self) -> dict[Partition, str]:
+        """What is in nobody's hands by the assignment and may still be held. Who is not there holds nothing."""
+        result: dict[Partition, str] = {}
+        for name, topic in self.topics.items():
+            locked = self.locked.get(name)
+            for number, member in topic.to_close.items():
+                if (locked is None or number in locked) and member in self.members:
+                    result[Partition(name, number)] = member
+        for partition in tuple(self._refused):
+            locked = self.locked.get(partition.topic)
+            if locked is not None and partition.number not in locked:
+                self._refused.discard(partition)
+            else:
+                result.setdefault(partition, "its holder")
+        return result
+
+    def _window(self, eligible: Mapping[str, Subscription], now: float, *, running: bool) -> Await | None:
+        """Why joins are still being gathered; None when it is time to decide."""
+        if not eligible:
+            self.since = None
+            return Await("nobody is there to be given anything")
+        if self.since is None:
+            self.since = now
+        there, expect, window = len(eligible), self.settings.expect, self.settings.join_window
+        early = expect is not None and there >= expect
+        had = {*self._assigned().values(), *(m for t in self.topics.values() for m in t.to_close.values())}
+        if had:  # the long wait for all who are expected is for the first time only
+            early = early or (not running and had <= eligible.keys())
+            window = min(window, JOIN_WINDOW)
+        until = self.since + window
+        if early or now >= until:
+            return None
+        others = "" if expect is None else f" of {expect}"
+        return Await(f"gathering members, {there}{others} there", until)
+
+    def _reassign(
+        self,
+        eligible: Mapping[str, Subscription],
+        held: Mapping[Partition, str],
+        closing: Mapping[Partition, str],
+        free: frozenset[Partition],
+        basis: Basis | None,
+    ) -> Reassign | None:
+        settings = self.settings
+        current = {p: m for p, m in held.items() if m in eligible}
+        target = assign(settings.assignor, eligible, self.partitions, current, settings.weight) if eligible else {}
+        moved = {p: m for p, m in held.items() if target.get(p) != m} if basis is not None else {}
+        given = {p: target[p] for p in sorted(free) if p in target}
+        left: frozenset[Partition] | None = free - given.keys()
+        if len(given) > STARTS_PER_WRITE:
+            given, left = dict(list(given.items())[:STARTS_PER_WRITE]), None
+        after = {p: m for p, m in {**held, **given}.items() if p not in moved}
+        topics: dict[str, Topic] = {}
+        gone: list[str] = []
+        leaving_now = {p: m for p, m in {**closing, **moved}.items() if p in self.partitions and m in self.members}
+        by_topic = _by_topic(after), _by_topic(given), _by_topic(leaving_now)
+        agreed = {p.topic for p in self.partitions}
+        for name in sorted({*self.topics, *agreed}):
+            before = self.topics.get(name)
+            if name not in agreed:
+                gone.append(name)
+                continue
+            mine, starting, leaving = (part.get(name, {}) for part in by_topic)
+            topic = Topic(mine, {**self._starting(name, before, mine), **starting}, leaving)
+            if topic != before:
+                topics[name] = topic
+        if not topics and not gone:
+            return None
+        return Reassign(topics, tuple(gone), tuple(given), self._reason(given, moved, gone), basis, left)
+
+    def _starting(self, name: str, before: Topic | None, assignment: Mapping[int, str]) -> dict[int, str]:
+        """What was given before and is not held yet, as far as is known."""
+        if before is None:
+            return {}
+        locked = self.locked.get(name, frozenset())
+        return {n: m for n, m in before.to_start.items() if n not in locked and assignment.get(n) == m}
+
+    def _reason(self, given: Mapping[Partition, str], moved: Mapping[Partition, str], gone: Iterable[str]) -> str:
+        known = {} if self._known is None else self._known[0]
+        words = [
+            *(f"{name} joined" for name in sorted(self.eligible.keys() - known.keys()) if self._known is not None),
+            *(f"{name} isolated" for name in sorted(known.keys() & self.isolated)),
+            *(f"{name} left" for name in sorted(known.keys() - self.members.keys())),
+            *(f"{len(part)} to {verb}" for part, verb in ((moved, "close"), (given, "start")) if part),
+            *(f"{name} is gone" for name in gone),
+        ]
+        text = ", ".join(words) or "assigned"
+        return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"
+
+    def _settle(self) -> Settle | None:
+        settled: dict[str, Topic] = {}
+        for name, topic in self.topics.items():
+            locked = self.locked.get(name)
+            if locked is not None and topic.to_start and topic.to_start.keys() <= locked:
+                settled[name] = replace(topic, to_start={})
+        return Settle(settled) if settled else None
+
+    def _waits(self, closing: Mapping[Partition, str]) -> Await:
+        if closing:
+            partition, member = min(closing.items())
+            more = f" and {len(closing) - 1} more" if len(closing) > 1 else ""
+            return Await(f"{member} has to close {partition}{more}")
+        for name, topic in sorted(self.topics.items()):
+            if topic.to_start:
+                number, member = min(topic.to_start.items())
+                return Await(f"{member} has to start {Partition(name, number)}")
+        return Await("stable" if self.topics else "nothing to assign")
+
+
+def _by_topic(parts: Mapping[Partition, str]) -> dict[str, dict[int, str]]:
+    result: dict[str, dict[int, str]] = {}
+    for (topic, number), member in parts.items():
+        result.setdefault(topic, {})[number] = member
+    return result

@@ -1,0 +1,260 @@
+"""The leader of a managed group: it sees who is there, has the machine decide, and writes what it decides.
+
+It watches the registrations, who is isolated, and the locks of the topics that have something on its way; all else it knows
+because it wrote it. Every change of an assignment is one transaction: the next generation, the assignments and states of all
+topics that change, and for each partition that is given away the proof that nobody holds it (its lock is created and deleted
+again, which fails if there is one). Since a claim in turn rests on the assignment, from then on only the one to whom
+it was given can take it. A leader that was deposed changes nothing, for the generation has moved on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.assignments import Topic, encode_assignment
+from aiokcc.core.group import Await, Group, Reassign, Settle
+from aiokcc.core.limit import Mode
+from aiokcc.core.partitions import Partition
+from aiokcc.core.subscriptions import Registration, Subscription
+from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from aiokcc.runtime.share import member_of
+from aiokcc.stores.port import ANY_VERSION, Check, Children, Create, Delete, Node, Op, Set
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.office import Office
+
+__all__ = ["Assigning"]
+
+log = logging.getLogger("aiokcc.group")
+
+
+class Assigning:
+    """One leader's term, as far as it assigns partitions."""
+
+    def __init__(self, office: Office, incarnation: Incarnation) -> None:
+        self._office = office
+        self._us = incarnation
+        self._session = incarnation.session
+        self._store = incarnation.store
+        settings = incarnation.member.group
+        assert settings is not None
+        self.group = Group(settings, frozenset(), since=incarnation.joined_at)
+        self.due = False
+        """Whether something has changed since the last decision."""
+        self._assignments: dict[str, int] = {}
+        """The versions of the nodes, by topic."""
+        self._states: dict[str, int] = {}
+        self._registered: dict[str, Subscription | None] = {}
+        """By incarnation; None where the registration cannot be read."""
+        self._seen: set[str] = set()
+        """What has been read at least once in this term: nothing is decided before all of it has."""
+        self._watched: frozenset[str] = frozenset()
+        self._timer: asyncio.TimerHandle | None = None
+        self._said = ""
+
+    # -- taking office ------------------------------------------------------------------------------------------------
+
+    async def take(self, partitions: frozenset[Partition]) -> None:
+        """Read how the assignment stands; whoever led before us may have stopped anywhere.
+
+        CorruptNodeError if a node cannot be read: who may run what is not guessed.
+        """
+        session = self._session
+        for directory in (paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED):
+            await session.ensure(directory)
+        self.group.partitions = partitions
+        topics = sorted({p.topic for p in partitions} | set(await session.children(paths.ASSIGNMENTS)))
+        nodes = await asyncio.gather(
+            *(session.find(paths.assignment(topic)) for topic in topics),
+            *(session.find(paths.state(topic)) for topic in topics),
+        )
+        for topic, given, state in zip(topics, nodes[: len(topics)], nodes[len(topics) :], strict=True):
+            await session.ensure(f"{paths.OWNERS}/{topic}")
+            if given is None or state is None:
+                await self._found(topic, given, state)
+                continue
+            self.group.topics[topic] = Topic.decode(
+                self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
+            )
+            self._assignments[topic], self._states[topic] = given.version, state.version
+        self.due = True
+
+    async def _found(self, topic: str, given: Node | None, state: Node | None) -> None:
+        """A topic that has no nodes yet, or only one: then it begins anew."""
+        remains = [Delete(node.path, node.version) for node in (given, state) if node is not None]
+        await self._session.commit(
+            Check(paths.GENERATION, self._office.generation_version), *remains, *self.creations(topic)
+        )
+        self.founded(topic)
+
+    @staticmethod
+    def creations(topic: str) -> list[Op]:
+        """The nodes of a topic of which nobody has been given anything."""
+        return [Create(paths.assignment(topic)), Create(paths.state(topic), Topic().encode_state())]
+
+    def founded(self, topic: str) -> None:
+        """Those nodes have been made."""
+        self.group.topics[topic] = Topic()
+        self._assignments[topic] = self._states[topic] = 0
+
+    # -- what the leader sees -----------------------------------------------------------------------------------------
+
+    async def observe(self) -> None:
+        """Follow who is there, who is isolated, and the locks of what is on its way, until cancelled."""
+        try:
+            with self._session.watch() as watch:
+                self._watch = watch
+                watch.add_children(paths.IDS)
+                watch.add_children(paths.ISOLATED)
+                self._watch_locks()
+                while True:
+                    for change in await watch.changes():
+                        names = change.now.names if isinstance(change.now, Children) else ()
+                        if change.path == paths.IDS:
+                            await self._learn_members(names)
+                        elif change.path == paths.ISOLATED:
+                            self.group.isolated = frozenset(names)
+                        else:
+                            self._learn_locks(change.path.removeprefix(f"{paths.OWNERS}/"), names)
+                        self._seen.add(change.path)
+                    self.wake()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def wake(self) -> None:
+        """Decide again."""
+        self.due = True
+        self._office.wake.set()
+
+    async def _learn_members(self, names: tuple[str, ...]) -> None:
+        for gone in self._registered.keys() - set(names):
+            del self._registered[gone]
+        new = [name for name in names if name not in self._registered]
+        nodes = await asyncio.gather(*(self._session.find(paths.member(name)) for name in new))
+        for name, node in zip(new, nodes, strict=True):
+            if node is not None:
+                self._registered[name] = self._decode(node)
+        self.group.members = {member_of(name): wants for name, wants in self._registered.items() if wants is not None}
+
+    def _decode(self, node: Node) -> Subscription | None:
+        try:
+            return Registration.decode(self._store.describe(node.path), node.data).subscription
+        except CorruptNodeError as error:
+            log.error("%s; it is given nothing", error)
+            return None
+
+    def _learn_locks(self, topic: str, names: tuple[str, ...]) -> None:
+        self.group.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
+
+    def _watch_locks(self) -> None:
+        moving = self.group.moving
+        for topic in moving - self._watched:
+            self._watch.add_children(f"{paths.OWNERS}/{topic}")
+        for topic in self._watched - moving:
+            self._watch.remove(f"{paths.OWNERS}/{topic}")
+        for topic in self.group.locked.keys() - moving:
+            del self.group.locked[topic]
+        self._watched = moving
+
+    # -- what the leader does -----------------------------------------------------------------------------------------
+
+    async def step(self) -> None:
+        """Write what is to be written, one thing after the other, until there is something to wait for."""
+        while self.due and self._office.mode is not Mode.END:
+            self.due = False
+            if not self._seen >= {paths.IDS, paths.ISOLATED}:
+                return
+            decision = self.group.decide(asyncio.get_running_loop().time())
+            if isinstance(decision, Await):
+                self._wait(decision)
+            elif isinstance(decision, Settle):
+                await self._settle(decision)
+            else:
+                await self._reassign(decision)
+            self._watch_locks()
+
+    def _wait(self, decision: Await) -> None:
+        if decision.reason != self._said:
+            self._said = decision.reason
+            log.info("assignment: %s", decision.reason)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if decision.until is not None:
+            self._timer = asyncio.get_running_loop().call_at(decision.until, self.wake)
+
+    async def _settle(self, decision: Settle) -> None:
+        topics = list(decision.topics)
+        self.due = True
+        try:
+            await self._session.commit(
+                Check(paths.GENERATION, self._office.generation_version),
+                *(Set(paths.state(t), decision.topics[t].encode_state(), self._states[t]) for t in topics),
+            )
+        except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
+            await self._read_again(error)
+            return
+        for topic in topics:
+            self._states[topic] += 1
+        self.group.wrote(decision)
+
+    async def _reassign(self, decision: Reassign) -> None:
+        self.due = True
+        ops: list[Op] = []
+        for topic, new in decision.topics.items():
+            if topic not in self._assignments:
+                ops += self.creations(topic)
+                await self._session.ensure(f"{paths.OWNERS}/{topic}")
+            given = encode_assignment(new.assignment)
+            ops.append(Set(paths.assignment(topic), given, self._assignments.get(topic, 0)))
+            ops.append(Set(paths.state(topic), new.encode_state(), self._states.get(topic, 0)))
+        for topic in decision.gone:
+            if topic in self._assignments:
+                ops.append(Delete(paths.assignment(topic), self._assignments[topic]))
+                ops.append(Delete(paths.state(topic), self._states[topic]))
+        for partition in decision.given:  # nobody holds it, or the whole transaction fails
+            ops += [Create(paths.owner(partition)), Delete(paths.owner(partition), ANY_VERSION)]
+        try:
+            await self._office.bump(decision.reason, ops)
+        except NodeExistsError as error:
+            topic, _, number = error.path.removeprefix(f"{paths.OWNERS}/").rpartition("/")
+            if not error.path.startswith(f"{paths.OWNERS}/") or not number.isdecimal():
+                raise
+            self.group.refused(Partition(topic, int(number)))
+            return
+        except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
+            await self._read_again(error)
+            return
+        log.info("generation %d: %s", self._office.epoch, decision.reason)
+        for topic in decision.topics:
+            self._assignments[topic] = self._assignments.get(topic, 0) + 1
+            self._states[topic] = self._states.get(topic, 0) + 1
+        for topic in decision.gone:
+            self._assignments.pop(topic, None)
+            self._states.pop(topic, None)
+        self.group.wrote(decision)
+        self._watch_locks()
+        # What was seen before this assignment does not tell who holds what under it.
+        await self._look_at_locks([topic for topic in decision.topics if topic in self.group.moving])
+
+    async def _look_at_locks(self, topics: list[str]) -> None:
+        found = await asyncio.gather(*(self._session.children(f"{paths.OWNERS}/{topic}") for topic in topics))
+        for topic, names in zip(topics, found, strict=True):
+            if topic not in self.group.locked:  # else the watch has told meanwhile, and tells whatever comes after
+                self._learn_locks(topic, names)
+
+    async def _read_again(self, error: BadVersionError | NoNodeError | OutcomeUnknownError) -> None:
+        """A write was refused, or nobody knows: deposed, or somebody has written our nodes by hand."""
+        await self._office.read_again(error)
+        await anyio.lowlevel.checkpoint()
+        self.group.topics.clear()
+        self._assignments.clear()
+        self._states.clear()
+        await self.take(self.group.partitions)

@@ -1,0 +1,315 @@
+"""A member of a managed group: what has been given to it, and how what it runs follows that.
+
+*Share* belongs to a session. It reads the assignments, keeps their versions, and makes every claim conditional on them: a claim
+lands only while the very assignment that it rests on still stands, so a member that missed a rebalance claims nothing. It
+also answers for the member's id: who comes with the same id asks, and whoever is alive answers.
+
+:func:`follow_assignment` belongs to the member, and outlives sessions. While the store is away, or the new session has not read
+the assignments yet, everything stays as it is. Then what is no longer ours is ended (no further record starts, the running
+handler ends, offsets are committed, the lock goes back) before anything new is begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.assignments import decode_assignment
+from aiokcc.core.limit import Mode
+from aiokcc.core.partitions import Partition, encode_partitions
+from aiokcc.core.run import encode_member
+from aiokcc.errors import (
+    BadVersionError,
+    CorruptNodeError,
+    MemberExistsError,
+    NodeExistsError,
+    NoNodeError,
+    OutcomeUnknownError,
+    PartitionRevoked,
+)
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Node, Watch
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member import Member
+
+__all__ = ["Share", "follow_assignment", "member_of", "run_assigned"]
+
+log = logging.getLogger("aiokcc.member")
+
+_ASKED = "asked"
+"""The field of a registration in which somebody with the same id asks whether its owner is alive."""
+
+
+def member_of(incarnation: str) -> str:
+    """The member whose incarnation this is."""
+    return incarnation.rpartition("-")[0]
+
+
+class Share:
+    """What this session has read of the assignments."""
+
+    def __init__(self, incarnation: Incarnation, facts: dict[str, Any]) -> None:
+        self._us = incarnation
+        self._session = incarnation.session
+        self._store = incarnation.store
+        self._member = incarnation.member
+        self._facts = facts
+        self._registration = paths.member(incarnation.name)
+        self._watch: Watch | None = None
+        self._versions: dict[str, int] = {}
+        """Of the assignments, by topic; missing while not read, -1 where there is none."""
+        self._mine: dict[str, frozenset[Partition]] = {}
+        self._ran = frozenset[Partition]()
+        self._runs = Signal()
+
+    def registration(self) -> bytes:
+        """The content of our node."""
+        return encode_member(**self._facts, running=encode_partitions(self._ran).decode())
+
+    # -- the id is ours alone -----------------------------------------------------------------------------------------
+
+    async def await_predecessor(self) -> None:
+        """Wait until nobody else who came before us has our id: the session of a process that was killed has to end first.
+
+        It is told from one that is alive by asking it: we write into its registration, and whoever is alive writes it
+        again. MemberExistsError then. Until the other session has ended we take part in nothing; but we are registered, so
+        what was given to the member stays given to it.
+        """
+        session, ours = self._session, await self._session.get(self._registration)
+        for name in await session.children(paths.IDS):
+            path = paths.member(name)
+            if name == self._us.name or member_of(name) != self._member.name:
+                continue
+            node = await session.find(path)
+            if node is not None and (node.created, name) < (ours.created, self._us.name):
+                log.info("%s: waiting for the end of the session of %s, which has the same id", self._us.name, name)
+                await self._outlive(path, name)
+
+    async def _outlive(self, path: str, name: str) -> None:
+        asked: int | None = None
+        with self._session.watch() as watch:
+            watch.add(path)
+            async for change in watch:
+                node = change.now
+                if not isinstance(node, Node):
+                    return
+                facts = _facts(node.data)
+                if _ASKED in facts:  # by us, or by a third one with the same id
+                    asked = node.version
+                elif asked is not None and node.version > asked:
+                    raise MemberExistsError(self._member.name, name, self._store.describe(""))
+                else:
+                    question = encode_member(**{**facts, _ASKED: self._us.name})
+                    try:
+                        asked = await self._session.set(path, question, node.version)
+                    except NoNodeError:
+                        return
+                    except BadVersionError:
+                        continue  # written meanwhile: the watch shows what
+
+    # -- following ----------------------------------------------------------------------------------------------------
+
+    async def follow(self) -> None:
+        """Keep up with the assignments, and with our own registration, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell)
+            with self._session.watch() as watch:
+                self._watch = watch
+                watch.add(self._registration)
+                self.topics_changed()
+                while True:
+                    for change in await watch.changes():
+                        if change.path == self._registration:
+                            await self._answer(change)
+                        else:
+                            self._learn(change)
+                    self._publish()
+
+    def topics_changed(self) -> None:
+        """The agreed set may have other topics now."""
+        if self._watch is None:
+            return
+        topics = {p.topic for p in self._member.settings.partitions}
+        for topic in topics:
+            self._watch.add(paths.assignment(topic))
+        for topic in self._versions.keys() - topics:
+            self._watch.remove(paths.assignment(topic))
+            del self._versions[topic]
+            self._mine.pop(topic, None)
+        self._publish()
+
+    def _learn(self, change: Change) -> None:
+        topic = change.path.removeprefix(f"{paths.ASSIGNMENTS}/")
+        if not isinstance(change.now, Node):
+            self._versions[topic], self._mine[topic] = ANY_VERSION, frozenset()
+            return
+        try:
+            assignment = decode_assignment(self._store.describe(change.path), change.now.data)
+        except CorruptNodeError as error:
+            log.error("%s; everything stays as it is until it can be read", error)
+            self._versions.setdefault(topic, change.now.version)
+            return
+        self._versions[topic] = change.now.version
+        self._mine[topic] = frozenset(Partition(topic, n) for n, m in assignment.items() if m == self._member.name)
+
+    def _publish(self) -> None:
+        """Tell the member what is ours, once all of it has been read."""
+        topics = {p.topic for p in self._member.settings.partitions}
+        if topics <= self._versions.keys():
+            self._member.see_assignment(frozenset[Partition]().union(*self._mine.values()))
+
+    def conditions(self, partitions: Iterable[Partition]) -> list[Check]:
+        """What a claim of these partitions rests on."""
+        return [
+            Check(paths.assignment(topic), self._versions.get(topic, 0))
+            for topic in sorted({p.topic for p in partitions})
+        ]
+
+    # -- the registration ---------------------------------------------------------------------------------------------
+
+    def runs(self, partitions: frozenset[Partition]) -> None:
+        """Say in our registration what we run: for people."""
+        if partitions != self._ran:
+            self._ran = partitions
+            self._runs.set()
+
+    async def _tell(self) -> None:
+        while True:
+            await self._runs.wait()
+            await self._write()
+
+    async def _answer(self, change: Change) -> None:
+        if isinstance(change.now, Node):
+            if _ASKED in _facts(change.now.data):
+                await self._write()
+            return
+        log.warning("%s was deleted; registering again", self._store.describe(self._registration))
+        try:
+            await self._session.create(self._registration, self.registration(), ephemeral=True)
+        except NodeExistsError:
+            return
+
+    async def _write(self) -> None:
+        try:
+            await self._session.set(self._registration, self.registration(), ANY_VERSION)  # nobody else's to write
+        except NoNodeError:
+            return  # deleted by hand: the watch tells
+        except OutcomeUnknownError:
+            self._runs.set()  # once more
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(data)
+    except ValueError:
+        return {}
+    return {name: value for name, value in raw.items() if name != "version"} if isinstance(raw, dict) else {}
+
+
+async def follow_assignment(
+    member: Member,
+    begin: Callable[[frozenset[Partition]], Awaitable[None]],
+    end: Callable[[frozenset[Partition]], Awaitable[None]],
+    over: Callable[[], bool] = lambda: False,
+    lost: set[Partition] | None = None,
+) -> None:
+    """Have run what is assigned to us, and nothing else, until the run has ended (or ``over`` says so).
+
+    ``begin`` returns when the partitions run, ``end`` when they are given up. Beginning may take as long as a lock is held; if
+    meanwhile one of them is taken away it is cancelled, and has to leave nothing behind. ``lost`` are partitions that have
+    ended without being told to, because they were not ours any more: to be begun again if they are ours again.
+    """
+    running = frozenset[Partition]()
+    while member.ledger.limit.mode is not Mode.END and member.failure is None and not over():
+        if lost:
+            running -= lost
+            lost.clear()
+        assigned = member.assigned
+        gone = frozenset() if assigned is None else running - assigned
+        new = frozenset() if assigned is None else assigned - running
+        if gone:
+            await end(gone)
+            running -= gone
+        elif new:
+            running |= await _begin(member, begin, new)
+        else:
+            await member.moved.wait()
+
+
+async def _begin(
+    member: Member, begin: Callable[[frozenset[Partition]], Awaitable[None]], new: frozenset[Partition]
+) -> frozenset[Partition]:
+    """Begin these, unless one of them is taken away before; those that have begun."""
+    begun = frozenset[Partition]()
+    failure: Exception | None = None
+
+    async def work() -> None:
+        nonlocal begun, failure
+        try:
+            await begin(new)
+            begun = new
+        except PartitionRevoked:
+            pass  # one of them, before all had begun: decided anew
+        except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            failure = error
+        tasks.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(work)
+        while member.assigned is None or new <= member.assigned:
+            await member.moved.wait()
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return begun
+
+
+async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None]]) -> None:
+    """Run each assigned partition as a task that opens its own gate."""
+    ended: dict[Partition, asyncio.Event] = {}
+    lost: set[Partition] = set()
+    failure: Exception | None = None
+
+    async def one(partition: Partition, done: asyncio.Event) -> None:
+        nonlocal failure
+        try:
+            await run(partition)
+        except PartitionRevoked:
+            if ended.get(partition) is done:  # nobody asked for it
+                lost.add(partition)
+                member.moved.set()
+        except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            failure = failure or error
+            member.moved.set()
+        finally:
+            done.set()
+
+    async def begin(partitions: frozenset[Partition]) -> None:
+        for partition in sorted(partitions):
+            ended[partition] = asyncio.Event()
+            tasks.start_soon(one, partition, ended[partition])
+
+    async def end(partitions: frozenset[Partition]) -> None:
+        leaving = [ended.pop(partition) for partition in partitions]
+        for partition in partitions:
+            if (gate := member.gates.get(partition)) is not None:
+                member.revoke(gate)
+        for done in leaving:
+            await done.wait()
+        for partition in partitions:
+            await member.relinquish(partition)
+
+    async with anyio.create_task_group() as tasks:
+        await follow_assignment(member, begin, end, lambda: failure is not None, lost)
+        if failure is not None or member.failure is not None:
+            tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,424 @@
+"""Managed groups on a store in memory: members share the partitions, and hand them over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc.core.assignments import State, decode_state
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import OutcomeUnknownError, StoreError
+from aiokcc.stores import Node
+from aiokcc.stores.memory import Call
+from tests.unit.test_runtime_faults import Nth
+from tests.unit.world import World
+from tests.virtual import settle
+
+HOUR = 3600.0
+LOGS = {f"orders.{n}": [n * 7 + i * 300 for i in range(40)] for n in range(6)}
+
+
+@asynccontextmanager
+async def member(
+    world: World, name: str, logs: Mapping[str, Sequence[int]] = LOGS, takes: float = 0.1, **settings: Any
+) -> AsyncIterator[aiokcc.Coordinator]:
+    """A member that runs what it is given, over these logs. Leaving the block leaves the group."""
+    usual: dict[str, Any] = {"topics": {"orders": len(logs)}, "assignment": "managed", "member": name}
+    async with world.connect(**{**usual, **settings}) as coordinator:
+
+        async def consume(partition: Partition) -> None:
+            await process(world, coordinator, partition, logs, takes)
+
+        sharing = asyncio.ensure_future(coordinator.share(consume))
+        try:
+            yield coordinator
+            if coordinator.ended:
+                await sharing
+        finally:
+            sharing.cancel()
+            await asyncio.wait([sharing])
+        if not sharing.cancelled() and sharing.exception() is not None:
+            raise sharing.exception()  # type: ignore[misc]
+
+
+async def process(
+    world: World, coordinator: aiokcc.Coordinator, partition: Partition, logs: Mapping[str, Sequence[int]], takes: float
+) -> None:
+    """Run a partition over its log. No record starts unless the lock in the store is this session's: one owner."""
+    who, stamps = coordinator.member, logs[str(partition)]
+    async with coordinator.gate(*partition) as gate:
+        for offset in range(gate.resume_offset or 0, len(stamps)):
+            await gate.wait_until(stamps[offset], offset)
+            owner = world.owner(partition.number, partition.topic)
+            incarnation = coordinator._member.incarnation
+            assert incarnation is not None
+            assert owner == incarnation.name, f"{who} starts {partition}@{offset}, which {owner} owns"
+            world.history.start(who, str(partition), stamps[offset], offset)
+            try:
+                await asyncio.sleep(takes)
+            except BaseException:
+                world.history.gone(who, str(partition), stamps[offset], offset)
+                raise
+            world.history.done(who, str(partition), stamps[offset], offset)
+        gate.finish(len(stamps))
+
+
+def owners(world: World, count: int = 6) -> dict[str, list[int]]:
+    """Who holds what, by member."""
+    result: dict[str, list[int]] = {}
+    for number in range(count):
+        owner = world.owner(number)
+        if owner is not None:
+            result.setdefault(owner.rpartition("-")[0], []).append(number)
+    return result
+
+
+def state(world: World, topic: str = "orders") -> State:
+    return decode_state("state", world.data(f"state/{topic}"))[0]
+
+
+async def until_ended(world: World, seconds: float = 3600) -> None:
+    async with asyncio.timeout(seconds), world.store.session() as session:
+        with session.watch() as watch:
+            watch.add("coordinator")
+            async for change in watch:
+                if isinstance(change.now, Node) and change.now.data == b"end":
+                    return
+
+
+async def stop(world: World, coordinator: aiokcc.Coordinator) -> None:
+    """Stop a member's process for longer than its session lasts."""
+    session = world.session(coordinator)
+    world.server.freeze(session)
+    await asyncio.sleep(session.timeout)
+    world.server.expire(session)
+
+
+async def test_members_share_a_run(world: World) -> None:
+    async with member(world, "a"), member(world, "b"), member(world, "c"):
+        await asyncio.sleep(1.1)
+        assert owners(world) == {"a": [0, 3], "b": [1, 4], "c": [2, 5]}
+        assert state(world) is State.STABLE
+        assert world.data("assignments/orders") == b"a:0,3;b:1,4;c:2,5;"
+        await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_nothing_is_given_while_joins_are_gathered(world: World) -> None:
+    async with member(world, "a", join_window=5), member(world, "b", join_window=5):
+        await asyncio.sleep(4.9)
+        assert owners(world) == {}
+        assert state(world) is State.INITIAL
+        await asyncio.sleep(0.2)
+        assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+async def test_the_window_closes_early_when_everybody_expected_is_there(world: World) -> None:
+    async with member(world, "a", expect=2):
+        await asyncio.sleep(10)
+        assert owners(world) == {}
+        async with member(world, "b", expect=2):
+            await settle()
+            assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+async def test_those_who_did_not_come_are_not_waited_for_longer_than_the_window(world: World) -> None:
+    async with member(world, "a", expect=3, join_window=7), member(world, "b", expect=3, join_window=7):
+        await asyncio.sleep(6.9)
+        assert owners(world) == {}
+        await asyncio.sleep(0.2)
+        assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+async def test_who_joins_later_gets_a_share_and_the_others_keep_theirs(world: World) -> None:
+    async with member(world, "a"), member(world, "b"):
+        await asyncio.sleep(1.1)
+        before = owners(world)
+        async with member(world, "c"):
+            await asyncio.sleep(1.3)  # the window, and a handler's time
+            after = owners(world)
+            assert {name: len(numbers) for name, numbers in after.items()} == {"a": 2, "b": 2, "c": 2}
+            assert set(after["a"]) < set(before["a"])
+            assert set(after["b"]) < set(before["b"])
+            await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_closing_before_starting(world: World) -> None:
+    """While a handler is at work on a partition that moves, it is nobody's by the assignment; then it is the new one's."""
+    async with member(world, "a", takes=30):
+        await asyncio.sleep(1.1)
+        assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
+        async with member(world, "b", takes=30):
+            await asyncio.sleep(1.1)
+            assert state(world) is State.CLOSING
+            assert decode_state("", world.data("state/orders"))[2] == {0: "a", 2: "a", 4: "a"}
+            assert world.data("assignments/orders") == b"a:1,3,5;"
+            assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
+            await asyncio.sleep(30)
+            assert owners(world) == {"a": [1, 3, 5], "b": [0, 2, 4]}
+            assert state(world) is State.STABLE
+    world.history.check(LOGS, complete=False)
+
+
+async def test_who_dies_is_replaced_at_once(world: World) -> None:
+    async with member(world, "a"), member(world, "b"), member(world, "c") as dead:
+        await asyncio.sleep(1.1)
+        assert owners(world)["c"] == [2, 5]
+        await stop(world, dead)
+        await settle()
+        assert owners(world) in ({"a": [0, 2, 3], "b": [1, 4, 5]}, {"a": [0, 3, 5], "b": [1, 2, 4]})
+        await until_ended(world)
+    world.history.check(LOGS, one_owner=False)
+
+
+async def test_who_leaves_is_replaced_at_once(world: World) -> None:
+    async with member(world, "a"), member(world, "b"):
+        async with member(world, "c"):
+            await asyncio.sleep(1.1)
+            assert owners(world)["c"] == [2, 5]
+        await asyncio.sleep(0.2)  # a handler's time
+        assert {name: len(numbers) for name, numbers in owners(world).items()} == {"a": 3, "b": 3}
+        await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_the_only_one_with_work_dies_and_the_other_takes_over_without_a_window(world: World) -> None:
+    logs = {"orders.0": LOGS["orders.0"]}
+    async with member(world, "b", logs, takes=10) as leader:
+        await asyncio.sleep(1.1)
+        async with member(world, "a", logs):
+            await asyncio.sleep(3)
+            assert owners(world, 1) == {"b": [0]}
+            assert world.leader().startswith("b-")
+            await stop(world, leader)
+            await settle()
+            assert owners(world, 1) == {"a": [0]}
+            await until_ended(world)
+
+
+async def test_a_session_lost_by_a_member_that_comes_back_moves_nothing(world: World) -> None:
+    """The new session is registered before the old one has ended, so what was given to the member stays given to it."""
+    async with member(world, "a"), member(world, "b") as b:
+        await asyncio.sleep(1.1)
+        before, generation = owners(world), world.data("generation")
+        world.server.freeze(world.session(b))
+        leave = asyncio.Event()
+        joined = asyncio.Event()
+        twin = asyncio.create_task(stay(member(world, "b"), joined, leave))
+        await asyncio.sleep(9)
+        assert not joined.is_set(), "the first one may be alive"
+        world.server.expire(world.session(b))
+        await joined.wait()
+        await settle()
+        assert owners(world) == before
+        assert world.data("generation") == generation
+        await until_ended(world)
+        leave.set()
+        await twin
+    world.history.check(LOGS, one_owner=False)
+
+
+async def stay(context: Any, joined: asyncio.Event, leave: asyncio.Event) -> None:
+    async with context:
+        joined.set()
+        await leave.wait()
+
+
+async def test_the_same_id_twice_is_an_error_for_the_second(world: World) -> None:
+    async with member(world, "a"), member(world, "b") as b:
+        await asyncio.sleep(1.1)
+        before, generation = owners(world), world.data("generation")
+        begun = world.time()
+        with pytest.raises(
+            aiokcc.MemberExistsError, match=r"the member id 'b' is in use .* by b-[0-9a-f]+, which is alive"
+        ):
+            async with member(world, "b"):
+                pass
+        assert world.time() - begun < 0.01, "who is alive answers at once"
+        await asyncio.sleep(1.5)
+        assert owners(world) == before
+        assert world.data("generation") == generation
+        assert b"asked" not in world.data(f"ids/{b._member.incarnation.name}")  # type: ignore[union-attr]
+
+
+async def test_isolated_counts_as_closed(world: World) -> None:
+    async with member(world, "a"), member(world, "b") as b:
+        await asyncio.sleep(1.1)
+        async with world.store.session() as operator:
+            await operator.create("isolated/b")
+            await asyncio.sleep(0.2)
+            assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
+            assert b.assigned == frozenset()
+            await operator.delete("isolated/b", 0)
+            await asyncio.sleep(1.2)
+            assert {name: len(numbers) for name, numbers in owners(world).items()} == {"a": 3, "b": 3}
+            await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_nobody_is_given_anything_when_all_are_isolated(world: World) -> None:
+    async with member(world, "a"), world.store.session() as operator:
+        await asyncio.sleep(1.1)
+        await operator.create("isolated/a")
+        await asyncio.sleep(1)
+        assert owners(world) == {}
+        assert state(world) is State.CLOSING or state(world) is State.INITIAL
+        await operator.delete("isolated/a", 0)
+        await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_status_quo_while_the_store_is_away(world: World) -> None:
+    async with member(world, "a"), member(world, "b"):
+        await asyncio.sleep(1.1)
+        before, generation = owners(world), world.data("generation")
+        world.server.suspend()
+        await asyncio.sleep(5)
+        world.server.resume()
+        await asyncio.sleep(1)
+        assert owners(world) == before
+        assert world.data("generation") == generation
+        await until_ended(world)
+    world.history.check(LOGS)
+
+
+async def test_a_new_leader_goes_on_in_the_middle_of_closing(world: World) -> None:
+    async with member(world, "b", takes=20) as leader, member(world, "a", takes=20):
+        await asyncio.sleep(1.1)
+        async with member(world, "c"):
+            await asyncio.sleep(1.1)
+            assert state(world) is State.CLOSING
+            await stop(world, leader)
+            await asyncio.sleep(40)
+            assert sum(len(numbers) for numbers in owners(world).values()) == 6
+            assert state(world) is State.STABLE
+            assert not world.leader().startswith("b-")
+            await until_ended(world)
+    world.history.check(LOGS, one_owner=False)
+
+
+async def test_a_group_that_was_stopped_comes_back_with_the_same_shares(world: World) -> None:
+    async with member(world, "a"), member(world, "b"), member(world, "c"):
+        await asyncio.sleep(1.5)
+        before = owners(world)
+        generation = world.data("generation")
+    # leaving one by one moves things; so put the assignment back as a crash of all would have left it
+    node = world.node("assignments/orders")
+    assert node is not None
+    async with world.store.session() as s:
+        await s.set(
+            "assignments/orders",
+            b"".join(f"{m}:{','.join(map(str, ns))};".encode() for m, ns in before.items()),
+            node.version,
+        )
+    async with member(world, "c"), member(world, "b"):
+        await asyncio.sleep(0.5)
+        assert owners(world) == {"b": [1, 4], "c": [2, 5]}, "a may be coming back, too"
+        async with member(world, "a"):
+            await settle()
+            assert owners(world) == before
+            assert world.data("generation") != generation
+            await until_ended(world)
+    world.history.check(LOGS)
+
+
+# Something goes wrong at every single call in turn
+
+
+async def play(world: World) -> None:
+    """A run in which a member joins, another leaves and comes back, and one is isolated for a while."""
+    logs = {f"orders.{n}": [n * 31 + i * 400 for i in range(12)] for n in range(4)}
+
+    async def stays(name: str, after: float, seconds: float | None) -> None:
+        await asyncio.sleep(after)
+        async with world.connect(topics={"orders": 4}, assignment="managed", member=name, join_window=0.3) as c:
+
+            async def consume(partition: Partition) -> None:
+                await process(world, c, partition, logs, 0.2)
+
+            async with asyncio.timeout(seconds):
+                await c.share(consume)
+
+    async def comes_and_goes() -> None:
+        with contextlib.suppress(TimeoutError):
+            await stays("b", 0.1, 1.5)
+        with contextlib.suppress(aiokcc.RunEnded):  # too late
+            await stays("b", 0.5, None)
+
+    async def operator() -> None:
+        await asyncio.sleep(1.2)
+        async with world.store.session() as session:
+            with contextlib.suppress(StoreError):
+                await session.ensure("isolated/c")
+            await asyncio.sleep(1)
+            with contextlib.suppress(StoreError):
+                await session.delete("isolated/c", -1)
+
+    async with asyncio.timeout(HOUR):
+        await asyncio.gather(stays("a", 0, None), comes_and_goes(), stays("c", 0.8, None), operator())
+    assert world.data("coordinator") == b"end"
+    world.history.check(
+        logs, one_owner=False
+    )  # a record that had started when the session ended may end beside its successor
+
+
+def lose(world: World, call: Call) -> None:
+    raise OutcomeUnknownError("the answer was lost")
+
+
+def expire(world: World, call: Call) -> None:
+    world.server.expire(call.session)
+
+
+def suspend(world: World, call: Call) -> None:
+    world.server.suspend(call.session)
+    loop = asyncio.get_running_loop()
+    loop.call_later(3, world.server.resume, call.session)
+    loop.call_later(20, world.server.expire_overdue)  # a client that left while it was cut off
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("when", "which", "fault"),
+    [
+        ("before", "writes", lose),
+        ("after", "writes", lose),
+        ("before", "writes", expire),
+        ("after", "writes", expire),
+        ("before", "reads", expire),
+        ("after", "watches", expire),
+        ("after", "all", suspend),
+    ],
+)
+async def test_a_fault_at_any_call_is_survived(
+    when: str,
+    which: str,
+    fault: Callable[[World, Call], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    for number in itertools.count():
+        world = World(f"faults-{uuid.uuid4().hex}")
+        monkeypatch.setattr("aiokcc.runtime.gate.boottime", world.time)
+        hook = Nth(world, which, number, fault)
+        world.server.intercept(**{when: hook})
+        try:
+            await play(world)
+        except BaseException as error:
+            error.add_note(f"with {fault.__name__} {when} call {number}: {hook.hit}")
+            raise
+        world.check()
+        if hook.hit is None:
+            assert number > 30
+            return
