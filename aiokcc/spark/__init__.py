@@ -2,9 +2,29 @@
 
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.compute import Periods
+from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.progress import Progress, Summary
-from aiokcc.spark.replay import AsyncReplay, Replay, replay
+from aiokcc.spark.replay import Replay, replay
 from aiokcc.spark.session import session
-from aiokcc.spark.sinks import Sink
+from aiokcc.spark.sinks import DeltaSink, FunctionSink, KafkaSink, ParquetSink, Sink
+from aiokcc.spark.tables import files, manifest, read
 
-__all__ = ["AsyncReplay", "Batch", "Periods", "Progress", "Replay", "Sink", "Slice", "Summary", "replay", "session"]
+__all__ = [
+    "AsyncReplay",
+    "Batch",
+    "DeltaSink",
+    "FunctionSink",
+    "KafkaSink",
+    "ParquetSink",
+    "Periods",
+    "Progress",
+    "Replay",
+    "Sink",
+    "Slice",
+    "Summary",
+    "files",
+    "manifest",
+    "read",
+    "replay",
+    "session",
+]

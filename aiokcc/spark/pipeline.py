@@ -19,9 +19,10 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiokcc.core.limit import Mode
+from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
 from aiokcc.spark.batch import Batch
@@ -70,6 +71,7 @@ class Pipeline:
         *,
         grows: bool,
         retries: int,
+        sample: Callable[[Mapping[Partition, tuple[int, int]]], Awaitable[float | None]],
         on_progress: Callable[[Progress], None],
         after: Callable[[Step, Batch], None] | None,
     ) -> None:
@@ -84,6 +86,7 @@ class Pipeline:
         self._summary = summary
         self._grows = grows
         self._retries = retries
+        self._sample = sample
         self._on_progress = on_progress
         self._after = after or _nothing
         """Called after each step. Tests stop the driver there."""
@@ -93,6 +96,7 @@ class Pipeline:
         """Go on after what is published, until nothing more will come."""
         participant, planner, records = self._participant, self._planner, self._records
         await self._resume()
+        await self._measure()
         while True:
             participant.check()
             await self._grow()
@@ -115,6 +119,8 @@ class Pipeline:
             self._after(Step.INTENDED, batch)
             await self._carry_out(batch, is_published=False)
             await self._conclude(plan, batch)
+            if len(batch.periods) > 1:
+                await self._measure()
         participant.check()
 
     async def _resume(self) -> None:
@@ -141,6 +147,14 @@ class Pipeline:
             new = self._participant.coordinator.partitions - self._participant.tracks.keys()
             if new:
                 await self._participant.open(new)
+
+    async def _measure(self) -> None:
+        """Look at how large records are, where the next batch begins."""
+        tracks = self._participant.tracks.values()
+        rest = {t.partition: (t.place.low, t.place.low + 1 if t.bounds.end is None else t.bounds.end) for t in tracks}
+        size = await self._sample(rest)
+        if size is not None:
+            self._pace.learn_size(size)
 
     # -- one batch ------------------------------------------------------------------------------------------------------
 

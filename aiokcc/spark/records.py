@@ -119,6 +119,21 @@ class Records:
             )
             for written, data in ((self._intent, b""), (self._published, str(NOTHING).encode())):
                 written.data, written.version = data, written.version + 1
+        self._read()
+
+    async def is_complete(self, definition: Mapping[str, Any]) -> bool:
+        """Whether everything that was decided is published; without taking over. PipelineMismatchError as in :meth:`begin`."""
+        session = await self._session()
+        node = await session.find(self._definition)
+        if node is None:
+            return False
+        self._compare(node, definition)
+        for written in (self._intent, self._published):
+            written.data = (await self._get(session, written.path)).data
+        self._read()
+        return self.intent is not None and self.pending is None
+
+    def _read(self) -> None:
         self.intent = Intent.decode(self._store.describe(self._intent.path), self._intent.data)
         self.published = self._number(Node(self._published.path, self._published.data, self._published.version))
 

@@ -4,73 +4,36 @@ from __future__ import annotations
 
 import re
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, ExitStack
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
-from aiokcc.core.run import Bounds
-from aiokcc.errors import PartitionError, UsageError
-from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.growth import discover
-from aiokcc.kafka.reading import unwrapped
+from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings
-from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
-from aiokcc.spark.batch import Batch
-from aiokcc.spark.compute import Computation, Periods
-from aiokcc.spark.finder import Finder
-from aiokcc.spark.jobs import Worker
-from aiokcc.spark.pace import Pace
-from aiokcc.spark.participant import Participant
-from aiokcc.spark.pipeline import Pipeline, Step
-from aiokcc.spark.planner import Planner
-from aiokcc.spark.progress import Line, Progress, Summary
-from aiokcc.spark.records import Records
-from aiokcc.spark.sinks import FunctionSink, Sink
-from aiokcc.spark.source import check_options, read
+from aiokcc.runtime.coordinator import connect, wall_clock
+from aiokcc.spark.compute import Periods
+from aiokcc.spark.driver import AsyncReplay, Options, driving
+from aiokcc.spark.progress import Progress, Summary
+from aiokcc.spark.sinks import Sink
+from aiokcc.spark.source import check_options
+from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["AsyncReplay", "Opening", "Replay", "replay"]
+__all__ = ["Opening", "Replay", "replay"]
 
 LOOKAHEAD: Final = 1000
 """Of a group in which one driver runs all partitions: so many periods may go into one job."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BYTES: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is checked and not the group's business."""
-
-    spark: Any
-    name: str
-    settings: ReplaySettings
-    period: int
-    timestamp: Any
-    kafka_options: Mapping[str, str]
-    max_periods: int
-    target_seconds: float
-    max_bytes: int
-    retries: int
-    from_scratch: bool
-    progress: Callable[[Progress], None] | bool | None
-    check: bool
-    timeout: float
-    store_timeout: float
-    clock: Callable[[], int]
-    join: Callable[..., AbstractAsyncContextManager[Coordinator]]
 
 
 def replay(
@@ -176,9 +139,15 @@ def replay(
     if not isinstance(target_seconds, int | float) or isinstance(target_seconds, bool) or not target_seconds > 0:
         raise UsageError(f"target_seconds is {target_seconds!r}; expected a number of seconds above 0")
     chosen = lookahead if lookahead is not None else 0 if partitions is not None else LOOKAHEAD
+    if isinstance(store, Store):
+        if store_options:
+            raise UsageError("store_options go with a store's URL; give them to the store you made")
+        place = store
+    else:
+        place = open_store(store, **(store_options or {}))
     join = partial(
         connect,
-        store,
+        place,
         period=period,
         start=settings.start if isinstance(settings.start, int) else None,
         end=settings.end if isinstance(settings.end, int) else None,
@@ -192,7 +161,6 @@ def replay(
         clock=clock,
         source=settings.source,
         grows=settings.end is None,
-        **(store_options or {}),
     )
     join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
     return Opening(
@@ -210,6 +178,8 @@ def replay(
             bool(from_scratch),
             progress,
             bool(check),
+            place,
+            session_timeout,
             connect_timeout,
             store_timeout,
             clock or wall_clock,
@@ -249,7 +219,7 @@ class Opening:
     def __enter__(self) -> Replay:
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal(name="aiokcc-spark-loop"))
-            inner = stack.enter_context(portal.wrap_async_context_manager(_replaying(self._options)))
+            inner = stack.enter_context(portal.wrap_async_context_manager(driving(self._options)))
             self._blocking = stack.pop_all()
             return Replay(portal, inner)
 
@@ -260,7 +230,7 @@ class Opening:
         return self._blocking.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> AsyncReplay:
-        self._context = _replaying(self._options)
+        self._context = driving(self._options)
         return await self._context.__aenter__()
 
     async def __aexit__(
@@ -303,166 +273,3 @@ class Replay:
             future.cancel()
             over.wait()
             raise
-
-
-@asynccontextmanager
-async def _replaying(options: Options) -> AsyncIterator[AsyncReplay]:
-    settings = options.settings
-    cluster = Cluster(settings, options.timeout)
-    async with cluster.connected():
-        everything = await cluster.partitions(settings.topics)
-        outside = sorted((settings.partitions or everything) - everything)
-        if outside:
-            count = sum(p.topic == outside[0].topic for p in everything)
-            raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
-
-        async def resolve() -> Mapping[Partition, Bounds]:
-            return await cluster.bounds(everything, options.clock())
-
-        by_topic: dict[str, list[int]] = {}
-        for topic, number in sorted(everything):
-            by_topic.setdefault(topic, []).append(number)
-        async with options.join(topics=by_topic, offsets=resolve) as coordinator:
-            failure: BaseException | None = None
-            try:
-                yield AsyncReplay(options, cluster, coordinator, everything)
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised where no group wraps it
-                failure = error
-            if failure is not None:
-                raise failure
-
-
-class AsyncReplay:
-    """A replay in an asyncio program. Spark's calls run in a thread of their own."""
-
-    def __init__(
-        self, options: Options, cluster: Cluster, coordinator: Coordinator, everything: frozenset[Partition]
-    ) -> None:
-        self._options = options
-        self._cluster = cluster
-        self.coordinator = coordinator
-        self._everything = everything
-        self._used = False
-        self.summary = Summary()
-        self.after_step: Callable[[Step, Batch], None] | None = None
-        """Called after each step of each batch, in the event loop. For tests, which stop the driver there."""
-
-    async def for_each_period(
-        self,
-        function: Callable[[DataFrame, Periods], Any],
-        sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
-    ) -> Summary:
-        """Compute each period and publish it to the sink, once; return when the replay has reached its end.
-
-        The function gets a frame and :class:`Periods`, and returns a frame. The frame has the columns of Spark's Kafka source
-        and ``period``, the start of the row's period. **In catch-up one frame holds several periods: keep ``period`` in every
-        groupBy, join and window.** Without a sink, the function itself does what is to be done with the frame; it must
-        bear to be called again for the same periods.
-
-        Cancelling stops the running job and leaves no period half published; started again, the pipeline goes on there.
-        """
-        if self._used:
-            raise UsageError("this replay has been run already; open another one")
-        self._used = True
-        if sink is None:
-            function, target = _same, _as_sink(function)
-        else:
-            target = _as_sink(sink)
-        options, settings = self._options, self._options.settings
-        member = self.coordinator._member
-        began = time.monotonic()
-        worker = Worker(options.spark)
-        participant = Participant(self.coordinator, options.store_timeout)
-        finder = Finder(self._cluster)
-        records = Records(member.store, options.name, participant.session)
-        pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
-        grows = settings.end is None and settings.partitions is None
-        frames = partial(
-            read,
-            options.spark,
-            bootstrap_servers=settings.bootstrap_servers,
-            options={"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
-            timestamp=options.timestamp,
-            lateness=settings.lateness or None,
-            start=settings.start if isinstance(settings.start, int) else None,
-        )
-        line = Line()
-        on_progress = options.progress if callable(options.progress) else line.show
-        if options.progress is False:
-            on_progress = _ignore
-        start = settings.start if isinstance(settings.start, int) else 0
-        planner = Planner(
-            participant,
-            finder,
-            pace,
-            period=options.period,
-            start=start,
-            end=settings.end if isinstance(settings.end, int) else None,
-            lateness=settings.lateness,
-            alone=settings.partitions is None,
-            clock=options.clock,
-        )
-        pipeline = Pipeline(
-            participant,
-            planner,
-            records,
-            finder,
-            worker,
-            Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
-            target,
-            pace,
-            self.summary,
-            grows=grows,
-            retries=options.retries,
-            on_progress=on_progress,
-            after=self.after_step,
-        )
-        member.on_set = member.moved.set
-        try:
-            async with unwrapped() as tasks:
-                if settings.end is None:
-                    tasks.start_soon(discover, settings, self._cluster, self.coordinator)
-                # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
-                await participant.open(settings.partitions or self.coordinator.partitions)
-                definition = self._definition(target)
-                await records.begin(definition, member.name, from_scratch=options.from_scratch)
-                if options.from_scratch:
-                    await worker.call(target.reset, options.name)
-                await worker.call(target.begin, options.name, records.attempt)
-                await pipeline.run()
-                tasks.cancel_scope.cancel()
-        finally:
-            member.on_set = None
-            line.end()
-            with anyio.CancelScope(shield=True):
-                await participant.close()
-            worker.close()
-            self.summary.seconds += time.monotonic() - began
-        return self.summary
-
-    def _definition(self, sink: Sink) -> dict[str, Any]:
-        """What the pipeline's name stands for."""
-        options, settings = self._options, self._options.settings
-        mine = settings.partitions
-        return {
-            "topics": sorted(settings.topics),
-            "partitions": None if mine is None else [str(p) for p in sorted(mine)],
-            "period": options.period,
-            "source": settings.source,
-            "timestamp": None if options.timestamp is None else str(options.timestamp),
-            "sink": sink.describe(),
-        }
-
-
-def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:
-    if isinstance(sink, Sink):
-        return sink
-    return FunctionSink(sink)
-
-
-def _same(frame: DataFrame, _periods: Periods) -> DataFrame:
-    return frame
-
-
-def _ignore(_progress: Progress) -> None:
-    pass

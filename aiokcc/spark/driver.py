@@ -1,0 +1,272 @@
+"""A driver: a replay in an asyncio program, from joining the group to the end of the run.
+
+Everything that is told apart in other modules is put together here. The order matters in one place: the locks of the partitions
+are taken first, so that a driver of the same pipeline that is alive keeps its attempt; only then is the attempt taken, which
+fences out whoever is not; and only then does the sink begin, and anything happen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Bounds
+from aiokcc.errors import PartitionError, RunEnded, UsageError
+from aiokcc.kafka.cluster import Cluster
+from aiokcc.kafka.growth import discover
+from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.runtime.coordinator import Coordinator
+from aiokcc.spark.batch import Batch
+from aiokcc.spark.compute import Computation, Periods
+from aiokcc.spark.finder import Finder
+from aiokcc.spark.jobs import Worker
+from aiokcc.spark.pace import Pace
+from aiokcc.spark.participant import Participant
+from aiokcc.spark.pipeline import Pipeline, Step
+from aiokcc.spark.planner import Planner
+from aiokcc.spark.progress import Line, Progress, Summary
+from aiokcc.spark.records import Records
+from aiokcc.spark.sampler import mean_size
+from aiokcc.spark.scratch import forget_group
+from aiokcc.spark.sinks import FunctionSink, Sink
+from aiokcc.spark.source import read
+from aiokcc.stores.port import Session, Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["AsyncReplay", "Options", "driving"]
+
+log = logging.getLogger("aiokcc.spark")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is checked and not the group's business."""
+
+    spark: Any
+    name: str
+    settings: ReplaySettings
+    period: int
+    timestamp: Any
+    kafka_options: Mapping[str, str]
+    max_periods: int
+    target_seconds: float
+    max_bytes: int
+    retries: int
+    from_scratch: bool
+    progress: Callable[[Progress], None] | bool | None
+    check: bool
+    store: Store
+    session_timeout: float
+    connect_timeout: float
+    store_timeout: float
+    clock: Callable[[], int]
+    join: Callable[..., AbstractAsyncContextManager[Coordinator]]
+
+
+@asynccontextmanager
+async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
+    """Join the group, or found it; leave it at the end."""
+    settings = options.settings
+    cluster = Cluster(settings, options.connect_timeout)
+    async with cluster.connected():
+        everything = await cluster.partitions(settings.topics)
+        outside = sorted((settings.partitions or everything) - everything)
+        if outside:
+            count = sum(p.topic == outside[0].topic for p in everything)
+            raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
+
+        async def resolve() -> Mapping[Partition, Bounds]:
+            return await cluster.bounds(everything, options.clock())
+
+        by_topic: dict[str, list[int]] = {}
+        for topic, number in sorted(everything):
+            by_topic.setdefault(topic, []).append(number)
+        if options.from_scratch and settings.partitions is None:
+            async with _session(options) as session:
+                await forget_group(options.store, session, 2 * session.timeout)
+        join = options.join(topics=by_topic, offsets=resolve)
+        try:
+            coordinator = await join.__aenter__()
+        except RunEnded as ended:
+            yield AsyncReplay(options, cluster, None, ended)
+            return
+        try:
+            yield AsyncReplay(options, cluster, coordinator)
+        except BaseException as error:
+            if not await join.__aexit__(type(error), error, error.__traceback__):
+                raise
+        else:
+            await join.__aexit__(None, None, None)
+
+
+def _session(options: Options) -> AbstractAsyncContextManager[Session]:
+    return options.store.session(timeout=options.session_timeout, connect_timeout=options.connect_timeout)
+
+
+class AsyncReplay:
+    """A replay in an asyncio program. Spark's calls run in a thread of their own."""
+
+    def __init__(
+        self, options: Options, cluster: Cluster, coordinator: Coordinator | None, ended: RunEnded | None = None
+    ) -> None:
+        self._options = options
+        self._cluster = cluster
+        self.coordinator = coordinator
+        """This driver's place in the group; None if the run had ended before."""
+        self._ended = ended
+        self._used = False
+        self.summary = Summary()
+        self.after_step: Callable[[Step, Batch], None] | None = None
+        """Called after each step of each batch, in the event loop. For tests, which stop the driver there."""
+
+    async def for_each_period(
+        self,
+        function: Callable[[DataFrame, Periods], Any],
+        sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
+    ) -> Summary:
+        """Compute each period and publish it to the sink, once; return when the replay has reached its end.
+
+        The function gets a frame and :class:`Periods`, and returns a frame. The frame has the columns of Spark's Kafka source
+        and ``period``, the start of the row's period. **In catch-up one frame holds several periods: keep ``period`` in every
+        groupBy, join and window.** Without a sink, the function itself does what is to be done with the frame; it must
+        bear to be called again for the same periods.
+
+        Cancelling stops the running job and leaves no period half published; started again, the pipeline goes on there.
+        """
+        if self._used:
+            raise UsageError("this replay has been run already; open another one")
+        self._used = True
+        if sink is None:
+            function, target = _same, _as_sink(function)
+        else:
+            target = _as_sink(sink)
+        coordinator = self.coordinator
+        if coordinator is None:
+            await self._confirm_end(target)
+            return self.summary
+        options, settings = self._options, self._options.settings
+        member = coordinator._member
+        began = time.monotonic()
+        worker = Worker(options.spark)
+        participant = Participant(coordinator, options.store_timeout)
+        finder = Finder(self._cluster)
+        records = Records(member.store, options.name, participant.session)
+        pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
+        grows = settings.end is None and settings.partitions is None
+        frames = partial(
+            read,
+            options.spark,
+            bootstrap_servers=settings.bootstrap_servers,
+            options={"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
+            timestamp=options.timestamp,
+            lateness=settings.lateness or None,
+            start=settings.start if isinstance(settings.start, int) else None,
+        )
+        line = Line()
+        on_progress = options.progress if callable(options.progress) else line.show
+        if options.progress is False:
+            on_progress = _ignore
+        start = settings.start if isinstance(settings.start, int) else 0
+        planner = Planner(
+            participant,
+            finder,
+            pace,
+            period=options.period,
+            start=start,
+            end=settings.end if isinstance(settings.end, int) else None,
+            lateness=settings.lateness,
+            alone=settings.partitions is None,
+            clock=options.clock,
+        )
+        pipeline = Pipeline(
+            participant,
+            planner,
+            records,
+            finder,
+            worker,
+            Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
+            target,
+            pace,
+            self.summary,
+            grows=grows,
+            retries=options.retries,
+            sample=partial(mean_size, settings),
+            on_progress=on_progress,
+            after=self.after_step,
+        )
+        member.on_set = member.moved.set
+        try:
+            async with unwrapped() as tasks:
+                if settings.end is None:
+                    tasks.start_soon(discover, settings, self._cluster, coordinator)
+                # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
+                await participant.open(settings.partitions or coordinator.partitions)
+                definition = self._definition(target)
+                await records.begin(definition, member.name, from_scratch=options.from_scratch)
+                if options.from_scratch:
+                    await worker.call(target.reset, options.name)
+                await worker.call(target.begin, options.name, records.attempt)
+                await pipeline.run()
+                tasks.cancel_scope.cancel()
+        finally:
+            member.on_set = None
+            line.end()
+            with anyio.CancelScope(shield=True):
+                await participant.close()
+            worker.close()
+            self.summary.seconds += time.monotonic() - began
+        return self.summary
+
+    async def _confirm_end(self, sink: Sink) -> None:
+        """The run has ended: that is no error for a pipeline that has published all of it."""
+        options = self._options
+        async with _session(options) as session:
+
+            async def present() -> Session:
+                return session
+
+            records = Records(options.store, options.name, present)
+            if not await records.is_complete(self._definition(sink)):
+                assert self._ended is not None
+                raise self._ended
+            assert records.intent is not None
+            self.summary.event_time = records.intent.periods[-1][1]
+            log.info("%s: everything is published already", options.name)
+
+    def _definition(self, sink: Sink) -> dict[str, Any]:
+        """What the pipeline's name stands for."""
+        options, settings = self._options, self._options.settings
+        mine = settings.partitions
+        return {
+            "topics": sorted(settings.topics),
+            "partitions": None if mine is None else [str(p) for p in sorted(mine)],
+            "period": options.period,
+            "source": settings.source,
+            "timestamp": None if options.timestamp is None else str(options.timestamp),
+            "sink": sink.describe(),
+        }
+
+
+def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:
+    if isinstance(sink, Sink):
+        return sink
+    return FunctionSink(sink)
+
+
+def _same(frame: DataFrame, _periods: Periods) -> DataFrame:
+    return frame
+
+
+def _ignore(_progress: Progress) -> None:
+    pass
