@@ -1,0 +1,112 @@
+"""Who takes part in the world of :mod:`tests.property.world`, and which rules can be taken from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from aiokcc.core.leader import Advance, Leader
+from aiokcc.core.ledger import Ledger
+from aiokcc.core.limit import Limit, Request
+from aiokcc.core.partitions import Partition
+from aiokcc.core.progress import Report
+from tests.property.tree import Op
+
+__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "Member", "Office", "Write"]
+
+RULES: Final = frozenset(
+    {
+        "idle at T",
+        "fresh end",
+        "sets, not numbers",
+        "check of generation",
+        "take-over bump",
+        "check of period",
+        "check of reports",
+        "level",
+        "unique name",
+        "deadline",
+        "owner lock",
+        "leader applies requests",
+        "finished in cut",
+        "resume at cut",
+        "clamp",
+        "monotone",
+        "generation in report",
+    }
+)
+NOW: Final = 10**12
+
+
+class Broken(AssertionError):  # noqa: N818 - it is an invariant that is broken
+    """An invariant does not hold."""
+
+
+class CountingLeader(Leader):
+    """Without "sets, not numbers": so many entries as there are partitions are enough."""
+
+    def _uncovered(self) -> str | None:
+        total = sum(len(report.entries) for report in self.reports.values())
+        return None if total + len(self.finished) >= len(self.settings.partitions) else "somebody has not reported"
+
+
+@dataclass(eq=False)
+class Write:
+    """A transaction on its way."""
+
+    member: Member
+    session: int
+    kind: str
+    """``report``, ``take`` or ``advance``."""
+    ops: Sequence[Op]
+    sender: str = ""
+    """The incarnation that sent it."""
+    generation: int = 0
+    """Of the leader that sent it."""
+    report: Report | None = None
+    decision: Advance | None = None
+    landed: bool | None = None
+    """Whether it was applied; None while it flies."""
+    awaited: bool = True
+    """Whether its sender still waits for the answer."""
+    version: int = 0
+    """Of the generation, for a take-over."""
+
+
+@dataclass(eq=False)
+class Office:
+    """What somebody who believes to lead knows."""
+
+    leader: Leader
+    generation_version: int
+    request_version: int
+    versions: dict[str, int] = field(default_factory=dict)
+    """Of the reports it has heard."""
+    flying: Write | None = None
+
+
+@dataclass(eq=False)
+class Member:
+    """One process, whatever becomes of its sessions."""
+
+    name: str
+    ledger: Ledger = field(default_factory=Ledger)
+    session: int | None = None
+    """What it believes; the store may know better."""
+    incarnation: str = ""
+    positions: dict[Partition, int] = field(default_factory=dict)
+    looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
+    claimed: set[Partition] = field(default_factory=set)
+    """Locks taken, with the limit not read since."""
+    inbox: list[Limit] = field(default_factory=list)
+    """Limits that were read, and not seen yet."""
+    requests: list[Request] = field(default_factory=list)
+    wanted: frozenset[Partition] = frozenset()
+    written: Report | None = None
+    reporting: Write | None = None
+    generation_version: int = -1
+    overdue: bool = False
+    """Past the deadline: by its own clock the session may be over."""
+    taking: Write | None = None
+    office: Office | None = None
