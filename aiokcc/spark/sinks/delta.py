@@ -10,8 +10,8 @@ then names them all. It also carries two of Delta's *application transactions*:
 
 **The fence.** Delta refuses a commit if another one has written the same application transaction since the snapshot that it
 is based on. Who begins commits its attempt number; every later commit carries it too, based on a snapshot in which that number
-was still its own. So a driver that was asleep while another began is refused, without a lock and without a clock. (A table that is
-not there yet cannot hold a number. There the first commit, which makes the table, decides: it succeeds once.)
+was still its own. So a driver that was asleep while another began is refused, without a lock and without a clock. (A table that
+is not there yet cannot hold a number. There the first commit, which makes the table, decides: it succeeds once.)
 
 A batch without rows makes no commit: repeating it adds nothing either.
 """

@@ -18,6 +18,10 @@ class Disk:
         """Its parent must be there: a directory that was taken from us is never made again by accident."""
         path.mkdir()
 
+    def ensure_directory(self, path: Path) -> None:
+        """Make it, and its parents, unless it is there."""
+        path.mkdir(parents=True, exist_ok=True)
+
     def write(self, path: Path, data: bytes) -> None:
         """A new or replaced file, synced. The directory's entry is not."""
         with path.open("wb") as file:

@@ -72,7 +72,7 @@ class Log:
         self._check_place()
         name = f"{attempt:08d}-{secrets.token_hex(6)}"
         for path in (self.home, self._attempts, self._data, self._log):
-            path.mkdir(parents=True, exist_ok=True)
+            self._disk.ensure_directory(path)
         self._disk.make_directory(self._attempts / name)
         try:
             self._own(pipeline, name)
@@ -221,10 +221,14 @@ class Log:
             )
         return True
 
+    def check(self) -> None:
+        """FencedError if a later attempt has begun: for now, only publishing tells for certain."""
+        if not (self._attempts / self._name).exists():
+            raise self._fenced(self._attempt)
+
     def make_stage(self, batch: Batch) -> Path:
         """A new directory for the files of a batch, where no reader looks; the one of a failed job before it goes."""
-        if not (self._attempts / self._name).exists():
-            raise self._fenced(self._attempt)  # the link would tell; this saves the job
+        self.check()  # the link would tell; this saves the job
         stem = f"{batch.number:08d}-{self._name}"
         if self._tries:
             self._disk.remove_tree(self._data / f"{stem}-{self._tries - 1}")
@@ -235,7 +239,11 @@ class Log:
 
     def sync_stage(self, place: Path) -> None:
         """Make the names of staged files durable; their content is, by whoever wrote them."""
-        self._disk.sync(place)
+        try:
+            self._disk.sync(place)
+        except FileNotFoundError:
+            self.check()  # it was removed by who has taken over
+            raise
         self._disk.sync(self._data)
 
     def publish(self, batch: Batch, files: dict[int, tuple[DataFile, ...]], schema: str | None = None) -> Manifest:
@@ -243,6 +251,8 @@ class Log:
 
         Done already, it changes nothing. FencedError if a later attempt has begun.
         """
+        while batch.number > self._next and (found := self.find(self._next)) is not None:
+            self._next, self._total = self._next + 1, found.total_files  # one of ours that failed after the link
         if batch.number < self._next:
             self.is_published(batch)
             return self._read(batch.number)

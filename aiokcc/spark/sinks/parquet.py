@@ -89,16 +89,20 @@ class ParquetSink(Sink):
     def stage(self, frame: DataFrame, batch: Batch) -> object:
         check_schema(frame)
         place = self._log.make_stage(batch)
-        files = write_files(
-            frame,
-            batch,
-            str(place),
-            parts=self._parts,
-            compression=self._compression,
-            group_rows=self._group_rows,
-        )
-        for file in files:
-            self._check_seen(place, file, batch)
+        try:
+            files = write_files(
+                frame,
+                batch,
+                str(place),
+                parts=self._parts,
+                compression=self._compression,
+                group_rows=self._group_rows,
+            )
+            for file in files:
+                self._check_seen(place, file, batch)
+        except Exception:
+            self._log.check()  # who has taken over removes the directory under the tasks
+            raise
         self._log.sync_stage(place)
         inside = place.relative_to(self.path / HOME).as_posix()
         return _Staged(
