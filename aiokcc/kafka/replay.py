@@ -95,7 +95,9 @@ def replay(
     :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
     :param late: what becomes of a record whose period has closed
-    :param poison: what becomes of a record without a usable timestamp
+    :param poison: what becomes of a record without a usable timestamp. ``"cap"`` gives it the greatest one its partition has
+        shown so far, or the start of the open period. With ``lateness`` what was shown is not known after a restart: a capped
+        record that lies behind one still held back may then come again, in the open period
     :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
     :param dead_letter: a function of (record, reason), for the policies that say so
     :param buffer_records: how many records of a partition are held at most before it is no longer fetched
@@ -267,7 +269,10 @@ class Replay:
         return self.summary
 
     async def run_batches(self, handler: Callable[[list[Any]], Any]) -> Summary:
-        """As :meth:`run`, with lists of records of one partition and one period."""
+        """As :meth:`run`, with lists of records of one partition and one period.
+
+        Records that are late have no period left: they come in one list with those of the period that is open by then.
+        """
 
         async def work(stream: Stream) -> None:
             await stream.run_batches(handler)
