@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from aiokcc.core import paths
 from aiokcc.core.offsets import Commit
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.offsets import KafkaOffsets
+from aiokcc.kafka.reading import Reading
 from aiokcc.runtime.offsets import Offsets, list_offsets, write_offsets
 from tests import kafka_topics
 from tests.replays import all_places, at, cuts, partition, places, replaying, topic
@@ -317,6 +318,42 @@ async def test_what_kafka_moves_in_the_middle_of_a_period_is_committed_before_it
     await asyncio.gather(one, member("two", help_out))
     assert helped
     assert sorted(places(seen)) == all_places(name, 300, 300, 300, 300), "nothing lost, nothing twice"
+
+
+async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_boundary_that_is_open(
+    kafka: local.Kafka, zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next owner would start behind the crossing, and the cut would hold records of later periods."""
+    name = await topic(kafka, [at(m / 2) for m in range(12)], [at(0), at(5)])
+    ahead, revoked = asyncio.Event(), asyncio.Event()
+    end = Reading.end
+
+    async def end_and_tell(self: Reading, partitions: Iterable[Partition]) -> None:
+        revoked.set()
+        await end(self, partitions)
+
+    async def handle(record: Any) -> None:
+        if (record.partition, record.offset) == (1, 0):
+            await ahead.wait()
+            joining.append(asyncio.ensure_future(member("two", lambda _: None)))
+            await revoked.wait()  # with partition 0 two periods ahead, and both on their way to somebody else
+        elif record.offset == 5:
+            ahead.set()
+
+    async def member(member: str, handler: Any) -> None:
+        settings = {"group_id": f"group-{name}", "lookahead": 2, "heartbeat_interval_ms": 300}
+        async with replaying(kafka, name, store=zk_root, member=member, session_timeout=5, **settings) as replay:
+            await replay.run(handler)
+
+    joining: list[asyncio.Future[None]] = []
+    monkeypatch.setattr(Reading, "end", end_and_tell)
+    await member("one", handle)
+    await asyncio.gather(*joining)
+    marks = {cut.limit: cut.find(partition(name, 0)) for cut in (await cuts(zk_root)).values()}
+    for minute in range(1, 6):
+        mark = marks[at(minute)]
+        assert mark is not None
+        assert mark.offset == 2 * minute
 
 
 async def test_members_of_one_run_keep_their_offsets_in_the_same_place(kafka: local.Kafka, zk_root: str) -> None:

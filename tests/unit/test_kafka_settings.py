@@ -55,6 +55,13 @@ def test_good_settings_connect_nothing() -> None:
     )
 
 
+def test_offsets_in_the_store_need_no_group() -> None:
+    check(start="committed", offset_storage="zookeeper")
+    kept = settings_of("orders", offset_storage="zookeeper")
+    assert "offsets=zookeeper" in kept.source
+    assert kept.source != settings_of("orders").source
+
+
 async def _coroutine(_: Any) -> int:
     return 0
 
@@ -72,6 +79,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"end": "tomorrow"}, "end 'tomorrow'.*'now'"),
     ({"end": 1.5}, "end 1.5"),
     ({"start": "committed"}, "group_id"),
+    ({"start": "committed", "offset_storage": "kafka"}, "group_id.*offset_storage=.zookeeper"),
+    ({"offset_storage": "redis"}, "offset_storage is 'redis'; expected one of 'kafka', 'zookeeper'"),
+    ({"offset_storage": None}, "offset_storage is None"),
     ({"bootstrap_servers": ""}, "bootstrap_servers"),
     ({"bootstrap_servers": None}, "bootstrap_servers"),
     ({"bootstrap_servers": []}, "bootstrap_servers"),

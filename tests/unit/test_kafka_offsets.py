@@ -1,0 +1,121 @@
+"""When offsets are committed: the newest ones, one commit at a time, and only in the session in which they were noted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import CoordinationError, SessionLostError
+from aiokcc.kafka.offsets import Committer
+
+ORDERS = Partition("orders", 0)
+OTHER = Partition("orders", 1)
+
+
+class Shelf:
+    """Keeps what is committed, when it is let."""
+
+    def __init__(self) -> None:
+        self.commits: list[tuple[str, dict[Partition, int]]] = []
+        self.asked = asyncio.Event()
+        self.let = asyncio.Event()
+        self.let.set()
+        self.error: Exception | None = None
+
+    async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, 7)
+
+    async def commit(self, us: Any, offsets: Mapping[Partition, int]) -> None:
+        self.asked.set()
+        await self.let.wait()
+        if self.error is not None:
+            raise self.error
+        self.commits.append((us, dict(offsets)))
+
+
+@pytest.fixture
+def member() -> Any:
+    return SimpleNamespace(incarnation="first session")
+
+
+def committer(shelf: Shelf, member: Any, *, enabled: bool = True) -> Committer:
+    return Committer(shelf, member, enabled=enabled)
+
+
+async def test_the_newest_of_each_partition_is_committed(member: Any) -> None:
+    shelf = Shelf()
+    commits = committer(shelf, member)
+    commits.note({ORDERS: 1, OTHER: 1})
+    commits.note({ORDERS: 2})
+    await commits.flush({})
+    await commits.flush({})
+    assert shelf.commits == [("first session", {ORDERS: 2, OTHER: 1})]
+
+
+async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member: Any) -> None:
+    """In between somebody else may have gone further, and left again."""
+    shelf = Shelf()
+    commits = committer(shelf, member)
+    commits.note({ORDERS: 5})
+    member.incarnation = "second session"
+    await commits.flush({})
+    assert shelf.commits == []
+    commits.note({ORDERS: 5})
+    member.incarnation = "third session"
+    await commits.flush({OTHER: 1})
+    assert shelf.commits == [("third session", {OTHER: 1})]
+
+
+async def test_without_a_session_there_is_nothing_to_note(member: Any) -> None:
+    shelf = Shelf()
+    commits = committer(shelf, member)
+    member.incarnation = None
+    await commits.flush({ORDERS: 5})
+    member.incarnation = "second session"
+    await commits.flush({})
+    assert shelf.commits == []
+
+
+async def test_one_commit_at_a_time_so_that_none_overtakes_another(member: Any) -> None:
+    shelf = Shelf()
+    shelf.let.clear()
+    commits = committer(shelf, member)
+    commits.note({ORDERS: 1})
+    running = asyncio.create_task(commits.run())
+    await shelf.asked.wait()
+    flushing = asyncio.create_task(commits.flush({ORDERS: 2}))
+    await asyncio.sleep(0)
+    shelf.let.set()
+    await flushing
+    running.cancel()
+    assert [offsets[ORDERS] for _, offsets in shelf.commits] == [1, 2]
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), SessionLostError("gone"), CoordinationError("no")])
+async def test_a_commit_that_fails_is_told_and_stops_nothing(
+    member: Any, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    shelf = Shelf()
+    shelf.error = error
+    commits = committer(shelf, member)
+    await commits.flush({ORDERS: 1})
+    assert "the cuts in the store are what a restart goes by" in caplog.text
+    shelf.error = None
+    await commits.flush({ORDERS: 2})
+    assert shelf.commits == [("first session", {ORDERS: 2})]
+
+
+async def test_turned_off_it_neither_commits_nor_asks(member: Any) -> None:
+    shelf = Shelf()
+    commits = committer(shelf, member, enabled=False)
+    await commits.flush({ORDERS: 1})
+    assert shelf.commits == []
+    assert await commits.committed([ORDERS]) == {}
+    assert await committer(shelf, member).committed([ORDERS]) == {ORDERS: 7}
