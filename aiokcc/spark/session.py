@@ -6,6 +6,8 @@ What it sets, and why:
   no network at the next start.
 - Adaptive execution on and as many shuffle partitions as cores: with Spark's default of 200 a small job takes a second longer.
   On a cluster it is ``spark.cores.max``, or 16 where that is not given: how many cores come is not known at the start.
+- What consumers have fetched and no later job went on with is thrown away after seconds, not minutes: each job that begins
+  elsewhere than the last one ended, such as under a bound on lateness, would leave thousands of records in memory.
 - The session's time zone is UTC: a period of a day is a day of UTC wherever the driver runs.
 - No web server and no progress bar: a replay shows its own.
 - With a master on this machine the driver listens on 127.0.0.1 only.
@@ -52,6 +54,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
 }
 
 
