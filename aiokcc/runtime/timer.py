@@ -55,16 +55,24 @@ class Timers:
             deadline = int((self._time() + (0 if delay <= 0 else delay)) * _TICKS) + 1  # noqa: FURB136 - max() is slow
         except (ValueError, OverflowError):
             raise UsageError(f"the delay is {delay!r}; expected a number of seconds") from None
+        return self.add(deadline, callback)
+
+    def call_at(self, when: float, callback: Callable[[], object]) -> Timeout:
+        """The same, at a time of the loop's clock."""
+        return self.call_later(when - self._time(), callback)
+
+    def now(self) -> int:
+        """The loop's time in ticks."""
+        return int(self._time() * _TICKS)
+
+    def add(self, deadline: int, callback: Callable[[], object]) -> Timeout:
+        """The same, at a tick: so that a :class:`~aiokcc.core.delayed.Purgatory` can have its deadlines here."""
         if deadline <= self._turn:  # the loop's clock may stand a little before the tick that it has called us for
             deadline = self._turn + 1
         timer = self._add(deadline, callback)
         if deadline < self._armed:
             self._arm(deadline)
         return timer
-
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timeout:
-        """The same, at a time of the loop's clock."""
-        return self.call_later(when - self._time(), callback)
 
     def _arm(self, tick: int | None) -> None:
         if self._handle is not None:

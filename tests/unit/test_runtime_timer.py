@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aiokcc.core.delayed import Purgatory
 from aiokcc.errors import UsageError
 from aiokcc.runtime.timer import Timers, _of_loop, timers
 from tests.unit.naming import brief
@@ -214,3 +215,23 @@ def test_each_loop_has_its_own_and_closed_ones_are_forgotten() -> None:
         loop.close()
     assert len(set(map(id, found))) == 3
     assert [loop in _of_loop for loop in loops] == [False, False, True]
+
+
+async def test_delayed_operations_have_their_deadlines_here() -> None:
+    ended: list[tuple[str, bool]] = []
+    here: set[str] = set()
+    purgatory = Purgatory(timers())
+    deadline = timers().now() + 30_000
+    for name in "ab":
+        purgatory.put(
+            lambda name=name: name in here,  # type: ignore[misc]
+            lambda expired, name=name: ended.append((name, expired)),  # type: ignore[misc]
+            keys=["joined"],
+            deadline=deadline,
+        )
+    await asyncio.sleep(20)
+    here.add("a")
+    assert purgatory.happened("joined") == 1
+    assert ended == [("a", False)]
+    await asyncio.sleep(11)
+    assert ended == [("a", False), ("b", True)]
