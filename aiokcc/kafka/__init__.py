@@ -14,6 +14,7 @@
 * :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends
 * :mod:`~aiokcc.kafka.pump`: fetching with bounded buffers
 * :mod:`~aiokcc.kafka.stream`: a partition's records on their way to the handler
+* :mod:`~aiokcc.kafka.offsets`: offsets committed, to Kafka or to the store
 * :mod:`~aiokcc.kafka.replay`: the three ways to read: a handler, one stream, or whole periods
 """
 
