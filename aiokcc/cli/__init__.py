@@ -1,4 +1,4 @@
-"""The command line: ``aiokcc replay``; and the operator's ``status``, ``period``, ``hold``, ``release``, ``offsets``, ``local``.
+"""``aiokcc replay``, and the operator's ``status``, ``period``, ``hold``, ``release``, ``offsets``, ``local``.
 
 Everything here is built on what any program can do with a store's session; the command line knows no secrets. What it shows is
 made in three steps, so that each can be tested alone: :mod:`~aiokcc.cli.verdict` says in one sentence how the group stands,

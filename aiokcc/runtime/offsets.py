@@ -27,6 +27,7 @@ from aiokcc.errors import (
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
+    SessionLostError,
 )
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
@@ -67,12 +68,18 @@ class Offsets:
         self._known: dict[Partition, _Known] = {}
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What this run has committed. Asked with the locks in hand; what cannot be read does not count."""
+        """What this run has committed. Asked with the locks in hand; what cannot be read does not count.
+
+        Nothing, if the session is lost: then the locks are too, and with the next ones comes the last cut.
+        """
         us = self._member.incarnation
         if us is None:
             return {}
         wanted = list(partitions)
-        await self._look(us.session, wanted)
+        try:
+            await self._look(us.session, wanted)
+        except SessionLostError:
+            return {}
         run, known = self._member.founded, self._known
         found = {p: known[p].commit for p in wanted}
         return {p: commit.offset for p, commit in found.items() if commit is not None and commit.counts_for(run)}

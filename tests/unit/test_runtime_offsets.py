@@ -181,6 +181,19 @@ async def test_a_partition_that_is_not_ours_is_not_committed(world: World, caplo
         assert "orders.1" in caplog.text
 
 
+async def test_a_session_lost_while_they_are_read_leaves_the_last_cut(world: World) -> None:
+    async with owning(world, 0) as (c, offsets):
+        await offsets.commit(us(c), {ORDERS: 5})
+        with world.server.hold_request(lambda call: call.paths == ("offsets/orders/0",)) as held:
+            reading = asyncio.create_task(offsets.committed([ORDERS]))
+            await held.reached()
+            world.server.expire(world.session(c))
+            held.release()
+            assert await reading == {}
+        await settle()
+        assert await offsets.committed([ORDERS]) == {ORDERS: 5}
+
+
 # Lost answers and stale versions
 
 
