@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import pytest
@@ -218,6 +219,46 @@ async def test_cuts_tile_the_log(kafka: local.Kafka, zk_root: str) -> None:
             of = [c.limit for c in boundaries if ts < c.limit and offset < reach(c.find(partition(name, number)))]
             assert of, f"record {offset} of {number} is in no cut"
             assert of[0] - MINUTE <= ts, "each in the cut of its own period"
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_capped_records_keep_their_period_over_a_stop(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, seed: int
+) -> None:
+    """A quarter have no timestamp, many are out of order: stopped after any period, each comes in the one it has in a run
+    that is not stopped. The first record held back lies past the cut, so what is read again tells the greatest one anew."""
+    chance = random.Random(seed)
+    name = await topic(kafka, *(disorder(chance) for _ in range(2)))
+    whole = await by_period(kafka, name, zookeeper.url(f"{name}-whole"))
+    assert len(whole) == 50
+    for stop_after in range(1, len(set(whole.values())), 3):
+        root = zookeeper.url(f"{name}-{stop_after}")
+        first = await by_period(kafka, name, root, stop_after)
+        second = await by_period(kafka, name, root)
+        assert first | second == whole
+        closed = {place for place, end in first.items() if end < max(first.values())}
+        assert not closed & second.keys(), "a record of a closed period came again"
+
+
+def disorder(chance: random.Random) -> list[int]:
+    stamps, now = [], 0
+    for _ in range(25):
+        now += chance.choice([0, 0, 10_000, 40_000, 90_000])
+        ts = at(0, max(0, now - chance.choice([0, 0, 0, 30_000, 100_000, 170_000])))
+        stamps.append(-1 if chance.random() < 0.25 else ts)
+    return stamps
+
+
+async def by_period(kafka: local.Kafka, name: str, root: str, stop_after: int | None = None) -> dict[Any, int]:
+    """In which period each record was handed out; left in the last of so many."""
+    found: dict[Any, int] = {}
+    async with asyncio.timeout(40), replaying(kafka, name, store=root, lateness="2m", poison="cap") as replay:
+        async for period in replay.periods():
+            for records in period.records.values():
+                found.update(dict.fromkeys(places(records), period.end))
+            if stop_after is not None and len(set(found.values())) == stop_after:
+                break
+    return found
 
 
 def reach(mark: Any) -> int:
