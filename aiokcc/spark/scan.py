@@ -1,0 +1,227 @@
+"""Where boundaries lie in the logs when event time is told by an expression, which Kafka's index of times knows nothing of.
+
+All that a cut needs is, for a time ``T``, the first record in log order at or past it: ``low(T)`` is its offset, and
+``high(T)`` the offset of the first at or past ``T`` and the bound on lateness. (A record belongs to a later period than ``T``
+if its own time is at or past ``T``, or if it stands behind ``high(T)``; and the record there is itself at or past ``T``.)
+
+So one aggregation over the records is enough, however many periods they span: by partition and period the first offset, and
+its time. What is asked later is answered from that, for all boundaries of periods, the same moved by the bound on lateness, and
+the few *odd* times that were named. The log of a period holds many records and gives a row or two, so the answers fit a driver.
+
+A record without a usable time is found by the same aggregation, and named: the first of each partition counts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from aiokcc.core.partitions import Partition
+from aiokcc.kafka.cluster import Cluster
+from aiokcc.spark.finder import Finder, Found
+from aiokcc.spark.jobs import Worker
+from aiokcc.spark.source import event_millis, load, poison
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["Group", "Index", "Scanner", "ScanningFinder", "summarize"]
+
+_TS: Final = "__aiokcc_event_ts"
+Range = tuple[int, int]
+
+
+class Group(NamedTuple):
+    """Records of one partition that no time of interest lies between, and the first of them in the log."""
+
+    partition: Partition
+    by_time: int
+    """Where their period starts."""
+    by_bound: int
+    """Where the period starts that their time lies in, less the bound on lateness."""
+    odd: int
+    """How many of the odd times they are at or past."""
+    first: Found
+
+
+class Index:
+    """The first record at or past a time, for the times that were scanned for."""
+
+    def __init__(self, period: int, lateness: Mapping[str, int] | None = None, odd: Iterable[int] = ()) -> None:
+        self.period = period
+        self.lateness = dict(lateness or {})
+        self.odd = sorted(set(odd))
+        self._groups: dict[Partition, list[Group]] = {}
+        self._sorted: dict[Partition, tuple[_Firsts, _Firsts, _Firsts]] = {}
+
+    def add(self, groups: Iterable[Group]) -> None:
+        """What a scan has found, in addition to what earlier ones have."""
+        for group in groups:
+            self._groups.setdefault(group.partition, []).append(group)
+            self._sorted.pop(group.partition, None)
+
+    def knows(self, topic: str, ts: int) -> bool:
+        """Whether it was scanned for this time."""
+        return ts % self.period == 0 or self._unbound(topic, ts) % self.period == 0 or ts in self.odd
+
+    def first(self, partition: Partition, ts: int) -> Found | None:
+        """The first record in log order at or past a time that is known; None if there is none."""
+        if not self.knows(partition.topic, ts):
+            raise ValueError(f"{ts} is no time that was scanned for")
+        groups = self._groups.get(partition, [])
+        if partition not in self._sorted:
+            self._sorted[partition] = (
+                _Firsts((group.by_time, group.first) for group in groups),
+                _Firsts((group.by_bound, group.first) for group in groups),
+                _Firsts((group.odd, group.first) for group in groups),
+            )
+        by_time, by_bound, by_odd = self._sorted[partition]
+        if ts % self.period == 0:
+            return by_time.from_key(ts)
+        if (less := self._unbound(partition.topic, ts)) % self.period == 0:
+            return by_bound.from_key(less)
+        return by_odd.from_key(bisect.bisect_right(self.odd, ts))
+
+    def _unbound(self, topic: str, ts: int) -> int:
+        return ts - self.lateness.get(topic, 0)
+
+
+class _Firsts:
+    """For each key the first record, in log order, of those with this key or a greater one."""
+
+    def __init__(self, items: Iterable[tuple[int, Found]]) -> None:
+        least: dict[int, Found] = {}
+        for key, first in items:
+            least[key] = min(first, least.get(key, first))
+        self._keys = sorted(least)
+        self._firsts = [least[key] for key in self._keys]
+        for n in reversed(range(len(self._keys) - 1)):
+            self._firsts[n] = min(self._firsts[n], self._firsts[n + 1])
+
+    def from_key(self, key: int) -> Found | None:
+        n = bisect.bisect_left(self._keys, key)
+        return self._firsts[n] if n < len(self._keys) else None
+
+
+# -- the job -----------------------------------------------------------------------------------------------------------
+
+
+def summarize(frame: DataFrame, millis: Column, index: Index, *, ceiling: int | None = None) -> list[Group]:
+    """Run the aggregation over records with Kafka's columns, whose event time in milliseconds is given.
+
+    PoisonTimestampError for a record without a time, with one before 1970, or with one past the ceiling.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    ts = F.col(_TS)
+    bound = F.lit(0)
+    for topic, late in sorted(index.lateness.items()):
+        bound = F.when(F.col("topic") == F.lit(topic), F.lit(late)).otherwise(bound)
+    sound = ts.isNotNull() & (ts >= 0)
+    if ceiling is not None:
+        sound &= ts <= ceiling
+    reached = F.lit(0)
+    for time in index.odd:
+        reached += (ts >= time).cast("int")
+    less = ts - bound
+    keys = {
+        "by_time": ts - F.pmod(ts, F.lit(index.period)),
+        "by_bound": less - F.pmod(less, F.lit(index.period)),
+        "odd": reached,
+    }
+    keyed = frame.withColumn(_TS, millis).select(
+        "topic",
+        "partition",
+        F.struct("offset", ts.alias("ts")).alias("record"),
+        sound.alias("sound"),
+        *(F.when(sound, key).alias(name) for name, key in keys.items()),
+    )
+    rows = keyed.groupBy("topic", "partition", "sound", *keys).agg(F.min("record").alias("first")).collect()
+    wrong = [row for row in rows if not row["sound"]]
+    if wrong:
+        row = min(wrong, key=lambda row: (row["topic"], row["partition"], row["first"]["offset"]))
+        raise poison(row["first"]["ts"], row["topic"], row["partition"], row["first"]["offset"], ceiling)
+    return [
+        Group(
+            Partition(row["topic"], row["partition"]),
+            row["by_time"],
+            row["by_bound"],
+            row["odd"],
+            Found(row["first"]["offset"], row["first"]["ts"]),
+        )
+        for row in rows
+    ]
+
+
+class Scanner(NamedTuple):
+    """What a scan needs to read the topics; calling it blocks while the job runs."""
+
+    spark: SparkSession
+    timestamp: Column | str
+    bootstrap_servers: str
+    options: Mapping[str, str]
+    ceiling: Callable[[], int]
+    """The greatest time that is believed, in milliseconds; it moves with the clock."""
+
+    def __call__(self, index: Index, ranges: Mapping[Partition, Range]) -> list[Group]:
+        """Scan these offset ranges for the times of an index."""
+        if not any(start < end for start, end in ranges.values()):
+            return []
+        frame = load(self.spark, ranges, bootstrap_servers=self.bootstrap_servers, options=self.options)
+        return summarize(frame, event_millis(frame, self.timestamp), index, ceiling=self.ceiling())
+
+
+class ScanningFinder(Finder):
+    """Finds times as :class:`Finder` does, from a scan. Each record is scanned once, and what is appended when it is there."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        worker: Worker,
+        scanner: Callable[[Index, Mapping[Partition, Range]], list[Group]],
+        bounds: Callable[[Partition], tuple[int, int | None]],
+        period: int,
+        lateness: Mapping[str, int],
+        odd: Iterable[int] = (),
+    ) -> None:
+        super().__init__(cluster)
+        self._worker = worker
+        self._scanner = scanner
+        self._bounds = bounds
+        """Of a partition: the first offset that is still of interest, and where the run ends in it, if it does."""
+        self._index = Index(period, lateness, odd)
+        self._odd = tuple(self._index.odd)
+        self._reached: dict[Partition, int] = {}
+        """Up to where a partition is scanned."""
+
+    async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
+        """The first record at or past a time, of each partition; None where there is none."""
+        await self._scan({p: [ts] for p, ts in times.items()})
+        return {p: self._index.first(p, ts) for p, ts in times.items()}
+
+    async def across(
+        self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
+    ) -> dict[Partition, list[Found | None]]:
+        """For each boundary, ascending, the first record at or past it; None where there is none."""
+        await self._scan(dict.fromkeys(known, boundaries))
+        return {p: [self._index.first(p, ts) for ts in boundaries] for p in known}
+
+    async def _scan(self, asked: Mapping[Partition, Sequence[int]]) -> None:
+        strange = {ts for p, times in asked.items() for ts in times if not self._index.knows(p.topic, ts)}
+        if strange:
+            # An operator has changed the period in the middle: what is not published yet is scanned again, for these too.
+            self._index = Index(self._index.period, self._index.lateness, [*self._odd, *strange])
+            self._reached = {}
+        followed = await self.ends(p for p in asked if self._bounds(p)[1] is None)
+        ranges: dict[Partition, Range] = {}
+        for partition in asked:
+            begin, end = self._bounds(partition)
+            stop = followed[partition] if end is None else end
+            start = self._reached.get(partition, begin)
+            if start < stop:
+                ranges[partition] = (start, stop)
+        if ranges:
+            groups = await self._worker.job("looking for the boundaries", self._scanner, self._index, ranges)
+            self._index.add(groups)
+            self._reached |= {p: stop for p, (_, stop) in ranges.items()}
