@@ -19,6 +19,7 @@ from aiokafka.errors import (
     GroupLoadInProgressError,
     KafkaConnectionError,
     NotCoordinatorForGroupError,
+    UnknownTopicOrPartitionError,
 )
 from aiokafka.errors import KafkaError as AiokafkaError
 
@@ -114,6 +115,14 @@ class Cluster:
         for entry in answer:
             found.update(Partition(entry["topic"], part["partition"]) for part in entry["partitions"])
         return frozenset(found)
+
+    async def present(self, topics: Iterable[str]) -> frozenset[Partition]:
+        """All partitions of those of these topics that exist."""
+        answer = await self.ask(self._admin.describe_topics(list(topics)), "ask for the topics of")
+        unclear = [e["topic"] for e in answer if e["error_code"] not in {0, UnknownTopicOrPartitionError.errno}]
+        if unclear:
+            raise KafkaError(f"Kafka does not tell how it stands with {', '.join(unclear)}")
+        return frozenset(Partition(e["topic"], part["partition"]) for e in answer for part in e["partitions"])
 
     async def topics(self, settings: ReplaySettings) -> tuple[str, ...]:
         """The topics to replay: those named, or those that match the pattern now. UsageError if none does."""

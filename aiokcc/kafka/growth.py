@@ -5,6 +5,9 @@ worth having. What it finds joins the agreed set at the present limit, read from
 by then is late, and the policy for late records says what becomes of it. Whoever reads all partitions takes the new ones
 too, and whoever has a rule takes those that the rule gives him; in a Kafka group, Kafka assigns them. With nothing but lists a
 new partition is in nobody's hands, and the limit waits until somebody is started who has it in his list.
+
+In a managed group the leader assigns what has joined, and what was deleted leaves the set: a topic that was not there two times
+in a row, so that a broker that has just come up and knows little yet takes nothing out.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
 from aiokcc.runtime.signal import Signal
@@ -21,7 +25,6 @@ from aiokcc.runtime.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from aiokcc.core.partitions import Partition
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.reading import Reading
     from aiokcc.kafka.settings import ReplaySettings
@@ -35,12 +38,21 @@ log = logging.getLogger("aiokcc.kafka")
 async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coordinator) -> None:
     """Look for partitions that are not in the set yet, for as long as the replay runs; have them join if we lead."""
     seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
+    missing = frozenset[Partition]()
     while True:
         await anyio.sleep(seconds)
         if coordinator.epoch is None:
+            missing = frozenset()
             continue
         try:
-            found = await cluster.partitions(await cluster.topics(settings))
+            if settings.managed:
+                found = await cluster.present(await cluster.topics(settings))
+                gone = coordinator.partitions - found
+                if gone & missing:
+                    coordinator.remove(gone & missing)
+                missing = gone
+            else:
+                found = await cluster.partitions(await cluster.topics(settings))
             new = found - coordinator.partitions
             if new:
                 begins = await cluster.begins(new)

@@ -164,6 +164,9 @@ class Pump:
         try:
             await self._cluster.partitions(topics)
         except UsageError as error:
+            if self._member.grows and self._member.group is not None:
+                log.warning("%s; the leader takes it out of the set", error)
+                return
             raise KafkaError(f"a topic was deleted under the replay: {error}") from error
         except KafkaError as error:
             log.warning("%s; waiting until it answers", error)

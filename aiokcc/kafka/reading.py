@@ -1,9 +1,9 @@
 """The partitions a process reads at present: their locks, streams and tasks; and who says which they are.
 
 *Fixed*: all partitions, or an explicit list, taken once. *By a Kafka consumer group*: Kafka assigns and revokes them while
-the replay runs. A revoked partition is given up in this order: its stream starts no further record, the handler ends, the
-offset is committed, the lock goes back. Until its next owner has taken the lock and reported, the partition is in nobody's
-hands, and the limit waits for it.
+the replay runs. *Managed*: the group's own leader does, through the store. A revoked partition is given up in this order: its
+stream starts no further record, the handler ends, the offset is committed, the lock goes back. Until its next owner has taken
+the lock and reported, the partition is in nobody's hands, and the limit waits for it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PartitionRevoked, RunEnded
 from aiokcc.kafka.stream import Stream
+from aiokcc.runtime.share import follow_assignment
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
 
-__all__ = ["Reading", "by_group", "commit_released", "fixed", "unwrapped"]
+__all__ = ["Reading", "by_group", "commit_released", "fixed", "managed", "unwrapped"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -90,8 +91,7 @@ class Reading:
                     opening.start_soon(open_one, partition, gate)
             committed = await self._committer.committed(gates)
         except BaseException:
-            for gate in opened.values():
-                await gate.__aexit__(None, None, None)
+            await _close(opened.values())
             raise
         streams = {}
         for partition, gate in gates.items():
@@ -112,6 +112,7 @@ class Reading:
         finally:
             running.ended.set()
             self._done.set()
+            self._member.moved.set()
 
     def halt(self) -> None:
         """Start no further record, from now on; :meth:`end` does the rest."""
@@ -120,7 +121,7 @@ class Reading:
 
     async def end(self, partitions: Iterable[Partition]) -> None:
         """Give partitions up: no further record starts, the running handler ends, commit, give the lock back."""
-        leaving = {p: self._running.pop(p) for p in partitions if p in self._running}
+        leaving = {p: self._running[p] for p in partitions if p in self._running}
         for running in leaving.values():
             self._member.revoke(running.gate)
         self._pump.remove(leaving)
@@ -128,8 +129,16 @@ class Reading:
             await running.ended.wait()
         if not self._member.ledger.withheld:  # else somebody has gathered it and not processed it yet
             await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
-        for running in leaving.values():
-            await self._member.surrender(running.gate)
+        async with unwrapped() as tasks:  # side by side: their locks go back in one transaction
+            for running in leaving.values():
+                tasks.start_soon(self._member.surrender, running.gate)
+        for partition in leaving:  # only now: who is cancelled on the way has still to be closed
+            self._running.pop(partition, None)
+
+    @property
+    def done(self) -> bool:
+        """Whether every stream has ended."""
+        return all(running.ended.is_set() for running in self._running.values())
 
     async def all_done(self, *, at_least: int = 0) -> None:
         """Wait until there are so many streams and every one of them has ended."""
@@ -138,10 +147,11 @@ class Reading:
 
     async def close(self) -> None:
         """Close all gates: finished ones keep their word, the others are given up."""
+        if self._settings.managed and not self._member.ledger.withheld:  # whoever is given them goes on from here
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                await self._committer.flush(self.positions())
         running, self._running = self._running, {}
-        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):  # a store that is away does not keep us
-            for one in running.values():
-                await one.gate.__aexit__(None, None, None)
+        await _close(one.gate for one in running.values())
 
     @property
     def partitions(self) -> frozenset[Partition]:
@@ -165,11 +175,33 @@ class Reading:
         return max(reached, int(running.gate.resume_offset or 0))
 
 
+async def _close(gates: Iterable[Gate]) -> None:
+    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us."""
+    with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+        async with anyio.create_task_group() as tasks:
+            for gate in gates:
+                tasks.start_soon(gate.__aexit__, None, None, None)
+
+
 async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:
     """Read these partitions to their end."""
     await reading.begin(mine)
     await reading.all_done()
     await coordinator._member.settled()
+
+
+async def managed(reading: Reading, coordinator: Coordinator) -> None:
+    """Read what the group's leader assigns to us, until the run has ended for all.
+
+    After a release no end is written: then we are done with the last of what is ours, and what we leave goes to whoever stays.
+    """
+    member = coordinator._member
+
+    def over() -> bool:
+        released = member.ledger.limit.mode is Mode.OPEN and bool(reading.partitions)
+        return released and reading.partitions == member.assigned and reading.done
+
+    await follow_assignment(member, reading.begin, reading.end, over)
 
 
 async def commit_released(reading: Reading, committer: Committer, member: Member, released: asyncio.Event) -> None:

@@ -14,6 +14,7 @@ import anyio
 from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.limit import Mode
+from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import PartitionError, UsageError
@@ -22,7 +23,7 @@ from aiokcc.kafka.desk import Desk
 from aiokcc.kafka.growth import discover, take
 from aiokcc.kafka.offsets import committer
 from aiokcc.kafka.pump import Pump
-from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, unwrapped
+from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Period, Summary
@@ -45,7 +46,12 @@ def replay(
     end: str | int | datetime | None = None,
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | Callable[[str, int], object] | None = None,
     group_id: str | None = None,
-    assignment: Literal["group", "fixed"] | None = None,
+    assignment: Literal["managed", "group", "fixed"] | None = None,
+    subscription: object = None,
+    assignor: str = "sticky",
+    weight: Weight | None = None,
+    join_window: float | None = None,
+    expect: int | None = None,
     commit: bool = True,
     offset_storage: Literal["kafka", "zookeeper"] = "kafka",
     timestamp: Callable[[Any], int] | None = None,
@@ -87,8 +93,11 @@ def replay(
         partitions that join later. One that is in no process's list blocks the group until somebody is started who has it
     :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` it also
         says which partitions are ours: Kafka assigns them, and may move them while the replay runs
-    :param assignment: ``"group"`` or ``"fixed"``, to say so; by default ``"group"`` if there is a ``group_id`` and no
-        ``partitions``
+    :param assignment: ``"managed"``: the group's own leader shares the partitions out among all processes that are there, and
+        hands them over as processes come and go; ``"group"``: Kafka's consumer group does; ``"fixed"``: ``partitions`` says. By
+        default ``"group"`` if there is a ``group_id`` and no ``partitions``, otherwise ``"fixed"``
+    :param subscription: managed: what this process may be given; see :func:`aiokcc.connect`, also for ``assignor``, ``weight``,
+        ``join_window`` and ``expect``
     :param commit: whether offsets are committed at all
     :param offset_storage: where: ``"kafka"``, under ``group_id`` if there is one, or ``"zookeeper"``: in the store, below its
         root as ``offsets/<topic>/<partition>``. Either way a run goes on by its last cut, or by what it has committed past it
@@ -155,6 +164,12 @@ def replay(
         clock=clock,
         source=settings.source,
         grows=settings.end is None,
+        assignment="managed" if settings.managed else None,
+        subscription=subscription,
+        assignor=assignor,
+        weight=weight,
+        join_window=join_window,
+        expect=expect,
     )
     join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
     return _replaying(settings, store, join, connect_timeout, clock or wall_clock, lookahead)
@@ -309,7 +324,7 @@ class Replay:
         """
         if self._lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
-        if self._settings.by_group:
+        if self._settings.by_group or self._settings.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
         desk = Desk[Period]()
         collected: dict[Partition, list[Any]] = {}
@@ -426,7 +441,9 @@ class Replay:
         async with unwrapped() as tasks:
             if grows:
                 tasks.start_soon(discover, settings, self._cluster, coordinator)
-            if settings.by_group:
+            if settings.managed:
+                await managed(reading, coordinator)
+            elif settings.by_group:
                 await by_group(reading, consumer, settings, coordinator)
             elif grows:
                 tasks.start_soon(take, reading, coordinator, settings.wants)

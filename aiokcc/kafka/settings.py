@@ -54,6 +54,8 @@ class ReplaySettings:
     group_id: str | None = None
     by_group: bool = False
     """Whether Kafka's group protocol says which partitions are ours."""
+    managed: bool = False
+    """Whether the group's own leader says which partitions are ours."""
     commit: bool = True
     offset_storage: str = "kafka"
     timestamp: Timestamp | None = None
@@ -134,9 +136,13 @@ class ReplaySettings:
         if group_id is not None and (not isinstance(group_id, str) or not group_id):
             raise UsageError(f"group_id is {group_id!r}; expected the name of a Kafka consumer group")
         if assignment is not None:
-            _choice("assignment", assignment, ("group", "fixed"))
+            _choice("assignment", assignment, ("managed", "group", "fixed"))
         if assignment == "group" and (group_id is None or partitions is not None):
             raise UsageError('assignment="group" needs group_id, and no partitions: Kafka says which are ours')
+        if assignment == "managed" and partitions is not None:
+            raise UsageError(
+                'assignment="managed" has the group\'s leader say which partitions are ours; subscription= bounds it'
+            )
         _choice("offset_storage", offset_storage, ("kafka", "zookeeper"))
         if begin == "committed" and group_id is None and offset_storage == "kafka":
             raise UsageError(
@@ -166,7 +172,8 @@ class ReplaySettings:
             None if callable(partitions) else _partitions(topics, partitions),
             _rule(partitions) if callable(partitions) else None,
             group_id,
-            assignment != "fixed" and group_id is not None and partitions is None,
+            assignment in {None, "group"} and group_id is not None and partitions is None,
+            assignment == "managed",
             commit,
             str(offset_storage),
             timestamp,

@@ -164,7 +164,8 @@ class Share:
         """Tell the member what is ours, once all of it has been read."""
         topics = {p.topic for p in self._member.settings.partitions}
         if topics <= self._versions.keys():
-            self._member.see_assignment(frozenset[Partition]().union(*self._mine.values()))
+            agreed = self._member.settings.partitions  # which may be told a moment later than who is to run them
+            self._member.see_assignment(frozenset[Partition]().union(*self._mine.values()) & agreed)
 
     def conditions(self, partitions: Iterable[Partition]) -> list[Check]:
         """What a claim of these partitions rests on."""
