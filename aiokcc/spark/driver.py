@@ -36,6 +36,7 @@ from aiokcc.spark.planner import Planner
 from aiokcc.spark.progress import Line, Progress, Summary
 from aiokcc.spark.records import Records
 from aiokcc.spark.sampler import mean_size
+from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
 from aiokcc.spark.source import read
@@ -160,7 +161,7 @@ class AsyncReplay:
         began = time.monotonic()
         worker = Worker(options.spark)
         participant = Participant(coordinator, options.store_timeout)
-        finder = Finder(self._cluster)
+        finder = self._finder(worker, participant)
         records = Records(member.store, options.name, participant.session)
         pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
         grows = settings.end is None and settings.partitions is None
@@ -227,6 +228,27 @@ class AsyncReplay:
             worker.close()
             self.summary.seconds += time.monotonic() - began
         return self.summary
+
+    def _finder(self, worker: Worker, participant: Participant) -> Finder:
+        """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's."""
+        options, settings = self._options, self._options.settings
+        if options.timestamp is None:
+            return Finder(self._cluster)
+
+        def bounds(partition: Partition) -> tuple[int, int | None]:
+            track = participant.tracks[partition]
+            return track.place.low, track.bounds.end
+
+        scanner = Scanner(
+            options.spark,
+            options.timestamp,
+            settings.bootstrap_servers,
+            {"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
+            lambda: options.clock() + participant.member.settings.ahead,
+        )
+        named = [time for time in (settings.start, settings.end) if isinstance(time, int)]
+        odd = {time + late for time in named for late in (0, *settings.lateness.values())}
+        return ScanningFinder(self._cluster, worker, scanner, bounds, options.period, settings.lateness, odd)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """The run has ended: that is no error for a pipeline that has published all of it."""

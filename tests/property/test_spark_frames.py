@@ -29,7 +29,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 def periods_of_a_stream(log: Log, lateness: int) -> dict[int, int]:
-    """The period, by its start, in which a partition's stream hands on each record: it reads, holds back, waits at the limit."""
+    """The period, by its start, in which a partition's stream hands on each record: reading, holding back, waiting."""
     limit, greatest = PERIOD, -1
     held: Log = []
     result: dict[int, int] = {}
