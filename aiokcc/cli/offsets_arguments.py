@@ -28,7 +28,8 @@ END: Final = """\
 what they are good for:
   A run that goes on does so by its last cut and by what it has committed itself. Offsets that somebody else has written never
   hide a record from it, so nothing here can harm a run; it would only commit over what you write. That is why writing is
-  refused while a run under the store's root has not ended. Offsets written here count for a new run, which is told to start at 'committed'.
+  refused while a run under the store's root has not ended. Offsets written here count for a new run, which is told to start
+  at 'committed'.
 
 examples:
   aiokcc offsets show zk://127.0.0.1:2181/replay
