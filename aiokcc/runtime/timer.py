@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -35,7 +36,8 @@ class Timers:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._time = loop.time
+        # The loop's clock, without the call that only passes it on.
+        self._time = time.monotonic if type(loop).time is asyncio.BaseEventLoop.time else loop.time
         self._wheel: Wheel[Callable[[], object]] = Wheel(int(loop.time() * _TICKS), on_emptied=self._emptied)
         self._add = self._wheel.add
         self._turn = 0
@@ -55,7 +57,12 @@ class Timers:
             deadline = int((self._time() + (0 if delay <= 0 else delay)) * _TICKS) + 1  # noqa: FURB136 - max() is slow
         except (ValueError, OverflowError):
             raise UsageError(f"the delay is {delay!r}; expected a number of seconds") from None
-        return self.add(deadline, callback)
+        if deadline <= self._turn:  # the loop's clock may stand a little before the tick that it has called us for
+            deadline = self._turn + 1
+        timer = self._add(deadline, callback)
+        if deadline < self._armed:
+            self._arm(deadline)
+        return timer
 
     def call_at(self, when: float, callback: Callable[[], object]) -> Timeout:
         """The same, at a time of the loop's clock."""
@@ -67,8 +74,7 @@ class Timers:
 
     def add(self, deadline: int, callback: Callable[[], object]) -> Timeout:
         """The same, at a tick: so that a :class:`~aiokcc.core.delayed.Purgatory` can have its deadlines here."""
-        if deadline <= self._turn:  # the loop's clock may stand a little before the tick that it has called us for
-            deadline = self._turn + 1
+        deadline = max(deadline, self._turn + 1)
         timer = self._add(deadline, callback)
         if deadline < self._armed:
             self._arm(deadline)

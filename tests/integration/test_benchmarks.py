@@ -119,6 +119,39 @@ async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
     assert all("empty-coroutine" in result["ratios"] for result in found["results"])
 
 
+async def test_timers_are_measured_soon_and_late_cancelled() -> None:
+    arguments = ("--quick", "--rounds", "3", "--pending", "2000", "1000", "--json", "-")
+    code, out, errors = await benchmark("timers", *arguments)
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "timers")
+    assert [result["case"] for result in found["results"]] == [
+        {"pending": 1000, "cancelled": "soon"},
+        {"pending": 1000, "cancelled": "oldest"},
+        {"pending": 2000, "cancelled": "soon"},
+        {"pending": 2000, "cancelled": "oldest"},
+    ]
+    assert all(set(result["ratios"]) == {"call_later"} for result in found["results"])
+    assert "2,000 pending / 1,000 pending" in errors
+
+
+async def test_assignments_are_measured_and_their_moves_counted() -> None:
+    arguments = ("--quick", "--rounds", "2", "--partitions", "60", "--members", "5", "--json", "-")
+    code, out, errors = await benchmark("assignment", *arguments)
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "assignment")
+    moves = {
+        (result["case"]["subscription"], result["case"]["change"]): result["ours"]["moves"]
+        for result in found["results"]
+    }
+    assert [change for kind, change in moves if kind == "everything"] == ["start", "stay", "join", "leave"]
+    assert moves["everything", "join"] == 10  # its share, and no more
+    assert not any(count for (_, change), count in moves.items() if change != "join")
+    anchored = [result for result in found["results"] if result["case"]["subscription"] != "limited"]
+    assert all(set(result["anchors"]) == {"aiokafka-sticky"} for result in anchored)
+
+
 @pytest.mark.timeout(180)
 async def test_reading_kafka_is_measured_in_every_way(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
@@ -213,6 +246,8 @@ def test_without_a_name_it_lists_the_benchmarks(capsys: pytest.CaptureFixture[st
         "throughput",
         "skew",
         "resume",
+        "timers",
+        "assignment",
         "examples:",
         "python -m benchmarks period-latency --quick",
     ):

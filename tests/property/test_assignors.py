@@ -118,7 +118,7 @@ def test_the_order_of_what_comes_in_does_not_matter(assignor: str, situation: Si
     partitions = list(situation.partitions)
     result = assign(assignor, *situation)
     for items in (members, current, partitions):
-        chance.shuffle(items)  # type: ignore[arg-type]
+        chance.shuffle(items)
     again = assign(assignor, dict(members), [*partitions, *partitions], dict(current))
     assert list(again.items()) == list(result.items())
 
