@@ -108,20 +108,18 @@ def write_files(
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    columns = [name for name in frame.columns if name != "period"]
-    order = [_orderable(frame.schema[name].dataType, F.col(_quoted(name))) for name in columns]
-    part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 and order else F.lit(0)
-    labelled = frame.withColumn(_LABEL, F.unix_millis(F.col("period")) * F.lit(parts) + part)
+    # By position, and with their names put back in the task: mapInArrow cannot take a name with a dot.
+    plain = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
+    period = F.col(f"c{frame.columns.index('period')}")
+    order = [_orderable(field.dataType, F.col(field.name)) for field in plain.schema.fields]
+    part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 else F.lit(0)
+    labelled = plain.withColumn(_LABEL, F.unix_millis(period) * F.lit(parts) + part)
     # One file needs one task; else as many as the session's shuffle has, or fewer if they are small (adaptive execution).
     spread = labelled.repartition(1) if len(batch.periods) * parts == 1 else labelled.repartition(_LABEL)
     names = {period.start: period_name(period.start) for period in batch.periods}
-    task = _writer(target, prefix, _LABEL, parts, names, compression, group_rows)
+    task = _writer(target, prefix, _LABEL, parts, names, frame.columns, compression, group_rows)
     rows = spread.sortWithinPartitions(_LABEL, *order).mapInArrow(task, _RESULT).collect()
     return sorted((WrittenFile(*row) for row in rows), key=lambda file: (file.period, file.part))
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
 
 
 def _orderable(kind: Any, column: Column) -> Column:
@@ -142,7 +140,14 @@ def _holds_map(kind: Any) -> bool:
 
 
 def _writer(
-    target: str, prefix: str, label: str, parts: int, names: dict[int, str], compression: str, group_rows: int
+    target: str,
+    prefix: str,
+    label: str,
+    parts: int,
+    names: dict[int, str],
+    columns: list[str],
+    compression: str,
+    group_rows: int,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The function of a task. It has no name in this module, so it is pickled by value; all it needs stands in it."""
 
@@ -247,7 +252,9 @@ def _writer(
                 labels = pc.run_end_encode(batch.column(label))
                 plain = batch.drop_columns([label])
                 if schema is None:
-                    schema = pa.schema([field.with_nullable(True).remove_metadata() for field in plain.schema])
+                    schema = pa.schema(
+                        [pa.field(name, kind) for name, kind in zip(columns, plain.schema.types, strict=True)]
+                    )
                 plain = pa.RecordBatch.from_arrays(plain.columns, schema=schema)
                 start = 0
                 for value, end in zip(labels.values.to_pylist(), labels.run_ends.to_pylist(), strict=True):

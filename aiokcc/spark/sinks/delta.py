@@ -136,6 +136,9 @@ class DeltaSink(Sink):
     def _refresh(self) -> None:
         """See our own commit. From here on the snapshot is one in which the attempt is ours, or we are fenced."""
         self._table.update_incremental()
+        self._check_ours()
+
+    def _check_ours(self) -> None:
         there = self._table.transaction_version(f"{self._app}/attempt")
         if there != self._attempt:
             raise FencedError(f"{self.uri}: attempt {there} has taken over from attempt {self._attempt}")
@@ -240,6 +243,7 @@ class DeltaSink(Sink):
             if self.is_published(batch):
                 return
             self._check_columns(result["schema"])
+        self._check_ours()  # else the snapshot is one of the successor's, and Delta would take what is based on it
         try:
             self._commit(actions, numbers)
         except CommitFailedError as error:
