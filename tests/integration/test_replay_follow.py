@@ -67,7 +67,8 @@ async def read(replay: Replay, way: str, handle: Callable[[Any], None]) -> None:
 
 async def test_stop_without_commits_repeats_the_open_period_at_most(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(m, n) for m in range(3) for n in range(20)])
-    first, second = [], []
+    first: list[Any] = []
+    second: list[Any] = []
     async with asyncio.timeout(30), replaying(kafka, name, store=zk_root, end=None) as replay:
         await replay.run(until(replay, first, 30))
     async with asyncio.timeout(30), replaying(kafka, name, store=zk_root, end=None) as replay:
@@ -152,14 +153,50 @@ async def test_stop_while_nothing_comes_and_before_anything_was_read(kafka: loca
         assert (await replay.run(seen.handle)).records == 0
 
 
-async def test_stop_in_a_kafka_group_hands_over_at_once(kafka: local.Kafka, zk_root: str) -> None:
+@pytest.mark.parametrize("assignment", ["group", "managed"])
+async def test_stop_hands_over_what_was_assigned(kafka: local.Kafka, zk_root: str, assignment: str) -> None:
     name = await topic(kafka, [at(m, n) for m in range(3) for n in range(20)], [at(m) for m in range(3)])
-    following: dict[str, Any] = {"store": zk_root, "end": None, "group_id": name, "heartbeat_interval_ms": 300}
+    following: dict[str, Any] = {"store": zk_root, "end": None, "assignment": assignment, "group_id": name}
     seen: list[Any] = []
     for number in (30, 63):
         async with asyncio.timeout(30), replaying(kafka, name, **following) as replay:
             await replay.run(until(replay, seen, number))
     assert sorted(places(seen)) == all_places(name, 60, 3), "each once, by way of the offsets"
+
+
+async def test_stop_while_partitions_are_being_given_up(kafka: local.Kafka, zk_root: str) -> None:
+    """A second member joins the Kafka group, so the first gives up; it is stopped while its handler still runs."""
+    name = await topic(kafka, [at(m) for m in range(3)], [at(m) for m in range(3)])
+    following: dict[str, Any] = {"store": zk_root, "end": None, "group_id": name, "heartbeat_interval_ms": 300}
+    seen: list[Any] = []
+    begun, go_on, giving_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(record: Any) -> None:
+        begun.set()
+        await go_on.wait()
+        seen.append(record)
+
+    async def second() -> None:
+        async with replaying(kafka, name, **following) as replay:
+            await replay.run(until(replay, seen, 6))
+
+    async with asyncio.timeout(50), replaying(kafka, name, **following) as replay:
+        running = asyncio.ensure_future(replay.run(slow))
+        await begun.wait()
+        revoke = replay._member.revoke
+
+        def noting(gate: Any) -> None:
+            revoke(gate)
+            giving_up.set()
+
+        replay._member.revoke = noting  # type: ignore[method-assign]
+        other = asyncio.ensure_future(second())
+        await giving_up.wait()
+        replay.stop()
+        go_on.set()
+        await running
+        await other  # which gets the locks although the first is still there
+    assert sorted(places(seen)) == all_places(name, 3, 3)
 
 
 # -- released -------------------------------------------------------------------------------------------------------------
@@ -302,5 +339,5 @@ async def test_every_member_counts_the_same_periods(kafka: local.Kafka, zk_root:
 
     joined = [asyncio.Event(), asyncio.Event()]
     async with asyncio.timeout(50):
-        assert await asyncio.gather(work(0), work(1)) == [200, 200]
+        assert list(await asyncio.gather(work(0), work(1))) == [200, 200]
     assert in_step((r.timestamp for r in seen), MINUTE)
