@@ -26,6 +26,8 @@ class Spec:
     way: str
     """``run``, ``batches``, ``iteration`` or ``periods``."""
     lateness: int = 0
+    offsets: str = ""
+    """Where they are committed: ``kafka``, ``zookeeper`` or nowhere."""
     session_timeout: float = 1.0
     claim_timeout: float = 60.0
 
@@ -55,6 +57,8 @@ async def work(spec: Spec) -> None:
         connect_timeout=60,
         claim_timeout=spec.claim_timeout,
         buffer_records=200,
+        group_id=f"group-{spec.topic}" if spec.offsets == "kafka" else None,
+        offset_storage="zookeeper" if spec.offsets == "zookeeper" else "kafka",
     ) as replay:
         if spec.way == "run":
             await replay.run(handle)

@@ -76,9 +76,11 @@ def make_logs(chance: random.Random, lateness: int) -> list[list[int]]:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize(("kills", "lateness"), [(20, 0), (6, 5 * PERIOD)])
+@pytest.mark.parametrize(
+    ("kills", "lateness", "offsets"), [(20, 0, ""), (6, 5 * PERIOD, ""), (6, 0, "kafka"), (6, 5 * PERIOD, "zookeeper")]
+)
 async def test_processes_killed_at_random_points(
-    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, kills: int, lateness: int
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, kills: int, lateness: int, offsets: str
 ) -> None:
     print(f"AIOKCC_CHAOS_SEED={SEED}")
     chance = random.Random(SEED)
@@ -94,7 +96,7 @@ async def test_processes_killed_at_random_points(
         for number, way in enumerate(["run", "periods" if lateness else "batches", "iteration"]):
             mine = list(range(number, PARTITIONS, 3))
             history = str(tmp_path / f"history-{number}")
-            process = Process(Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, way, lateness))
+            process = Process(Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, way, lateness, offsets))
             processes.append(process)
             stack.push_async_callback(process.kill)
             await process.start()
