@@ -93,6 +93,15 @@ def _choose(options: argparse.Namespace) -> Verb:
 
         check_replay(options)
         return say_replay
+    if options.verb in {"members", "isolate", "rejoin"}:
+        from aiokcc.cli import members
+
+        verbs: dict[str, Verb] = {
+            "members": members.say_members,
+            "isolate": members.say_isolate,
+            "rejoin": members.say_rejoin,
+        }
+        return verbs[options.verb]
     if options.verb == "status":
         from aiokcc.cli.status import say_status
 

@@ -89,6 +89,28 @@ examples:
   aiokcc release          asks first
   aiokcc release --yes    for scripts
 """
+_MEMBERS: Final = """\
+Show who is in a managed group: what each member may be given, what it has been given, and what it runs.
+"""
+_MEMBERS_END: Final = """\
+examples:
+  aiokcc members zk://127.0.0.1:2181/replay
+  aiokcc members --json | jq -r '.workers[] | select(.isolated) | .name'
+"""
+_ISOLATE: Final = """\
+Set a member of a managed group apart: it finishes the records it has in hand, commits, and gives its partitions to the others.
+It stays connected and is given nothing more until `aiokcc rejoin`. A member that does not answer keeps what it has until it
+does, or until its session ends: nothing is ever run by two.
+"""
+_ISOLATE_END: Final = """\
+examples:
+  aiokcc members
+  aiokcc isolate machine-7-4711-1
+  aiokcc rejoin machine-7-4711-1
+"""
+_REJOIN: Final = """\
+Let an isolated member take part again. It is given its share with the next rebalance, about a second later.
+"""
 _LOCAL: Final = """\
 Start real services on this machine (127.0.0.1 only), for trials and tests. Needs: pip install 'aiokcc[local]'
 """
@@ -162,6 +184,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     _status(verbs)
     _steering(verbs)
     _offsets(verbs)
+    _members(verbs)
     _local(verbs)
     words, url = _take_url(argv)
     options, rest = parser.parse_known_args(words)
@@ -334,6 +357,20 @@ def _steering(verbs: argparse._SubParsersAction[_Parser]) -> None:
 def _offsets(verbs: argparse._SubParsersAction[_Parser]) -> None:
     texts = (offsets_arguments.USAGE, offsets_arguments.BRIEF, offsets_arguments.DESCRIPTION, offsets_arguments.END)
     offsets_arguments.add_actions(_add(verbs, "offsets", *texts), _add, _add_store)
+
+
+def _members(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    brief = "who is in a managed group, and who runs what"
+    parser = _add(verbs, "members", "aiokcc members [URL] [--json]", brief, _MEMBERS, _MEMBERS_END)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    _add_store(parser)
+    for verb, brief, text in (
+        ("isolate", "take a member of a managed group out, without stopping it", _ISOLATE),
+        ("rejoin", "let an isolated member take part again", _REJOIN),
+    ):
+        parser = _add(verbs, verb, f"aiokcc {verb} [URL] MEMBER", brief, text, _ISOLATE_END)
+        parser.add_argument("member", metavar="MEMBER", help="its id, as `aiokcc members` shows it")
+        _add_store(parser)
 
 
 def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:

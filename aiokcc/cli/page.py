@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["Page", "Table", "lay_out"]
+__all__ = ["Page", "Table", "assignment_tables", "lay_out"]
 
 FEW: Final = 20
 """So many partitions are listed one by one; of more, a line per topic, and those that block."""
@@ -57,7 +57,12 @@ def lay_out(
     seen += [name for b in status.blocking for name in (b.member, b.last_member) if name is not None]
     names = short_names([*seen, *([status.leader] if status.leader else [])])
     hints = (f"go on with: {go_on}",) if verdict.kind is Kind.HELD and go_on else ()
-    tables = [t for t in (_members(status, names, now), *_partitions(status, names, everything=everything)) if t.rows]
+    shown = (
+        _members(status, names, now),
+        *assignment_tables(status),
+        *_partitions(status, names, everything=everything),
+    )
+    tables = [table for table in shown if table.rows]
     return Page(
         status.where,
         verdict,
@@ -104,6 +109,8 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
     if status.state != "ended":
         yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "nobody leads at present"
     yield "generation", str(status.generation)
+    if status.group is not None and status.state != "ended":
+        yield "assignment", status.group.waits_for or "stable"
 
 
 def _moment(millis: int) -> str:
@@ -143,6 +150,52 @@ def _members(status: Status, names: Mapping[str, str], now: float) -> Table:
         right=frozenset({3, 5}),
         note=f"and {more:,} more" if more else "",
     )
+
+
+def assignment_tables(status: Status) -> list[Table]:
+    """Who was given what in a managed group, and where each topic stands."""
+    group = status.group
+    if group is None:
+        return []
+    workers = Table(
+        f"Assignment ({len(group.workers):,} members)",
+        ("member", "", "may be given", "given", "runs"),
+        tuple(
+            (
+                worker.name,
+                "isolated" if worker.isolated else "" if worker.here else "gone",
+                worker.subscription or "?",
+                _brief(worker.assigned),
+                "the same" if worker.running == worker.assigned and worker.running else _brief(worker.running),
+            )
+            for worker in group.workers[:MOST_MEMBERS]
+        ),
+        marked=frozenset(n for n, worker in enumerate(group.workers) if worker.isolated or not worker.here),
+        note=f"and {len(group.workers) - MOST_MEMBERS:,} more" if len(group.workers) > MOST_MEMBERS else "",
+    )
+    topics = Table(
+        "Topics",
+        ("topic", "state", "given", "to start", "to close"),
+        tuple(
+            (t.topic, t.state, f"{len(t.assignment):,}", f"{len(t.to_start):,}", f"{len(t.to_close):,}")
+            for t in group.topics
+        ),
+        right=frozenset({2, 3, 4}),
+        marked=frozenset(n for n, t in enumerate(group.topics) if t.state != "Stable"),
+    )
+    return [workers, topics]
+
+
+def _brief(partitions: Iterable[str]) -> str:
+    """``orders 0 1 2, payments 3``; of many only how many there are."""
+    by_topic: dict[str, list[int]] = {}
+    for partition in map(Partition.parse, partitions):
+        by_topic.setdefault(partition.topic, []).append(partition.number)
+    parts = [
+        f"{topic} {' '.join(map(str, numbers))}" if len(numbers) <= FEW else f"{len(numbers):,} of {topic}"
+        for topic, numbers in by_topic.items()
+    ]
+    return ", ".join(parts) or "—"
 
 
 def _partitions(status: Status, names: Mapping[str, str], *, everything: bool) -> list[Table]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from aiokcc.cli.bar import Bar, Pace, View, choose_bar, on_terminal
 from aiokcc.cli.crew import Crew, Report, crew_of, how_it_ended
 from aiokcc.cli.functions import load
-from aiokcc.cli.replay_arguments import SERVERS, as_keywords
+from aiokcc.cli.replay_arguments import SERVERS, as_keywords, member_name
 from aiokcc.cli.words import count, listed, short_names, span
 from aiokcc.core import paths
 from aiokcc.core.partitions import Partition, decode_partitions
@@ -150,7 +150,15 @@ class _Command:
             case "ended":
                 self._gone.add(report.worker)
                 if report.worker not in self._done and self.failure is None:
-                    self.failure = f"worker-{report.worker + 1} {how_it_ended(facts['code'])}"
+                    self._lost(report.worker, facts["code"])
+
+    def _lost(self, worker: int, code: int) -> None:
+        """A worker is gone before its time. In a managed group the others take over what it had, while there are others."""
+        how = f"{member_name(self._options, worker + 1)} {how_it_ended(code)}"
+        if self._options.assignment == "managed" and code < 0 and len(self._gone) < self._options.processes:
+            _say(f"{how}; the others take over what it had.")
+        else:
+            self.failure = how
 
     def done(self) -> str:
         """What was done, in words."""
@@ -282,6 +290,8 @@ async def _share(options: argparse.Namespace) -> list[list[Partition]]:
     )
     async with Cluster(settings, options.timeout).connected() as cluster:
         partitions = await cluster.partitions(options.topic)
+        if options.assignment == "managed":  # shared out by the group, as it comes and goes
+            return [sorted(partitions), *([] for _ in range(1, options.processes))]
         ends, begins = await cluster.ends(partitions), await cluster.begins(partitions)
     number = options.processes
     if number > len(partitions):
@@ -298,14 +308,14 @@ async def _share(options: argparse.Namespace) -> list[list[Partition]]:
 def _orders(options: argparse.Namespace, shares: list[list[Partition]], number: int) -> dict[str, Any]:
     return {
         "topics": options.topic,
-        "shares": shares,
+        "shares": [] if options.assignment == "managed" else shares,
         "number": number - 1,
         "handler": options.handler,
         "timestamp": options.timestamp,
         "dead_letter": options.dead_letter,
         "batches": options.batches,
         "verbose": options.verbose,
-        "arguments": {**as_keywords(options), "assignment": "fixed", "member": f"worker-{number}"},
+        "arguments": {**as_keywords(options), "member": member_name(options, number)},
     }
 
 

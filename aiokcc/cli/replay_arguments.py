@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import re
+import socket
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -15,7 +18,7 @@ __all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords",
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 USAGE: Final = """\
 aiokcc replay MODULE:HANDLER --topic TOPIC [--topic …] --period TIME
-                     [--from TIME] [--to TIME | --follow] [--processes N]
+                     [--from TIME] [--to TIME | --follow] [--processes N] [--assignment managed]
                      [--bootstrap-servers HOST:PORT,…] [--store URL] [more below]"""
 BRIEF: Final = "run a handler over Kafka topics, all partitions in step in event time"
 DESCRIPTION: Final = """\
@@ -34,6 +37,7 @@ examples:
       --bootstrap-servers 127.0.0.1:9092 --store zk://127.0.0.1:2181/january --processes 4
   aiokcc replay handlers:handle --topic orders --period 1h --store memory://once     one process, no ZooKeeper
   aiokcc replay handlers:handle --topic orders --period 1m --follow                  history, then the present
+  aiokcc replay handlers:handle … --assignment managed         again in other terminals, on other machines: they share it
   aiokcc replay handlers:handle_all --batches …                a list of records at a time: faster
   aiokcc replay handlers:handle … > result.csv                 what the handler prints; our own words go to stderr
 
@@ -68,6 +72,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     end.add_argument("--to", dest="end", type=_end, metavar="TIME", help=what)
     end.add_argument("--follow", action="store_true", help="have no end: go on with what is written from now on")
     parser.add_argument("--processes", type=_whole(1), default=1, metavar="N", help="share the partitions; default: 1")
+    what = (
+        "who says which process runs which partitions: 'fixed' (the default), shared out once by this command; or "
+        "'managed', by the group: start it on as many machines as you like, and stop or kill any of them"
+    )
+    parser.add_argument("--assignment", choices=("fixed", "managed"), default="fixed", metavar="HOW", help=what)
+    what = "managed: the members' id; -1, -2 … are added where there are several processes. Default: host and process"
+    parser.add_argument("--member", metavar="ID", help=what)
+    what = "managed: begin as soon as so many processes are there, on all machines; default: --processes, if above 1"
+    parser.add_argument("--expect", type=_whole(1), metavar="N", help=what)
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
     parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
     what = "where offsets are committed: kafka (the default, with --group-id) or zookeeper (in the store)"
@@ -122,8 +135,29 @@ def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "caught_up": options.caught_up,
         "isolation_level": options.isolation_level,
         "connect_timeout": options.timeout,
+        **_managed(options),
         **dict(options.consumer),
     }
+
+
+def _managed(options: argparse.Namespace) -> dict[str, Any]:
+    if options.assignment != "managed":
+        unused = [f"--{name}" for name in ("member", "expect") if getattr(options, name) is not None]
+        if unused:
+            raise UsageError(f"{' and '.join(unused)} only mean something with --assignment managed")
+        return {"assignment": "fixed"}
+    expect = options.expect or (options.processes if options.processes > 1 else None)
+    return {"assignment": "managed", "expect": expect}
+
+
+def member_name(options: argparse.Namespace, number: int) -> str:
+    """The id of the worker with this number, from 1 up."""
+    if options.assignment != "managed":
+        return f"worker-{number}"
+    if options.member is None:
+        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+        return f"{host}-{os.getpid()}-{number}"
+    return options.member if options.processes == 1 else f"{options.member}-{number}"
 
 
 def _choice(group: argparse._ArgumentGroup, name: str, when: str, *choices: str) -> None:

@@ -190,7 +190,7 @@ class Group:
             or any(p not in self.partitions for p in self._assigned())
         )
         if changed and not urgent:
-            waiting = self._window(eligible, now, running=running)
+            waiting = self._window(eligible, now)
             if waiting is not None:
                 return self._settle() or waiting
         if changed or (free and free != self._free):
@@ -244,24 +244,32 @@ class Group:
                 result.setdefault(partition, "its holder")
         return result
 
-    def _window(self, eligible: Mapping[str, Subscription], now: float, *, running: bool) -> Await | None:
+    def _window(self, eligible: Mapping[str, Subscription], now: float) -> Await | None:
         """Why joins are still being gathered; None when it is time to decide."""
         if not eligible:
             self.since = None
             return Await("nobody is there to be given anything")
         if self.since is None:
             self.since = now
-        there, expect, window = len(eligible), self.settings.expect, self.settings.join_window
-        early = expect is not None and there >= expect
-        had = {*self._assigned().values(), *(m for t in self.topics.values() for m in t.to_close.values())}
-        if had:  # the long wait for all who are expected is for the first time only
-            early = early or (not running and had <= eligible.keys())
-            window = min(window, JOIN_WINDOW)
+        there, expect = len(eligible), self.settings.expect
+        window = min(self.settings.join_window, JOIN_WINDOW) if self._had() else self.settings.join_window
         until = self.since + window
-        if early or now >= until:
+        if self.gathered or now >= until:
             return None
         others = "" if expect is None else f" of {expect}"
         return Await(f"gathering members, {there}{others} there", until)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether everybody expected is there, so that the join window may close early."""
+        there, had = self.eligible.keys(), self._had()
+        if self.settings.expect is not None and len(there) >= self.settings.expect:
+            return True
+        return self._known is None and bool(had) and had <= there
+
+    def _had(self) -> set[str]:
+        """Who has been given something, or had it a moment ago: the long wait for all who are expected is over then."""
+        return {*self._assigned().values(), *(m for t in self.topics.values() for m in t.to_close.values())}
 
     def _reassign(
         self,

@@ -19,6 +19,8 @@ __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_me
 
 CUT_SLOTS: Final = 16
 MAX_LOOKAHEAD: Final = 1000
+MANAGED: Final = "assignment=managed"
+"""Stands at the end of the source of a managed group, so that nobody joins it who would take what he likes."""
 _MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead, source, offsets and state"
 _GENERATION_FORM: Final = "'number leader reason'"
@@ -97,6 +99,11 @@ class Run:
     ended: bool = False
     bounds: Mapping[Partition, Bounds] = field(default_factory=dict)
     """Where the offsets are known: resolved once, by whoever founded the group, so that all agree on them."""
+
+    @property
+    def managed(self) -> bool:
+        """Whether the leader says who runs what."""
+        return self.settings.source.endswith(MANAGED)
 
     def end(self) -> Run:
         """The same run, over."""

@@ -20,7 +20,7 @@ from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
-from aiokcc.core.run import Bounds, Settings, check_member
+from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
@@ -104,7 +104,7 @@ def connect(
         expect=expect,
     )
     if group is not None:
-        source = f"{source} assignment=managed".strip()
+        source = f"{source} {MANAGED}".strip()
     settings = Settings.check(
         topics=topics,
         period=period,

@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.assignments import Topic, encode_assignment
+from aiokcc.core.delayed import Delayed, Purgatory
 from aiokcc.core.group import Await, Group, Reassign, Settle
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from aiokcc.runtime.share import member_of
+from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import ANY_VERSION, Check, Children, Create, Delete, Node, Op, Set
 
 if TYPE_CHECKING:
@@ -32,6 +36,13 @@ if TYPE_CHECKING:
 __all__ = ["Assigning"]
 
 log = logging.getLogger("aiokcc.group")
+
+
+class _Deadlines:
+    """The timing wheel of the event loop, in milliseconds of its clock."""
+
+    def add(self, deadline: int, what: Callable[[], object], /) -> Timeout:
+        return timers().call_at(deadline / 1000, what)
 
 
 class Assigning:
@@ -55,7 +66,9 @@ class Assigning:
         self._seen: set[str] = set()
         """What has been read at least once in this term: nothing is decided before all of it has."""
         self._watched: frozenset[str] = frozenset()
-        self._timer: asyncio.TimerHandle | None = None
+        self._gathering = Purgatory(_Deadlines())
+        self._window: Delayed | None = None
+        """The join window: it closes when everybody expected is there, at its deadline at the latest."""
         self._said = ""
 
     # -- taking office ------------------------------------------------------------------------------------------------
@@ -125,8 +138,8 @@ class Assigning:
                         self._seen.add(change.path)
                     self.wake()
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            if self._window is not None:
+                self._window.withdraw()
 
     def wake(self) -> None:
         """Decide again."""
@@ -184,11 +197,16 @@ class Assigning:
         if decision.reason != self._said:
             self._said = decision.reason
             log.info("assignment: %s", decision.reason)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._window is not None:
+            self._window.withdraw()
+            self._window = None
         if decision.until is not None:
-            self._timer = asyncio.get_running_loop().call_at(decision.until, self.wake)
+            self._window = self._gathering.put(
+                lambda: self.group.gathered,
+                lambda _: self.wake(),
+                keys=[paths.IDS],
+                deadline=math.ceil(decision.until * 1000),
+            )
 
     async def _settle(self, decision: Settle) -> None:
         topics = list(decision.topics)

@@ -1,11 +1,14 @@
-"""What an operator may ask for while a group runs. The leader acts on it at the next boundary."""
+"""What an operator may ask for while a group runs: of the limit, and of a managed group's members. The leader acts on it."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from aiokcc.core import paths
+from aiokcc.core.assignments import decode_assignment
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.partitions import decode_partitions
+from aiokcc.core.run import Run, encode_member
 from aiokcc.errors import (
     AiokccError,
     BadVersionError,
@@ -15,9 +18,10 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     UsageError,
 )
+from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["ask"]
+__all__ = ["ask", "isolate", "rejoin"]
 
 _TRIES: Final = 5
 
@@ -59,3 +63,68 @@ async def ask(store: Store, session: Session, request: Request) -> Request | Non
     raise AiokccError(
         f"{store.describe(paths.PERIOD)} is being changed by somebody else all the time; nothing was written"
     )
+
+
+async def isolate(store: Store, session: Session, member: str, *, by: str, now: int) -> bool:
+    """Set a member apart: its partitions go to others, and it is given nothing until it may rejoin. False: it is already.
+
+    UsageError if the group is not managed, or has never heard of this member.
+    """
+    known, isolated = await _members(store, session)
+    if member in isolated:
+        return False
+    if member not in known:
+        there = f"it has {', '.join(sorted(known)[:20])}" if known else "nobody is there"
+        raise UsageError(f"the group under {store.describe('')} has no member {member!r}; {there}")
+    await session.ensure(paths.ISOLATED)
+    try:
+        await session.create(paths.isolated(member), encode_member(timestamp=now, by=by))
+    except NodeExistsError:
+        return False
+    return True
+
+
+async def rejoin(store: Store, session: Session, member: str) -> bool:
+    """Let an isolated member take part again. False: it is not isolated. UsageError as for :func:`isolate`."""
+    known, isolated = await _members(store, session)
+    if member not in isolated:
+        if member in known:
+            return False
+        apart = (
+            f"{', '.join(sorted(isolated)[:20])} {'is' if len(isolated) == 1 else 'are'}" if isolated else "nobody is"
+        )
+        raise UsageError(f"the group under {store.describe('')} has no member {member!r}; isolated {apart}")
+    try:
+        node = await session.get(paths.isolated(member))
+        await session.delete(node.path, node.version)
+    except NoNodeError:
+        return False  # somebody else has let it
+    return True
+
+
+async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
+    """Who is there or has something, and who is isolated."""
+    run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
+    if run is None or listed is None:
+        raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
+    agreed = Run.decode(store.describe(run.path), run.data, decode_partitions(store.describe(listed.path), listed.data))
+    if not agreed.managed:
+        raise UsageError(
+            f"the group under {store.describe('')} is not managed: its members say themselves which partitions they run; "
+            f'to take one out, stop it. assignment="managed" makes a group whose members can be isolated'
+        )
+    if agreed.ended:
+        raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")
+    known = {member_of(name) for name in await session.children(paths.IDS)}
+    for topic in await _names(session, paths.ASSIGNMENTS):
+        node = await session.find(paths.assignment(topic))
+        if node is not None:
+            known |= set(decode_assignment(store.describe(node.path), node.data).values())
+    return known, set(await _names(session, paths.ISOLATED))
+
+
+async def _names(session: Session, path: str) -> tuple[str, ...]:
+    try:
+        return await session.children(path)
+    except NoNodeError:
+        return ()

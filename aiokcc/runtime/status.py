@@ -19,6 +19,7 @@ from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import queue
+from aiokcc.runtime.group_status import GroupStatus, read_group
 from aiokcc.stores.port import Node, Session, Store
 
 __all__ = ["Blocking", "MemberStatus", "PartitionStatus", "Status", "read_status"]
@@ -95,6 +96,8 @@ class Status:
     periods_closed: int
     problems: tuple[str, ...]
     """What could not be read, and why."""
+    group: GroupStatus | None = None
+    """Who was given what, in a managed group; None where every member says for itself what it runs."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -151,6 +154,10 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     last = {} if cut is None else cut.owners()
     number = 0 if generation is None else generation.number
     found = [] if limit is None else blockers(limit, number, partitions, reports, finished, owners)
+    group: GroupStatus | None = None
+    if run is not None and run.managed:
+        registered = {path.removeprefix(f"{paths.IDS}/"): node for path, node in ids.items() if node is not None}
+        group = await read_group(store, session, partitions, registered, owners, problems)
     waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
     return Status(
         where=store.url,
@@ -174,6 +181,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         waiting_seconds=round(waited, 3),
         periods_closed=0 if cut is None else cut.number,
         problems=tuple(problems),
+        group=group,
     )
 
 

@@ -224,7 +224,7 @@ def test_json_is_one_object_with_stable_names() -> None:
             "partitions",
             "blocking",
         ),
-        *("waiting_seconds", "periods_closed", "problems"),
+        *("waiting_seconds", "periods_closed", "problems", "group"),
     }
 
 

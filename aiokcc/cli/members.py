@@ -1,0 +1,71 @@
+"""``aiokcc members``, ``isolate`` and ``rejoin``: who is in a managed group, and what an operator may do about it."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import json
+import socket
+import time
+from dataclasses import asdict
+
+from aiokcc.cli.arguments import command
+from aiokcc.cli.page import assignment_tables
+from aiokcc.cli.paper import write_table
+from aiokcc.cli.words import count
+from aiokcc.errors import UsageError
+from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.status import read_status
+from aiokcc.stores import open_store
+
+__all__ = ["say_isolate", "say_members", "say_rejoin"]
+
+
+async def say_members(options: argparse.Namespace) -> int:
+    """Show them."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        status = await read_status(store, session)
+    if status.group is None:
+        raise UsageError(
+            f"the group under {store.describe('')} is not managed: its members say themselves which partitions they run. "
+            f"`{command(options, 'status')}` shows them"
+        )
+    if options.json:
+        print(json.dumps({"generation": status.generation, "leader": status.leader, **asdict(status.group)}, indent=2))
+        return 0
+    here = sum(worker.here for worker in status.group.workers)
+    print(f"Generation {status.generation}, {count(here, 'member')}.")
+    if status.group.waits_for is not None:
+        print(f"A rebalance is under way: {status.group.waits_for}.")
+    for table in assignment_tables(status):
+        print(f"\n{write_table(table)}")
+    for problem in status.problems:
+        print(f"\n{problem}")
+    return 0
+
+
+async def say_isolate(options: argparse.Namespace) -> int:
+    """Isolate a member."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        by = f"{getpass.getuser()}@{socket.gethostname()}"
+        new = await isolate(store, session, options.member, by=by, now=time.time_ns() // 1_000_000)
+    if not new:
+        print(f"{options.member} is isolated already; nothing was changed.")
+        return 0
+    print(f"Isolated: {options.member} is given nothing more, and what it has goes to the others.")
+    print(f"\nLet it take part again with:\n\n    {command(options, 'rejoin', options.member)}\n")
+    return 0
+
+
+async def say_rejoin(options: argparse.Namespace) -> int:
+    """Let it take part again."""
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        new = await rejoin(store, session, options.member)
+    if new:
+        print(f"{options.member} takes part again.")
+    else:
+        print(f"{options.member} is not isolated; nothing was changed.")
+    return 0

@@ -1,0 +1,151 @@
+"""How a managed group stands: who is there, who was given what, and what a rebalance waits for. Read by anybody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from aiokcc.core import paths
+from aiokcc.core.assignments import Topic
+from aiokcc.core.partitions import Partition
+from aiokcc.core.subscriptions import Registration
+from aiokcc.errors import CorruptNodeError, NoNodeError
+from aiokcc.runtime.share import member_of
+from aiokcc.stores.port import Node, Session, Store
+
+__all__ = ["GroupStatus", "TopicStatus", "Worker", "read_group"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """One topic's assignment."""
+
+    topic: str
+    state: str
+    """``Initial``, ``Starting``, ``Stable`` or ``Closing``."""
+    assignment: Mapping[str, str]
+    """Who is to run what: member by partition."""
+    to_start: Mapping[str, str]
+    """Given and not held yet."""
+    to_close: Mapping[str, str]
+    """Taken away and perhaps still held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One member, whichever session it is in; also one that is gone and still has something, or is isolated."""
+
+    name: str
+    here: bool
+    isolated: bool
+    subscription: str | None
+    """What it may be given, in words; None if it is not there, or cannot be read."""
+    assigned: tuple[str, ...]
+    running: tuple[str, ...]
+    """The partitions whose locks it holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """A managed group at one moment."""
+
+    workers: tuple[Worker, ...]
+    topics: tuple[TopicStatus, ...]
+    unassigned: tuple[str, ...]
+    """Partitions that have been given to nobody, and are not on their way."""
+    waits_for: str | None
+    """What the rebalance under way waits for; None if there is none."""
+
+
+async def read_group(
+    store: Store,
+    session: Session,
+    partitions: frozenset[Partition],
+    registered: Mapping[str, Node],
+    owners: Mapping[Partition, str],
+    problems: list[str],
+) -> GroupStatus:
+    """Read the rest of it; what cannot be read is added to the problems. ``registered`` and ``owners``: by incarnation."""
+    topics: dict[str, Topic] = {}
+    names = await _names(session, paths.ASSIGNMENTS)
+    nodes = await asyncio.gather(
+        *(session.find(paths.assignment(name)) for name in names), *(session.find(paths.state(name)) for name in names)
+    )
+    for name, given, state in zip(names, nodes[: len(names)], nodes[len(names) :], strict=True):
+        if given is None or state is None:
+            continue
+        try:
+            topics[name] = Topic.decode(store.describe(given.path), given.data, store.describe(state.path), state.data)
+        except CorruptNodeError as error:
+            problems.append(str(error))
+    isolated = frozenset(await _names(session, paths.ISOLATED))
+    assigned = {Partition(name, n): member for name, topic in topics.items() for n, member in topic.assignment.items()}
+    here = {member_of(name): node for name, node in registered.items()}
+    running: dict[str, list[Partition]] = {}
+    for partition, owner in owners.items():
+        running.setdefault(member_of(owner), []).append(partition)
+    workers = tuple(
+        Worker(
+            name,
+            name in here,
+            name in isolated,
+            _subscription(store, here.get(name), problems),
+            _texts(p for p, member in assigned.items() if member == name),
+            _texts(running.get(name, ())),
+        )
+        for name in sorted({*here, *isolated, *assigned.values()})
+    )
+    closing = {Partition(name, n) for name, topic in topics.items() for n in topic.to_close}
+    unassigned = _texts(partitions - assigned.keys() - closing)
+    return GroupStatus(
+        workers,
+        tuple(_topic(name, topic) for name, topic in sorted(topics.items())),
+        unassigned,
+        _waits_for(topics, workers, unassigned),
+    )
+
+
+async def _names(session: Session, path: str) -> tuple[str, ...]:
+    try:
+        return await session.children(path)
+    except NoNodeError:
+        return ()
+
+
+def _texts(partitions: Iterable[Partition]) -> tuple[str, ...]:
+    return tuple(map(str, sorted(partitions)))
+
+
+def _subscription(store: Store, node: Node | None, problems: list[str]) -> str | None:
+    if node is None:
+        return None
+    try:
+        return str(Registration.decode(store.describe(node.path), node.data).subscription)
+    except CorruptNodeError as error:
+        problems.append(str(error))
+        return None
+
+
+def _topic(name: str, topic: Topic) -> TopicStatus:
+    def named(part: Mapping[int, str]) -> dict[str, str]:
+        return {str(Partition(name, number)): member for number, member in sorted(part.items())}
+
+    return TopicStatus(name, topic.state.value, named(topic.assignment), named(topic.to_start), named(topic.to_close))
+
+
+def _waits_for(topics: Mapping[str, Topic], workers: Iterable[Worker], unassigned: tuple[str, ...]) -> str | None:
+    for word, parts in (
+        ("close", {Partition(name, n): m for name, t in topics.items() for n, m in t.to_close.items()}),
+        ("start", {Partition(name, n): m for name, t in topics.items() for n, m in t.to_start.items()}),
+    ):
+        if parts:
+            partition, member = min(parts.items())
+            more = f" and {len(parts) - 1} more" if len(parts) > 1 else ""
+            return f"{member} has to {word} {partition}{more}"
+    ready = [worker.name for worker in workers if worker.here and not worker.isolated]
+    if unassigned:
+        which = unassigned[0] + (f" and {len(unassigned) - 1} more" if len(unassigned) > 1 else "")
+        return f"{which} can be given to nobody yet; {len(ready)} of the members may be given something"
+    gone = [worker.name for worker in workers if worker.assigned and not worker.here]
+    return f"{gone[0]} is gone, and has not been replaced yet" if gone else None
