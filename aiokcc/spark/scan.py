@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiokcc.core.partitions import Partition
@@ -154,7 +155,8 @@ def summarize(frame: DataFrame, millis: Column, index: Index, *, ceiling: int | 
     ]
 
 
-class Scanner(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Scanner:
     """What a scan needs to read the topics; calling it blocks while the job runs."""
 
     spark: SparkSession
