@@ -7,6 +7,9 @@ For each partition there is a *ladder*: the offsets at which another period begi
 not above it, found by halving. Each halving is a projection of its own, a few instructions in the code that Spark generates;
 written as one expression it would double in size with each. The ladders are constants of the plan, passed to that code as
 objects: so the code is the same for every batch, and Spark compiles it once. A broadcast join does the same with a job more.
+
+Spark moves a filter on ``period``, which it also invents for a join, below these projections, and writes them out as the one
+expression that they must not be. So the result passes through something of which Spark does not know that it is always true.
 """
 
 from __future__ import annotations
@@ -108,12 +111,12 @@ def label(frame: DataFrame, batch: Batch, millis: Column | None = None) -> DataF
         inner = {p: Ladder(ladder.offsets[1:-1], ladder.numbers[1:-1]) for p, ladder in ladders.items()}
         found = _climb(frame, F.col("offset"), {p: ladder.offsets for p, ladder in inner.items()})
         by_rung = {p: [starts[number - 1] for number in ladder.numbers] for p, ladder in inner.items()}
-        return found.select(*map(_named, columns), F.timestamp_millis(_of_rung(by_rung)).alias(PERIOD))
+        return found.select(*map(_named, columns), _sealed(F.timestamp_millis(_of_rung(by_rung))).alias(PERIOD))
     found = _climb(frame.withColumn(_TS, millis), F.col("offset"), {p: la.offsets for p, la in ladders.items()})
     found = found.withColumn(_NUMBER, _of_rung({p: ladder.numbers for p, ladder in ladders.items()}))
     by_time = [_LOWEST, *_boundaries(batch)]
     found = _climb(found, F.col(_TS), {p: by_time for p in ladders})  # noqa: C420 - only read
-    found = found.withColumn(_NUMBER, F.greatest(_NUMBER, _AT))
+    found = found.withColumn(_NUMBER, _sealed(F.greatest(_NUMBER, _AT)))
     found = found.where((F.col(_NUMBER) > 0) & (F.col(_NUMBER) <= len(starts)))
     start = F.get(_constant(starts, "array<bigint>"), F.col(_NUMBER) - 1)
     return found.select(*map(_named, columns), F.timestamp_millis(start).alias(PERIOD))
@@ -158,6 +161,13 @@ def _of_partition(values: Mapping[Partition, Sequence[int]], kind: str) -> Colum
         choice = F.when(is_it, found) if choice is None else choice.when(is_it, found)
     assert choice is not None
     return choice
+
+
+def _sealed(column: Column) -> Column:
+    """The same, through which no filter is moved: it has a part that is not deterministic, as Spark calls it."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.when(F.spark_partition_id() >= 0, column)
 
 
 def _constant(values: object, kind: str) -> Column:
