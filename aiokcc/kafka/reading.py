@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -75,6 +75,8 @@ class Reading:
         self._work = work
         self._tasks = tasks
         self._running: dict[Partition, _Running] = {}
+        self.at_close: Callable[[], None] | None = None
+        """Called when everything was given up, in whatever way."""
         self._done = Signal()
 
     async def begin(self, partitions: Iterable[Partition]) -> None:
@@ -151,7 +153,11 @@ class Reading:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self._committer.flush(self.positions())
         running, self._running = self._running, {}
-        await _close(one.gate for one in running.values())
+        try:
+            await _close(one.gate for one in running.values())
+        finally:
+            if self.at_close is not None:
+                self.at_close()
 
     @property
     def partitions(self) -> frozenset[Partition]:
@@ -226,15 +232,13 @@ async def by_group(
         consumer.subscribe(list(settings.topics), listener=listener)
     else:
         consumer.subscribe(pattern=f"^(?:{settings.pattern.pattern})$", listener=listener)
+    reading.at_close = listener.dismiss  # not before: what Kafka takes away can no longer be committed
     with desk, orders:
-        try:
-            async with unwrapped() as tasks:
-                tasks.start_soon(_obey, reading, desk)
-                while member.ledger.limit.mode is not Mode.END and member.failure is None:
-                    await member.moved.wait()
-                tasks.cancel_scope.cancel()
-        finally:
-            listener.dismiss()
+        async with unwrapped() as tasks:
+            tasks.start_soon(_obey, reading, desk)
+            while member.ledger.limit.mode is not Mode.END and member.failure is None:
+                await member.moved.wait()
+            tasks.cancel_scope.cancel()
 
 
 @dataclass(slots=True)
@@ -305,11 +309,10 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
             return
         self._waiting.add(order.done)
         try:
-            await self._orders.send(order)
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # all are being given up already
+                await self._orders.send(order)
             if wait:
                 await order.done.wait()
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            return  # dismissed while it was said
         finally:
             self._waiting.discard(order.done)
 
