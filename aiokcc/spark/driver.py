@@ -33,9 +33,9 @@ from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.pipeline import Pipeline, Step
 from aiokcc.spark.planner import Planner
+from aiokcc.spark.probe import CheckedFinder, Probe
 from aiokcc.spark.progress import Line, Progress, Summary
 from aiokcc.spark.records import Records
-from aiokcc.spark.sampler import mean_size
 from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
@@ -161,7 +161,8 @@ class AsyncReplay:
         began = time.monotonic()
         worker = Worker(options.spark)
         participant = Participant(coordinator, options.store_timeout)
-        finder = self._finder(worker, participant)
+        probe = Probe(settings)
+        finder = self._finder(worker, participant, probe)
         records = Records(member.store, options.name, participant.session)
         pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
         grows = settings.end is None and settings.partitions is None
@@ -202,13 +203,13 @@ class AsyncReplay:
             self.summary,
             grows=grows,
             retries=options.retries,
-            sample=partial(mean_size, settings),
+            sample=probe.mean_size,
             on_progress=on_progress,
             after=self.after_step,
         )
         member.on_set = member.moved.set
         try:
-            async with unwrapped() as tasks:
+            async with probe.open(), unwrapped() as tasks:
                 if settings.end is None:
                     tasks.start_soon(discover, settings, self._cluster, coordinator)
                 # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
@@ -229,11 +230,9 @@ class AsyncReplay:
             self.summary.seconds += time.monotonic() - began
         return self.summary
 
-    def _finder(self, worker: Worker, participant: Participant) -> Finder:
-        """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's."""
+    def _finder(self, worker: Worker, participant: Participant, probe: Probe) -> Finder:
+        """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's or the index misleads."""
         options, settings = self._options, self._options.settings
-        if options.timestamp is None:
-            return Finder(self._cluster)
 
         def bounds(partition: Partition) -> tuple[int, int | None]:
             track = participant.tracks[partition]
@@ -248,7 +247,13 @@ class AsyncReplay:
         )
         named = [time for time in (settings.start, settings.end) if isinstance(time, int)]
         odd = {time + late for time in named for late in (0, *settings.lateness.values())}
-        return ScanningFinder(self._cluster, worker, scanner, bounds, options.period, settings.lateness, odd)
+
+        def scanning() -> Finder:
+            return ScanningFinder(self._cluster, worker, scanner, bounds, options.period, settings.lateness, odd)
+
+        if options.timestamp is not None:
+            return scanning()
+        return CheckedFinder(self._cluster, probe, options.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """The run has ended: that is no error for a pipeline that has published all of it."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -272,8 +273,9 @@ def _nothing(_step: Step, _batch: Batch) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the Java stack."""
-    text = str(error).strip() or repr(error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    cause = next((line for line in reversed(lines) if line.startswith("Caused by:")), "")
-    return " ".join(filter(None, [f"{type(error).__name__}:", lines[0][:400], cause[:400]]))
+    """What went wrong, without the stack: the first line, and the last cause that Java or Python names."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    causes = [
+        line for line in lines[1:] if line.startswith("Caused by:") or re.match(r"[\w.]+(Error|Exception): ", line)
+    ]
+    return " ".join([f"{type(error).__name__}:", lines[0][:400], *(line[:400] for line in causes[-1:])])

@@ -160,7 +160,7 @@ class Scanner:
     """What a scan needs to read the topics; calling it blocks while the job runs."""
 
     spark: SparkSession
-    timestamp: Column | str
+    timestamp: Column | str | None
     bootstrap_servers: str
     options: Mapping[str, str]
     ceiling: Callable[[], int]

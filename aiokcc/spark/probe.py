@@ -1,0 +1,143 @@
+"""A look at single records: how large they are, and whether what the index of times has found is a record at all.
+
+A job is bounded in bytes, and offsets only count records; so a few are read where the next batch begins. And Kafka's index of
+times knows the markers that end transactions: they have offsets and the time at which they were written, but nobody can read
+them. In a history that was written in transactions each marker is of today, and the index takes the first one for the first
+record at or past any time. A read from that offset shows it: the first record that comes is another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError as AiokafkaError
+
+from aiokcc.core.partitions import Partition
+from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
+from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.spark.finder import Finder, Found
+
+__all__ = ["CheckedFinder", "Probe"]
+
+log = logging.getLogger("aiokcc.spark")
+
+_PARTITIONS: Final = 6
+"""Of so many a sample is taken."""
+_SECONDS: Final = 5.0
+_OVERHEAD: Final = 40
+"""Bytes of a row besides key and value: topic, partition, offset, timestamp."""
+
+
+class Probe:
+    """A consumer that is asked now and then. It connects when it is first asked."""
+
+    def __init__(self, settings: ReplaySettings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        self._stack = AsyncExitStack()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Probe]:
+        """Disconnect at the end."""
+        async with self._stack:
+            yield self
+
+    async def mean_size(self, ranges: Mapping[Partition, tuple[int, int]]) -> float | None:
+        """The mean size of records of these offset ranges, by a sample; None if there is none to be had."""
+        full = sorted((p for p, (start, end) in ranges.items() if start < end), key=lambda p: p.number)[:_PARTITIONS]
+        sample = await self._read({p: ranges[p][0] for p in full}, enough=1)
+        sizes = [max(0, r.serialized_key_size) + max(0, r.serialized_value_size) for rs in sample.values() for r in rs]
+        return sum(sizes) / len(sizes) + _OVERHEAD if sizes else None
+
+    async def are_records(self, found: Mapping[Partition, Found]) -> bool:
+        """Whether at these offsets there are records of these times, for whoever reads the log as we do."""
+        sample = await self._read({p: record.offset for p, record in found.items()}, enough=len(found))
+        return all(
+            bool(sample.get(p)) and (sample[p][0].offset, sample[p][0].timestamp) == tuple(record)
+            for p, record in found.items()
+        )
+
+    async def _read(self, positions: Mapping[Partition, int], enough: int) -> dict[Partition, list[Any]]:
+        """Some records from these offsets on. A partition that brings none is left out."""
+        result: dict[Partition, list[Any]] = {}
+        if not positions:
+            return result
+        try:
+            async with asyncio.timeout(_SECONDS):
+                if self._consumer is None:
+                    wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
+                    consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
+                    await self._stack.enter_async_context(stopping(consumer))
+                    await consumer.start()
+                    self._consumer = consumer
+                asked = {TopicPartition(*p): offset for p, offset in positions.items()}
+                self._consumer.assign(list(asked))
+                for place, offset in asked.items():
+                    self._consumer.seek(place, offset)
+                while len(result) < enough:
+                    rest = [place for place in asked if Partition(*place) not in result]
+                    brought = await self._consumer.getmany(*rest, timeout_ms=500)
+                    result |= {Partition(*place): records for place, records in brought.items() if records}
+                    if not brought:
+                        break
+        except (TimeoutError, AiokafkaError) as error:
+            log.debug("could not look at records: %r", error)
+        finally:
+            if self._consumer is not None:
+                self._consumer.unsubscribe()
+        return result
+
+
+class CheckedFinder(Finder):
+    """Finds times by Kafka's index, for as long as it does not mislead; then in the other way, for good.
+
+    What is checked is a record that seems to lie further ahead than the next period: that is where believing a marker would
+    do harm, and a gap is rare enough to be looked at. A marker within the period at hand only ends it a moment early.
+    """
+
+    def __init__(self, cluster: Cluster, probe: Probe, period: int, other: Callable[[], Finder]) -> None:
+        super().__init__(cluster)
+        self._probe = probe
+        self._period = period
+        self._make_other = other
+        self._other: Finder | None = None
+
+    async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
+        """The first record at or past a time, of each partition; None where there is none."""
+        if self._other is None:
+            found = await super().at(times)
+            if await self._is_right({p: record for p, record in found.items() if record is not None}):
+                return found
+        return await self._otherwise().at(times)
+
+    async def across(
+        self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
+    ) -> dict[Partition, list[Found | None]]:
+        """For each boundary, ascending, the first record at or past it; None where there is none."""
+        if self._other is None:
+            answer = await super().across(known, boundaries)
+            last = {p: found[-1] for p, found in answer.items()}
+            ahead = boundaries[-1] + self._period
+            if await self._is_right({p: record for p, record in last.items() if record and record.ts >= ahead}):
+                return answer
+        return await self._otherwise().across(known, boundaries)
+
+    async def _is_right(self, found: Mapping[Partition, Found]) -> bool:
+        if not found or await self._probe.are_records(found):
+            return True
+        log.info(
+            "the index of times of %s also tells of what are no records, such as the ends of transactions; "
+            "the records themselves are scanned for the boundaries",
+            ", ".join(sorted({p.topic for p in found})),
+        )
+        return False
+
+    def _otherwise(self) -> Finder:
+        if self._other is None:
+            self._other = self._make_other()
+        return self._other
