@@ -213,8 +213,9 @@ async def test_a_commit_that_comes_too_late_counts_for_nothing(kafka: local.Kafk
         await worker.waiting()
         worker.process.kill()
         await worker.ended()
-    (found,) = (await stored(kafka, zk_root, storage, name)).values()
-    stale = Commit(1, found.run, 1, 1, found.by)
+    async with aiokcc.open_store(zk_root).session() as session:
+        founded = (await session.get(paths.RUN)).created
+    stale = Commit(1, founded, 1, 1, "worker")
     await store_by_hand(kafka, zk_root, storage, name, {0: stale})
     cut = max((await cuts(zk_root)).items())[1].find(partition(name, 0))
     assert cut is not None
@@ -288,11 +289,12 @@ async def test_a_node_that_cannot_be_read_stops_who_would_start_there(kafka: loc
 
 
 @both
-async def test_what_kafka_moves_in_the_middle_of_a_period_is_committed_before_it_is_released(
-    kafka: local.Kafka, zk_root: str, storage: str
+@pytest.mark.parametrize("assignment", ["group", "managed"])
+async def test_what_moves_in_the_middle_of_a_period_is_committed_before_it_is_released(
+    kafka: local.Kafka, zk_root: str, storage: str, assignment: str
 ) -> None:
     """All records are of one period, so no cut helps: the next owner goes on where the last one stopped, record by record."""
-    name = await topic(kafka, *([at(0, n) for n in range(300)] for _ in range(4)))
+    name = await topic(kafka, *([at(0, n) for n in range(1500)] for _ in range(4)))
     seen: list[Any] = []
     helped: list[Any] = []
     begun = asyncio.Event()
@@ -309,7 +311,9 @@ async def test_what_kafka_moves_in_the_middle_of_a_period_is_committed_before_it
         seen.append(record)
 
     async def member(member: str, handler: Any) -> None:
-        settings = {"group_id": f"group-{name}", "offset_storage": storage, "heartbeat_interval_ms": 300}
+        settings = {"offset_storage": storage, "assignment": assignment, "heartbeat_interval_ms": 300}
+        if assignment == "group" or storage == "kafka":
+            settings["group_id"] = f"group-{name}"
         async with replaying(kafka, name, store=zk_root, member=member, session_timeout=5, **settings) as replay:
             await replay.run(handler)
 
@@ -317,7 +321,7 @@ async def test_what_kafka_moves_in_the_middle_of_a_period_is_committed_before_it
     await begun.wait()
     await asyncio.gather(one, member("two", help_out))
     assert helped
-    assert sorted(places(seen)) == all_places(name, 300, 300, 300, 300), "nothing lost, nothing twice"
+    assert sorted(places(seen)) == all_places(name, 1500, 1500, 1500, 1500), "nothing lost, nothing twice"
 
 
 async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_boundary_that_is_open(
