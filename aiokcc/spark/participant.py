@@ -29,7 +29,7 @@ from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import NoSession
 from aiokcc.spark.finder import Found
 from aiokcc.spark.plan import Place, Stretch
-from aiokcc.stores.port import Session, boottime
+from aiokcc.stores.port import Session, SessionState, boottime
 
 __all__ = ["Participant", "Track"]
 
@@ -132,8 +132,8 @@ class Participant:
             while True:
                 self.check()
                 session = self.member.session
-                if not isinstance(session, NoSession):
-                    return session
+                if not isinstance(session, NoSession) and session.state is not SessionState.LOST:
+                    return session  # one that is lost would refuse at once, and again, before the member has noticed
                 await self.member.moved.wait()
         raise self._unreachable()
 
