@@ -188,13 +188,16 @@ class Log:
         for name in self._disk.names(self.home):
             if name.startswith("ended-"):
                 self._disk.remove_tree(self.home / name)
-        for name in self._disk.names(self._data):
-            match = _STAGED.fullmatch(name)
-            if not match or int(match[2]) >= attempt:
+        by_number: dict[int, list[tuple[int, str]]] = {}
+        for match in filter(None, map(_STAGED.fullmatch, self._disk.names(self._data))):
+            by_number.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
+        for number, staged in by_number.items():
+            # Who publishes a batch has staged it, so one directory alone is the published one: no need to read that manifest.
+            if number < self._next and len(staged) == 1:
                 continue
-            number = int(match[1])
-            if number >= self._next or not self._names(number, name):
-                self._disk.remove_tree(self._data / name)
+            for former, name in staged:
+                if former < attempt and (number >= self._next or not self._names(number, name)):
+                    self._disk.remove_tree(self._data / name)
 
     def _names(self, number: int, directory: str) -> bool:
         files = (file for period in self._read(number).periods for file in period.files)
