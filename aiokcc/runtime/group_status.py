@@ -146,6 +146,6 @@ def _waits_for(topics: Mapping[str, Topic], workers: Iterable[Worker], unassigne
     ready = [worker.name for worker in workers if worker.here and not worker.isolated]
     if unassigned:
         which = unassigned[0] + (f" and {len(unassigned) - 1} more" if len(unassigned) > 1 else "")
-        return f"{which} can be given to nobody yet; {len(ready)} of the members may be given something"
+        return f"{which}: given to nobody yet, and {len(ready)} may be given something"
     gone = [worker.name for worker in workers if worker.assigned and not worker.here]
     return f"{gone[0]} is gone, and has not been replaced yet" if gone else None

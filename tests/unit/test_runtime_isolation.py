@@ -1,0 +1,140 @@
+"""What an operator sees of a managed group, and does about it: status, isolate, rejoin."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import aiokcc
+from aiokcc.errors import CorruptNodeError, UsageError
+from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.status import read_status
+from tests.unit.test_runtime_group import member, owners
+from tests.unit.world import World
+from tests.virtual import settle
+
+
+async def test_isolate_and_rejoin(world: World) -> None:
+    async with member(world, "a"), member(world, "b"), world.store.session() as operator:
+        await asyncio.sleep(1.1)
+        assert await isolate(world.store, operator, "b", by="me", now=5)
+        assert not await isolate(world.store, operator, "b", by="me", now=6)
+        assert world.data("isolated/b") == b'{"version": 1, "timestamp": 5, "by": "me"}'
+        await asyncio.sleep(0.2)
+        assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
+        assert await rejoin(world.store, operator, "b")
+        assert not await rejoin(world.store, operator, "b")
+        await asyncio.sleep(1.2)
+        assert sorted(map(len, owners(world).values())) == [3, 3]
+
+
+async def test_an_isolated_member_stays_so_when_it_is_restarted(world: World) -> None:
+    async with member(world, "a"), world.store.session() as operator:
+        async with member(world, "b"):
+            await asyncio.sleep(1.1)
+            await isolate(world.store, operator, "b", by="me", now=5)
+        async with member(world, "b"):
+            await asyncio.sleep(2)
+            assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
+
+
+async def test_nobody_knows_this_member(world: World) -> None:
+    async with member(world, "a"), member(world, "b"), world.store.session() as operator:
+        await settle()
+        with pytest.raises(UsageError, match=r"the group under /group has no member 'c'; it has a, b"):
+            await isolate(world.store, operator, "c", by="me", now=5)
+        with pytest.raises(UsageError, match=r"has no member 'c'; isolated nobody is"):
+            await rejoin(world.store, operator, "c")
+        assert world.below("isolated") == []
+
+
+async def test_a_group_that_is_not_managed_has_nobody_to_isolate(world: World) -> None:
+    async with world.connect(member="a") as a, world.store.session() as operator:
+        with pytest.raises(UsageError, match="is not managed: its members say themselves which partitions they run"):
+            await isolate(world.store, operator, "a", by="me", now=5)
+        with pytest.raises(UsageError, match='this group is not managed; connect with assignment="managed"'):
+            await a.share(lambda _: asyncio.sleep(0))
+        assert (await a.status()).group is None
+
+
+async def test_there_is_no_group(world: World) -> None:
+    async with world.store.session() as operator:
+        with pytest.raises(UsageError, match="there is no group under /group"):
+            await isolate(world.store, operator, "a", by="me", now=5)
+
+
+async def test_who_takes_what_it_likes_cannot_join_a_managed_group(world: World) -> None:
+    async with member(world, "a"):
+        with pytest.raises(aiokcc.GroupMismatchError, match="source is assignment=managed there and  here"):
+            async with world.connect(topics={"orders": 6}):
+                pass
+
+
+async def test_status_tells_who_was_given_what_and_what_is_waited_for(world: World) -> None:
+    async with member(world, "a", takes=20) as a:
+        await settle()
+        status = await a.status()
+        assert status.group is not None
+        assert status.group.waits_for == "orders.0 and 5 more: given to nobody yet, and 1 may be given something"
+        assert [(t.topic, t.state) for t in status.group.topics] == [("orders", "Initial")]
+        await asyncio.sleep(1.1)
+        async with member(world, "b", subscription={"orders": 2}), world.store.session() as operator:
+            await asyncio.sleep(1.1)
+            status = await read_status(world.store, operator)
+            assert status.group is not None
+            (topic,) = status.group.topics
+            assert topic.state == "Closing"
+            assert topic.to_close == {"orders.4": "a", "orders.5": "a"}
+            assert status.group.waits_for == "a has to close orders.4 and 1 more"
+            workers = {worker.name: worker for worker in status.group.workers}
+            assert workers["b"].subscription == "orders (at most 2)"
+            assert workers["a"].assigned == ("orders.0", "orders.1", "orders.2", "orders.3")
+            assert len(workers["a"].running) == 6
+            await isolate(world.store, operator, "b", by="me", now=5)
+            await asyncio.sleep(40)
+            status = await read_status(world.store, operator)
+            assert status.group is not None
+            assert status.group.waits_for is None
+            assert [(w.name, w.isolated, len(w.running)) for w in status.group.workers] == [
+                ("a", False, 6),
+                ("b", True, 0),
+            ]
+
+
+async def test_a_state_that_cannot_be_read_is_an_error_for_who_takes_office(world: World) -> None:
+    async with member(world, "a"):
+        await asyncio.sleep(1.1)
+    async with world.store.session() as operator:
+        node = await operator.get("state/orders")
+        await operator.set("state/orders", b"Sleeping", node.version)
+        with pytest.raises(
+            CorruptNodeError, match=r"/group/state/orders holds 'Sleeping'; expected three lines: Initial"
+        ):
+            async with member(world, "b"):
+                await asyncio.sleep(1)
+        status = await read_status(world.store, operator)
+        assert any("/group/state/orders holds 'Sleeping'" in problem for problem in status.problems)
+
+
+async def test_an_assignment_that_cannot_be_read_changes_nothing_for_who_runs(world: World) -> None:
+    async with member(world, "a", takes=5), member(world, "b", takes=5), world.store.session() as operator:
+        await asyncio.sleep(1.1)
+        before = owners(world)
+        node = await operator.get("assignments/orders")
+        await operator.set("assignments/orders", b"rubbish", node.version)
+        await asyncio.sleep(3)
+        assert owners(world) == before
+
+
+async def test_a_registration_deleted_by_hand_is_made_again(world: World) -> None:
+    async with member(world, "a"), member(world, "b") as b, world.store.session() as operator:
+        await asyncio.sleep(1.1)
+        before = owners(world)
+        incarnation = b._member.incarnation
+        assert incarnation is not None
+        await operator.delete(f"ids/{incarnation.name}", -1)
+        await asyncio.sleep(3)
+        assert f"{incarnation.name}" in world.below("ids")
+        assert sorted(n for numbers in owners(world).values() for n in numbers) == [0, 1, 2, 3, 4, 5]
+        assert before.keys() == owners(world).keys()
