@@ -52,6 +52,9 @@ class Finder:
 
     async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
         """The first record at or past a time, of each partition; None where there is none."""
+        return await self._ask(times)
+
+    async def _ask(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
         if not times:
             return {}
         asked = {TopicPartition(*p): min(ts, MAX_TIMESTAMP) for p, ts in times.items()}
@@ -78,7 +81,7 @@ class Finder:
                     rounds[n][partition] = ts
             if not rounds:
                 return {p: column.found for p, column in result.items()}
-            for times, answer in zip(rounds, await asyncio.gather(*map(self.at, rounds)), strict=True):
+            for times, answer in zip(rounds, await asyncio.gather(*map(self._ask, rounds)), strict=True):
                 for partition, ts in times.items():
                     result[partition].learn(ts, answer[partition])
 

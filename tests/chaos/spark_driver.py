@@ -1,0 +1,103 @@
+"""One driver of a pipeline: ``python -m tests.chaos.spark_driver SPEC`` (JSON). It says on its output what it has done.
+
+``stop`` names a step and a batch after which it stops itself, by the signal given: killed, it is gone at once; stopped, it
+sleeps until it is told to go on. The step ``publishing`` is the moment at which the sink is told to publish, when every check
+of the store has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiokcc
+from aiokcc.spark import Batch, ParquetSink
+from aiokcc.spark.pipeline import Step
+from tests.pipelines import totals
+from tests.spark_gateway import attached
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a driver is told."""
+
+    store: str
+    bootstrap: str
+    topics: list[str]
+    out: str
+    stop: list[Any] = field(default_factory=list)
+    """The step, the number of the batch, and the signal; empty: go on to the end."""
+    max_periods: int = 2
+
+
+def say(*words: object) -> None:
+    sys.stdout.write(" ".join(map(str, words)) + "\n")
+    sys.stdout.flush()
+
+
+class Stopper:
+    """Stops this process at one point."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._at = tuple(spec.stop[:2])
+        self._signal = signal.Signals(spec.stop[2]) if spec.stop else signal.SIGKILL
+
+    def after(self, step: Step, batch: Batch) -> None:
+        self.reach(step.value, batch)
+
+    def reach(self, step: str, batch: Batch) -> None:
+        say(step, batch.number)
+        if (step, batch.number) == self._at:
+            os.kill(os.getpid(), self._signal)
+
+
+class StoppingSink(ParquetSink):
+    """Can be stopped right before it publishes."""
+
+    stopper: Stopper
+
+    def publish(self, batch: Batch, staged: Any) -> None:
+        self.stopper.reach("publishing", batch)
+        super().publish(batch, staged)
+
+
+async def drive(spec: Spec) -> None:
+    spark = await asyncio.to_thread(attached)
+    sink = StoppingSink(spec.out)
+    sink.stopper = Stopper(spec)
+    async with aiokcc.spark.replay(
+        spark,
+        *spec.topics,
+        bootstrap_servers=spec.bootstrap,
+        store=spec.store,
+        name="killed",
+        end="now",
+        period="1m",
+        max_periods=spec.max_periods,
+        session_timeout=1.0,
+        connect_timeout=60,
+        claim_timeout=60,
+        progress=False,
+    ) as replay:
+        replay.after_step = sink.stopper.after
+        await replay.for_each_period(totals, sink)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    try:
+        asyncio.run(drive(Spec(**json.loads(sys.argv[1]))))
+    except aiokcc.AiokccError as error:
+        say(type(error).__name__)
+        raise
+    say("done")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Drivers of a pipeline that die or fall asleep, at each step by its name: no period is missing, and none is there twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import sys
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import aiokcc
+from aiokcc import local
+from aiokcc.spark.pipeline import Step
+from tests import pipelines
+from tests.chaos.spark_driver import Spec
+from tests.pipelines import some_records, totals_in_python, totals_of
+from tests.replays import MINUTE
+from tests.spark_gateway import environment
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Driver:
+    """One process."""
+
+    def __init__(self, spark: SparkSession, spec: Spec, log: Path) -> None:
+        self.spec = spec
+        self._environment = environment(spark)
+        self._log = log
+        self.said: list[str] = []
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.chaos.spark_driver",
+                json.dumps(asdict(self.spec)),
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=self._environment,
+            )
+
+    async def until(self, *lines: str) -> str:
+        """Read on until it says one of these; what it said."""
+        assert self.process.stdout is not None
+        while raw := await self.process.stdout.readline():
+            self.said.append(raw.decode().strip())
+            if self.said[-1] in lines:
+                return self.said[-1]
+        raise AssertionError(f"it ended without {lines}: {self.said[-5:]}\n{self._log.read_text()[-4000:]}")
+
+    async def end(self) -> int:
+        assert self.process.stdout is not None
+        self.said += (await self.process.stdout.read()).decode().splitlines()
+        return await self.process.wait()
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+
+def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
+    """What is published equals what plain Python computes, and its periods tile the logs."""
+    assert totals_of(aiokcc.spark.read(spark, out).collect()) == totals_in_python(logs)
+    at = {(log.name, number): 0 for log in logs for number in range(len(log.partitions))}
+    before = 0
+    for period in aiokcc.spark.manifest(out):
+        assert period.start >= before
+        before = period.end
+        for partition, (start, end) in period.ranges.items():
+            assert at[partition] == start, f"{partition}: {at[partition]} is followed by {start}"
+            at[partition] = end
+    assert at == {(log.name, n): len(records) for log in logs for n, records in enumerate(log.partitions)}
+
+
+async def test_a_driver_killed_after_each_step(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    chance = random.Random(8)
+    records = [some_records(chance, 60, minutes=14, disorder=MINUTE // 2) for _ in range(2)]
+    log = await pipelines.write(kafka, "kills", records)
+    out = tmp_path / "out"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out))
+    steps = ["publishing", *(step.value for step in Step)]
+    async with AsyncExitStack() as stack:
+        for number, step in enumerate(steps):
+            driver = Driver(spark, replace(spec, stop=[step, number, int(signal.SIGKILL)]), tmp_path / "drivers.log")
+            await driver.start()
+            stack.push_async_callback(driver.kill)
+            assert await driver.end() == -signal.SIGKILL, (tmp_path / "drivers.log").read_text()[-4000:]
+            assert driver.said[-1] == f"{step} {number}"
+        last = Driver(spark, spec, tmp_path / "drivers.log")
+        await last.start()
+        stack.push_async_callback(last.kill)
+        assert await last.end() == 0, (tmp_path / "drivers.log").read_text()[-4000:]
+        assert last.said[-1] == "done"
+    check(spark, out, [log])
+
+
+@pytest.mark.parametrize("step", ["staged", "publishing"])
+async def test_a_driver_that_fell_asleep_cannot_publish_after_its_successor_began(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, step: str
+) -> None:
+    chance = random.Random(9)
+    log = await pipelines.write(kafka, "sleep", [some_records(chance, 40, minutes=6) for _ in range(2)])
+    out = tmp_path / "out"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out))
+    async with AsyncExitStack() as stack:
+        sleeper = Driver(spark, replace(spec, stop=[step, 1, int(signal.SIGSTOP)]), tmp_path / "sleeper.log")
+        await sleeper.start()
+        stack.push_async_callback(sleeper.kill)
+        await sleeper.until(f"{step} 1")
+        successor = Driver(spark, spec, tmp_path / "successor.log")
+        await successor.start()
+        stack.push_async_callback(successor.kill)
+        # In the middle of it: the successor has begun, and what both of them would publish is not published.
+        await successor.until("staged 1")
+        sleeper.process.send_signal(signal.SIGCONT)
+        assert await sleeper.end() != 0
+        assert sleeper.said[-1] == "FencedError", (tmp_path / "sleeper.log").read_text()[-4000:]
+        assert "published 1" not in sleeper.said
+        assert await successor.end() == 0, (tmp_path / "successor.log").read_text()[-4000:]
+    check(spark, out, [log])
