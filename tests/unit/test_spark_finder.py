@@ -1,0 +1,57 @@
+"""Where boundaries lie in logs, by an index of times like Kafka's: the same as looking at each record. Without Kafka."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from aiokcc.core.partitions import Partition
+from aiokcc.spark.finder import Finder, Found
+
+
+class Index(Finder):
+    """An index over lists of timestamps, which counts the questions."""
+
+    def __init__(self, logs: Mapping[Partition, list[int]]) -> None:
+        self._logs = logs
+        self.questions = 0
+
+    async def _ask(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
+        self.questions += 1
+        return {p: self.first(p, ts) for p, ts in times.items()}
+
+    def first(self, partition: Partition, ts: int) -> Found | None:
+        return next((Found(n, t) for n, t in enumerate(self._logs[partition]) if t >= ts), None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_all_boundaries_at_once_are_what_each_alone_would_be(seed: int) -> None:
+    chance = random.Random(seed)
+    logs = {
+        Partition("t", n): [chance.randrange(0, chance.choice([50, 500, 5000])) for _ in range(chance.randrange(60))]
+        for n in range(4)
+    }
+    index = Index(logs)
+    published = chance.randrange(0, 100)
+    known: dict[Partition, Any] = {p: index.first(p, published) for p in logs}
+    boundaries = list(range(published + 10, published + 10 + 10 * chance.randrange(1, 80), 10))
+    found = await index.across(known, boundaries)
+    assert found == {p: [index.first(p, b) for b in boundaries] for p in logs}
+
+
+async def test_a_gap_costs_one_question() -> None:
+    partition = Partition("t", 0)
+    index = Index({partition: [0, 5, 90_000, 90_001]})
+    await index.across({partition: Found(0, 0)}, list(range(10, 100_000, 10)))
+    assert index.questions <= 4
+
+
+async def test_periods_full_of_records_are_asked_about_together() -> None:
+    partition = Partition("t", 0)
+    index = Index({partition: list(range(0, 1000, 5))})
+    await index.across({partition: Found(0, 0)}, list(range(10, 1000, 10)))
+    assert index.questions == 99
+    assert await index.across({partition: None}, []) == {partition: []}

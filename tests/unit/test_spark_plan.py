@@ -1,0 +1,156 @@
+"""What a batch holds: boundaries, places, and the intent as the store keeps it. Without Spark."""
+
+from __future__ import annotations
+
+import pytest
+
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import CorruptNodeError
+from aiokcc.spark.pace import Pace
+from aiokcc.spark.participant import _steps
+from aiokcc.spark.plan import Intent, Place, Stretch, next_boundaries, starts_of
+
+A, B = Partition("a", 0), Partition("b", 1)
+
+
+def place(offset: int) -> Place:
+    return Place(offset, offset)
+
+
+def intent(**changes: object) -> Intent:
+    fields: dict[str, object] = {
+        "number": 3,
+        "walked": ((0, 10),),
+        "periods": ((10, 20), (20, 30), (30, 40)),
+        "places": {
+            A: tuple(map(place, (4, 4, 6, 6, 9))),
+            B: (Place(1, 3), Place(1, 3), Place(2, 5), Place(5, 5), Place(5, 5)),
+        },
+    }
+    return Intent(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+# -- boundaries --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("published", "least", "limit", "end", "count", "expected"),
+    [
+        (0, 5, 40, None, 10, [10, 20, 30, 40]),
+        (0, 5, 40, None, 2, [10, 20]),
+        (20, 5, 40, None, 10, [30, 40]),  # a late record belongs to the next period
+        (0, 25, 40, None, 10, [30, 40]),  # nothing before it: its period is the first
+        (0, 10, 40, None, 10, [20, 30, 40]),  # half open
+        (0, 40, 40, None, 10, []),  # not open
+        (40, 5, 40, None, 10, []),  # published
+        (0, 5, 35, 35, 10, [10, 20, 30, 35]),  # the run ends within a period
+        (0, 5, 35, None, 10, [10, 20, 30]),  # an operator's smaller step is not ours
+        (10, 12, 15, None, 10, [15]),  # unless the group waits for us there
+        (0, 5, 40, 35, 1, [10]),
+    ],
+)
+def test_boundaries_are_multiples_of_the_period_up_to_the_limit(
+    published: int, least: int, limit: int, end: int | None, count: int, expected: list[int]
+) -> None:
+    assert next_boundaries(published, least, 10, limit, end, count) == expected
+
+
+def test_a_jump_does_not_show_in_where_a_period_starts() -> None:
+    assert starts_of([20, 30], 10, 10) == [10, 20]
+    assert starts_of([990, 1000], 10, 10) == [980, 990]
+    assert starts_of([20], 15, 10) == [15]
+    assert starts_of([35], 30, 10) == [30]
+
+
+# -- the intent --------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_has_exactly_the_recorded_ranges_and_no_empty_ones() -> None:
+    batch = intent().batch("p")
+    assert [dict(period.ranges) for period in batch.periods] == [{A: (4, 6), B: (1, 5)}, {B: (2, 5)}, {A: (6, 9)}]
+    assert [(period.start, period.end) for period in batch.periods] == [(10, 20), (20, 30), (30, 40)]
+    assert (batch.pipeline, batch.number, batch.behind) == ("p", 3, {B: 3})
+
+
+def test_an_intent_survives_the_store() -> None:
+    assert Intent.decode("x", intent().encode()) == intent()
+    assert Intent.decode("x", b"") is None
+
+
+@pytest.mark.parametrize("data", [b"{}", b"no", b"[]", b'{"number":1,"walked":[],"periods":[],"places":{}}'])
+def test_what_is_no_intent_is_refused(data: bytes) -> None:
+    with pytest.raises(CorruptNodeError, match="a batch as JSON"):
+        Intent.decode("x", data)
+
+
+def test_an_intent_whose_places_do_not_fit_is_refused() -> None:
+    data = intent().encode().replace(b"[[10,20],", b"[")
+    with pytest.raises(CorruptNodeError):
+        Intent.decode("x", data)
+
+
+def test_empty_periods_take_little_room() -> None:
+    periods = tuple((n, n + 1) for n in range(1000))
+    partitions = {Partition("t", n): tuple([place(10**12)] * 1001) for n in range(100)}
+    assert len(Intent(0, (), periods, partitions).encode()) < 250_000
+
+
+def test_counts_and_trimming() -> None:
+    assert intent().counts() == [4, 0, 3]
+    assert intent().records == 7
+    assert intent().trimmed() == intent()
+    assert intent().shortened(2).trimmed().periods == ((10, 20), (20, 30))  # its lower offset has moved
+    empty = intent(places={A: tuple(map(place, (4, 4, 6, 6, 6)))})
+    assert empty.trimmed().periods == ((10, 20),)
+    assert empty.trimmed().positions() == {A: place(6)}
+
+
+# -- what the gate is told ---------------------------------------------------------------------------------------------
+
+
+def test_crossings_are_told_once_where_nothing_lies_between() -> None:
+    stretches = [
+        Stretch(0, 10, {A: place(4)}),
+        Stretch(10, 20, {A: place(4)}),
+        Stretch(50, 60, {A: place(7)}),
+        Stretch(60, 70, {A: place(7)}),
+    ]
+    # Before 50 there is nothing after offset 4, and before 70 nothing after 7.
+    assert _steps(A, stretches) == [(50, place(4)), (70, place(7))]
+    assert _steps(B, stretches) == []
+
+
+# -- how many ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pace_scales_with_the_time_that_jobs_take() -> None:
+    pace = Pace(1000, 10.0, 10**9)
+    assert pace.periods == 1000
+    pace.learn(1000, 20.0)
+    assert pace.periods == 500
+    pace.learn(500, 100.0)
+    assert pace.periods == 125  # a quarter at most at a time
+    pace.learn(125, 5.0)
+    assert pace.periods == 250
+    pace.learn(1, 0.1)  # there was only one to be had
+    assert pace.periods == 250
+    pace.learn(250, 0.01)
+    assert pace.periods == 1000
+    pace.learn(1, 60.0)
+    assert pace.periods == 1
+
+
+def test_a_job_is_bounded_by_periods_with_records_and_by_bytes() -> None:
+    pace = Pace(2, 10.0, 10_000, record_bytes=100.0)
+    assert pace.fitting([5, 0, 0, 5, 0, 5]) == 5
+    assert pace.fitting([60, 30, 20]) == 2
+    assert pace.fitting([500, 1]) == 1  # one period is the least
+    assert pace.fitting([0, 0]) == 2
+
+
+def test_the_size_of_records_is_learnt() -> None:
+    pace = Pace(2, 10.0, 10_000)
+    pace.learn_size(100.0)
+    assert pace.max_records == 100
+    pace.learn_size(200.0)
+    assert pace.record_bytes == pytest.approx(130.0)

@@ -1,0 +1,171 @@
+"""What a pipeline keeps in the store: who may write, and what a successor finds. On the memory store."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import CorruptNodeError, FencedError, MissingNodeError, PipelineMismatchError, SessionLostError
+from aiokcc.spark.plan import Intent, Place
+from aiokcc.spark.records import Records
+from aiokcc.stores import Session, Store, open_store
+
+DEFINITION = {"topics": ["orders"], "period": 60_000, "sink": "here"}
+
+
+@pytest.fixture
+def store() -> Store:
+    return open_store(f"memory://{uuid.uuid4().hex}")
+
+
+@pytest.fixture
+async def sessions() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+async def records(store: Store, sessions: AsyncExitStack, name: str = "p") -> Records:
+    """The records of another driver, in a session of its own."""
+    session: Session = await sessions.enter_async_context(store.session(timeout=10))
+
+    async def present() -> Session:
+        return session
+
+    return Records(store, name, present)
+
+
+def batch(number: int) -> Intent:
+    return Intent(
+        number, (), ((0, 10),), {Partition("orders", 0): (Place(number, number), Place(number + 1, number + 1))}
+    )
+
+
+async def test_a_successor_finds_what_was_decided_and_what_is_published(store: Store, sessions: AsyncExitStack) -> None:
+    first = await records(store, sessions)
+    await first.begin(DEFINITION, "one")
+    assert (first.attempt, first.intent, first.published, first.pending) == (1, None, -1, None)
+    await first.intend(batch(0))
+    await first.checkpoint(0)
+    await first.intend(batch(1))
+    second = await records(store, sessions)
+    await second.begin(DEFINITION, "two")
+    assert (second.attempt, second.intent, second.published) == (2, batch(1), 0)
+    assert second.pending == batch(1)
+    await second.checkpoint(1)
+    assert second.pending is None
+
+
+async def test_who_was_succeeded_writes_nothing_more(store: Store, sessions: AsyncExitStack) -> None:
+    first = await records(store, sessions)
+    await first.begin(DEFINITION, "one")
+    await first.intend(batch(0))
+    second = await records(store, sessions)
+    await second.begin(DEFINITION, "two")
+    for write in (first.confirm, lambda: first.checkpoint(0), lambda: first.intend(batch(7))):
+        with pytest.raises(FencedError, match="'p' was taken over by two; this driver, attempt 1"):
+            await write()
+    await second.confirm()
+    third = await records(store, sessions)
+    await third.begin(DEFINITION, "three")
+    assert (third.intent, third.published) == (batch(0), -1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"period": 1}, "period was 60000 and is 1"),
+        ({"topics": ["a"]}, r'topics was \["orders"\] and is \["a"\]'),
+        ({"sink": "there"}, 'sink was "here" and is "there"'),
+        ({"more": 1}, "more was not given and is 1"),
+    ],
+)
+async def test_another_definition_is_refused(
+    store: Store, sessions: AsyncExitStack, change: dict[str, Any], words: str
+) -> None:
+    first = await records(store, sessions)
+    await first.begin(DEFINITION, "one")
+    with pytest.raises(PipelineMismatchError, match=f"{words}.*from_scratch=True"):
+        await (await records(store, sessions)).begin({**DEFINITION, **change}, "two")
+    await first.confirm()  # a driver that is refused fences nobody out
+
+
+async def test_from_scratch_takes_another_definition_and_forgets(store: Store, sessions: AsyncExitStack) -> None:
+    first = await records(store, sessions)
+    await first.begin(DEFINITION, "one")
+    await first.intend(batch(0))
+    await first.checkpoint(0)
+    second = await records(store, sessions)
+    await second.begin({**DEFINITION, "period": 1}, "two", from_scratch=True)
+    assert (second.attempt, second.intent, second.published) == (2, None, -1)
+    await second.intend(batch(0))
+    await second.checkpoint(0)
+    with pytest.raises(FencedError):
+        await first.confirm()
+
+
+async def test_names_do_not_disturb_each_other(store: Store, sessions: AsyncExitStack) -> None:
+    one, other = await records(store, sessions, "one"), await records(store, sessions, "other")
+    await one.begin(DEFINITION, "x")
+    await other.begin({"another": True}, "x")
+    await one.intend(batch(0))
+    await other.confirm()
+    assert other.intent is None
+
+
+async def test_complete_only_if_all_that_was_decided_is_published(store: Store, sessions: AsyncExitStack) -> None:
+    driver, asker = await records(store, sessions), await records(store, sessions)
+    assert not await asker.is_complete(DEFINITION)
+    await driver.begin(DEFINITION, "one")
+    assert not await asker.is_complete(DEFINITION)
+    await driver.intend(batch(0))
+    assert not await asker.is_complete(DEFINITION)
+    await driver.checkpoint(0)
+    assert await asker.is_complete(DEFINITION)
+    with pytest.raises(PipelineMismatchError):
+        await asker.is_complete({})
+    await driver.confirm()  # asking fences nobody out
+
+
+async def test_nodes_that_were_tampered_with_are_told(store: Store, sessions: AsyncExitStack) -> None:
+    first = await records(store, sessions)
+    await first.begin(DEFINITION, "one")
+    session: Session = await sessions.enter_async_context(store.session(timeout=10))
+    await session.set("pipelines/p/intent", b"nonsense", 0)
+    with pytest.raises(CorruptNodeError):
+        await first.intend(batch(0))
+    with pytest.raises(CorruptNodeError, match="a batch as JSON"):
+        await (await records(store, sessions)).begin(DEFINITION, "two")
+    await session.delete("pipelines/p/intent", 1)
+    with pytest.raises(MissingNodeError):
+        await (await records(store, sessions)).begin(DEFINITION, "two")
+
+
+async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, sessions: AsyncExitStack) -> None:
+    """The session is lost right after the write was applied: the next one shows that it was."""
+    first: Session = await sessions.enter_async_context(store.session(timeout=10))
+    second: Session = await sessions.enter_async_context(store.session(timeout=10))
+    present = first
+
+    async def session() -> Session:
+        return present
+
+    driver = Records(store, "p", session)
+    await driver.begin(DEFINITION, "one")
+    commit = first.commit
+
+    async def applied_but_not_answered(*ops: Any) -> Any:
+        nonlocal present
+        await commit(*ops)
+        present = second
+        raise SessionLostError("lost")
+
+    first.commit = applied_but_not_answered  # type: ignore[method-assign]
+    await driver.intend(batch(0))
+    await driver.checkpoint(0)
+    assert (await second.get("pipelines/p/intent")).version == 1
+    assert (await second.get("pipelines/p/published")).data == b"0"
