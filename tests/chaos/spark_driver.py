@@ -34,6 +34,8 @@ class Spec:
     stop: list[Any] = field(default_factory=list)
     """The step, the number of the batch, and the signal; empty: go on to the end."""
     max_periods: int = 2
+    endless: bool = False
+    """Whether to compute something that never ends, by the blocking call, until somebody presses Ctrl-C."""
 
 
 def say(*words: object) -> None:
@@ -89,10 +91,37 @@ async def drive(spec: Spec) -> None:
         await replay.for_each_period(totals, sink)
 
 
+def drive_for_ever(spec: Spec) -> None:
+    spark = attached()
+
+    def endless(frame: Any, periods: Any) -> Any:
+        rows = spark.range(10**13, numPartitions=1).selectExpr("sum(hash(id)) as x")
+        say("computing", periods.number)
+        return frame.select("period").crossJoin(rows)
+
+    with aiokcc.spark.replay(
+        spark,
+        *spec.topics,
+        bootstrap_servers=spec.bootstrap,
+        store=spec.store,
+        name="interrupted",
+        end="now",
+        period="1m",
+        check=False,
+    ) as replay:
+        replay.for_each_period(endless, sink=ParquetSink(spec.out))
+
+
 def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    spec = Spec(**json.loads(sys.argv[1]))
     try:
-        asyncio.run(drive(Spec(**json.loads(sys.argv[1]))))
+        if spec.endless:
+            drive_for_ever(spec)
+        asyncio.run(drive(spec))
+    except KeyboardInterrupt:
+        say("interrupted")
+        raise
     except aiokcc.AiokccError as error:
         say(type(error).__name__)
         raise

@@ -132,3 +132,21 @@ async def test_a_driver_that_fell_asleep_cannot_publish_after_its_successor_bega
         assert "published 1" not in sleeper.said
         assert await successor.end() == 0, (tmp_path / "successor.log").read_text()[-4000:]
     check(spark, out, [log])
+
+
+async def test_ctrl_c_stops_the_running_job_and_publishes_nothing(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    log = await pipelines.write(kafka, "interrupted", [some_records(random.Random(11), 20, minutes=2)])
+    out = tmp_path / "out"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), endless=True)
+    driver = Driver(spark, spec, tmp_path / "driver.log")
+    async with AsyncExitStack() as stack:
+        await driver.start()
+        stack.push_async_callback(driver.kill)
+        await driver.until("computing 0")
+        driver.process.send_signal(signal.SIGINT)
+        assert await driver.end() == -signal.SIGINT, (tmp_path / "driver.log").read_text()[-4000:]
+    assert driver.said[-1] == "interrupted"
+    assert aiokcc.spark.files(out) == []
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []

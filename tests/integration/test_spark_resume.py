@@ -1,0 +1,224 @@
+"""Pipelines that are started again, that fail, that are stopped: what they have published stands, and nothing is skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from aiokafka.admin import RecordsToDelete
+from aiokafka.structs import TopicPartition
+
+import aiokcc
+from aiokcc import local
+from aiokcc.core.limit import Limit
+from aiokcc.spark import Batch, Periods, Summary
+from aiokcc.spark.pipeline import Step
+from tests import kafka_topics
+from tests.kafka_topics import Row
+from tests.pipelines import MemorySink, millis
+from tests.replays import at, topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def replaying(spark: SparkSession, kafka: local.Kafka, *topics: str, store: str, **settings: Any) -> Any:
+    chosen = {
+        "bootstrap_servers": kafka.bootstrap,
+        "period": "1m",
+        "end": "now",
+        "name": "p",
+        "progress": False,
+        "max_periods": 1,
+        "session_timeout": 4.0,
+    }
+    return aiokcc.spark.replay(spark, *topics, store=store, **{**chosen, **settings})
+
+
+def count(frame: DataFrame, periods: Periods) -> DataFrame:
+    return frame.groupBy("period").count()
+
+
+def counts(sink: MemorySink) -> dict[int, int]:
+    return {millis(row["period"]): row["count"] for row in sink.rows}
+
+
+class Stop(Exception):  # noqa: N818 - no error
+    """A test's own."""
+
+
+def stop_after(number: int, which: Step = Step.CHECKPOINTED) -> Callable[[Step, Batch], None]:
+    def after(step: Step, batch: Batch) -> None:
+        if step is which and batch.number == number:
+            raise Stop
+
+    return after
+
+
+async def limit_of(url: str) -> Limit:
+    async with aiokcc.open_store(url).session(timeout=10) as session:
+        return Limit.decode("coordinator", (await session.get("coordinator")).data)
+
+
+async def test_a_name_goes_on_after_what_it_has_published(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(n) for n in range(4)])
+    sink = MemorySink()
+    with pytest.raises(Stop):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            replay.after_step = stop_after(1)
+            await replay.for_each_period(count, sink)
+    with pytest.raises(aiokcc.PipelineMismatchError, match="sink was"):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(count)
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        summary = await replay.for_each_period(count, sink)
+    assert (summary.jobs, [attempt for _, attempt in sink.began]) == (2, [1, 2])
+    assert counts(sink) == {at(n): 1 for n in range(4)}
+    # It is complete, and started again it says so; another one is told that the run is over.
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        again: Summary = await replay.for_each_period(count, sink)
+    assert (again.jobs, again.periods, again.event_time) == (0, 0, at(4))
+    with pytest.raises(aiokcc.RunEnded):
+        async with replaying(spark, kafka, name, store=zk_root, name="other") as replay:
+            await replay.for_each_period(count, MemorySink())
+    # From scratch all of it is computed again.
+    async with replaying(spark, kafka, name, store=zk_root, from_scratch=True) as replay:
+        summary = await replay.for_each_period(count, sink)
+    assert summary.jobs == 4
+    assert counts(sink) == {at(n): 1 for n in range(4)}
+
+
+async def test_a_failing_job_is_tried_again_and_then_named(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(n) for n in range(3)])
+    sink = MemorySink()
+    calls: list[int] = []
+
+    def fails(frame: DataFrame, periods: Periods) -> DataFrame:
+        if periods.start == at(1):
+            calls.append(periods.number)
+            return frame.selectExpr("period", "raise_error('no good') as x")
+        return frame.groupBy("period").count()
+
+    with pytest.raises(aiokcc.SparkJobError, match="failed 3 times.*no good.*limit has not passed") as caught:
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(fails, sink)
+    assert (caught.value.pipeline, caught.value.start, caught.value.end) == ("p", at(1), at(2))
+    assert calls == [1, 1, 1]
+    assert counts(sink) == {at(0): 1}
+    assert (await limit_of(zk_root)).floor <= at(2)
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(n): 1 for n in range(3)}
+
+
+async def test_records_that_were_deleted_are_told_and_not_skipped(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(n) for n in range(4)])
+    sink = MemorySink()
+    with pytest.raises(Stop):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            replay.after_step = stop_after(0, Step.INTENDED)
+            await replay.for_each_period(count, sink)
+    async with kafka_topics.admin(kafka.bootstrap) as client:
+        await client.delete_records({TopicPartition(name, 0): RecordsToDelete(3)})
+    with pytest.raises(aiokcc.KafkaError, match=f"{name}.0 begins at 3 now: the records from 0 on.*'p', were deleted"):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(count, sink)
+    assert not sink.batches
+
+
+async def test_cancelling_stops_the_running_job(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    name = await topic(kafka, [at(0), at(1)])
+    sink = MemorySink()
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def endless(frame: DataFrame, periods: Periods) -> DataFrame:
+        if periods.start == at(1):
+            rows = frame.sparkSession.range(10**13, numPartitions=1).agg(F.sum(F.hash("id")).alias("x"))
+            loop.call_soon_threadsafe(started.set)
+            return frame.select("period").crossJoin(rows)
+        return frame.groupBy("period").count()
+
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        task = asyncio.create_task(replay.for_each_period(endless, sink))
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert list(sink.batches) == [0]
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(0): 1, at(1): 1}
+
+
+async def test_two_drivers_of_one_pipeline_do_not_run_at_once(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(0), at(1)])
+    sink = MemorySink()
+    go_on = threading.Event()
+    started = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def waits(frame: DataFrame, periods: Periods) -> DataFrame:
+        loop.call_soon_threadsafe(started.set)
+        go_on.wait()
+        return frame.groupBy("period").count()
+
+    async with replaying(spark, kafka, name, store=zk_root) as first, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(first.for_each_period(waits, sink))
+        await started.wait()
+        with pytest.raises(aiokcc.PartitionOwnedError, match=f"{name}.0 is held by"):
+            async with replaying(spark, kafka, name, store=zk_root, claim_timeout=0.2) as second:
+                await second.for_each_period(count, MemorySink())
+        go_on.set()
+        await running
+    assert counts(sink) == {at(0): 1, at(1): 1}
+
+
+async def test_a_time_too_far_ahead_is_named(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+    name = await kafka_topics.create_fresh(kafka.bootstrap, message_timestamp_after_max_ms=2**62)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0)), Row(0, 2**41), Row(0, at(1))])
+    sink = MemorySink()
+    with pytest.raises(aiokcc.PoisonTimestampError, match=f"{name}.0 at offset 1.*ahead of the clock"):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(count, sink)
+
+
+async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(private_kafka, [at(0), at(1)])
+    sink = MemorySink()
+    with pytest.raises((aiokcc.KafkaError, aiokcc.SparkJobError)):
+        async with replaying(
+            spark,
+            private_kafka,
+            name,
+            store=zk_root,
+            connect_timeout=3,
+            retries=0,
+            request_timeout_ms=2000,
+            kafka_options={"kafka.request.timeout.ms": 2000, "kafka.default.api.timeout.ms": 3000},
+        ) as replay:
+            tasks: set[asyncio.Task[None]] = set()
+
+            def after(step: Step, batch: Batch) -> None:
+                if step is Step.REPORTED:
+                    tasks.add(asyncio.create_task(private_kafka.kill()))
+
+            replay.after_step = after
+            await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(0): 1}
