@@ -184,11 +184,14 @@ class Group:
         if not changed:
             self.since = None
         running = self._known is not None
+        set_apart = any(member in self.isolated for member in held.values())
         urgent = running and (
-            any(member in self.isolated for member in held.values())
+            set_apart
             or any(wants.covers(p) for p in free for wants in eligible.values())
             or any(p not in self.partitions for p in self._assigned())
         )
+        if set_apart and not eligible:
+            urgent = True  # there is nobody to wait for
         if changed and not urgent:
             waiting = self._window(eligible, now)
             if waiting is not None:
