@@ -665,4 +665,4 @@ def test_a_function_is_called_with_each_batch(spark):
     assert not sink.is_published(batch(0, 0, 1))
     assert not sink.exactly_once
     with pytest.raises(UsageError, match="expected a sink such as"):
-        FunctionSink("out/revenue")
+        FunctionSink("out/revenue")  # type: ignore[arg-type]

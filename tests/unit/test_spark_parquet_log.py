@@ -360,7 +360,7 @@ def test_a_successor_that_is_slow_to_begin(worlds):
     count = next(worlds)
     count.driver().begin()
     total = count_operations(count, Driver.begin)
-    results = set()
+    results: set[bool] = set()
     for at in range(total):
         world = next(worlds)
         former = world.driver()
