@@ -7,22 +7,27 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import itertools
 import logging
 import secrets
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from contextlib import ExitStack, asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError
+from anyio.from_thread import start_blocking_portal
 
 import aiokcc
 from aiokcc import local
 
 logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what matters is raised
+
+
+T = TypeVar("T")
 
 
 class Services(NamedTuple):
@@ -61,6 +66,30 @@ async def services(given: list[str]) -> AsyncIterator[Services]:
     print("Starting ZooKeeper and Kafka …", flush=True)
     async with local.up(progress=show_progress) as stack:
         yield Services(stack.kafka.bootstrap, stack.zookeeper.url("example"))
+
+
+def start_services(given: list[str]) -> Services:
+    """The same for scripts and notebooks, which have no block around everything: they end with the process."""
+    kept = ExitStack()
+    portal = kept.enter_context(start_blocking_portal())
+    running = kept.enter_context(portal.wrap_async_context_manager(services(given)))
+    atexit.register(kept.close)
+    return running
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Its result, also in a notebook, where an event loop runs already."""
+    with start_blocking_portal() as portal:
+
+        async def run_it() -> T:
+            return await coroutine
+
+        return portal.call(run_it)
+
+
+def jobs(number: int) -> str:
+    """``1 Spark job``, ``3 Spark jobs``."""
+    return f"{number} Spark job{'' if number == 1 else 's'}"
 
 
 def show_progress(line: str) -> None:

@@ -1,4 +1,4 @@
-"""``python -m examples.demo``: about half a minute, on a real Kafka and a real ZooKeeper that it starts and ends itself."""
+"""``python -m examples.demo``: under a minute, on a real Kafka, ZooKeeper and Spark that it starts and ends itself."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from aiokcc import local
 from examples.demo.data import END, MINUTE, ORDERS, PARTITIONS, PERIOD, START, TOPICS, WORKERS, make_log
 from examples.demo.join import KEEP, Outcome
 from examples.demo.picture import draw, sketch
+from examples.demo.spark import compute, table
 from examples.stack import Event, create, show_progress, write
 
 _REDRAW: Final = 0.1
@@ -27,7 +28,7 @@ _INTRODUCTION: Final = f"""\
 Two hours of {ORDERS:,} orders and their payments are written to two Kafka topics with six partitions, unevenly: the fullest
 holds six times as many records as the emptiest. Three processes replay them, each partition as fast as its handler goes (about
 a millisecond a record), and two joins look for the payment of each order. First with plain aiokafka, then with aiokcc.replay
-in periods of {PERIOD // MINUTE} minutes.
+in periods of {PERIOD // MINUTE} minutes. At the end Spark joins the same history.
 """
 
 
@@ -206,11 +207,14 @@ async def demo(picture: Path) -> None:
         await workers.ready()
         without = [await play(workers, servers, "", f"Without the gate, round {n}") for n in (1, 2)]
         gated = [await play(workers, servers, zookeeper.url(f"demo-{n}"), f"With the gate, round {n}") for n in (1, 2)]
-    print(f"{report(without, gated)}\n")
-    last = (without[-1], gated[-1])
-    print(f"{sketch(last)}\n")
-    drawn = draw(last, picture)
-    print(f"The picture: {drawn}" if drawn else "(With matplotlib installed, this would be a picture too.)")
+        print(f"{report(without, gated)}\n")
+        last = (without[-1], gated[-1])
+        print(f"{sketch(last)}\n")
+        drawn = draw(last, picture)
+        print(f"The picture: {drawn}" if drawn else "(With matplotlib installed, this would be a picture too.)")
+        print("\nAnd on Spark: the same history, each quarter of an hour a DataFrame.", flush=True)
+        rows, summary = await compute(servers, zookeeper.url("demo-spark"))
+    print(f"\n{table(rows, summary)}")
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import aiokcc.spark
 from aiokcc import local
 
 ROOT = Path(__file__).parents[2]
@@ -129,7 +130,27 @@ async def test_an_example_that_finds_no_kafka(zk_root: str) -> None:
     assert err.decode().startswith("KafkaConnectionError: Unable to bootstrap from")
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
+async def test_a_first_pipeline_on_spark(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.first_pipeline", *servers)
+    assert re.search(r"^48 hours, 11,520 records, in \d+ Spark jobs?$", text, re.MULTILINE)
+    assert "|2026-03-02 00:00:00|" in text
+    assert text.count("|             5760|") == 2
+    assert text.endswith("0 hours, 0 Spark jobs\n")  # run again, it has nothing to do
+
+
+@pytest.mark.timeout(600)
+async def test_orders_and_payments_on_spark(servers: tuple[str, str], tmp_path: Path) -> None:
+    out = tmp_path / "revenue"
+    text = await output_of("-m", "examples.orders_and_payments", *servers, "--master", "local[2]", "--out", str(out))
+    hours = re.findall(r"^02 (\d\d):00( +[\d,.]+){6}$", text, re.MULTILINE)
+    assert [hour for hour, _ in hours] == [f"{n:02}" for n in range(24)]
+    assert text.endswith("All figures are right.\n")
+    assert len(aiokcc.spark.files(out)) == 24
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.timeout(600)
 async def test_the_demo(tmp_path: Path, kafka: local.Kafka) -> None:
     picture = tmp_path / "demo.png"
     text = await output_of("-m", "examples.demo", "--picture", str(picture))
@@ -145,3 +166,4 @@ async def test_the_demo(tmp_path: Path, kafka: local.Kafka) -> None:
     assert "without the gate" in text
     assert str(picture) in text
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert re.search(r"8 periods in \d+ Spark jobs?, equal to the same in plain Python$", text)
