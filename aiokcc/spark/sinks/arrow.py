@@ -1,8 +1,8 @@
 """A frame as Parquet files, one for each period, written by Spark's workers; the driver gets their names only.
 
 Spark's own writer would do, but on a local disk it starts about three processes (``chmod``) for each file, and a catch-up has a
-hundred small files. So the rows go to Python as Arrow, which writes, hashes and syncs them in one pass: a hundred files took half
-the time or less. One file alone took as long, or longer.
+hundred small files. So the rows go to Python as Arrow, which writes, hashes and syncs them in one pass: a hundred files took
+0.2 to 0.6 of the time, on a busy machine. One file alone took as long, or up to twice as long.
 
 **The same rows give the same bytes**, whatever else the job holds and wherever it runs: a file's rows come to one task and are
 sorted by all columns; row groups have a fixed number of rows, however Spark cut the stream; every column is nullable; nothing
