@@ -85,11 +85,18 @@ def warmest(frame: DataFrame, period: aiokcc.spark.Periods) -> DataFrame:
 # published. `end="now"` ends at what the topics hold now; without `end` it follows them for ever.
 
 # %%
-out = Path(tempfile.mkdtemp(prefix="first-pipeline-")) / "warmest"
-settings = {"bootstrap_servers": kafka, "store": store, "name": "warmest", "end": "now", "period": "1h"}
+directory = tempfile.TemporaryDirectory(prefix="first-pipeline-")  # in earnest: a place that stays
+out = Path(directory.name) / "warmest"
 
-with aiokcc.spark.replay(spark, topic, **settings) as replay:
-    summary = replay.for_each_period(warmest, sink=aiokcc.spark.ParquetSink(out))
+
+def run() -> aiokcc.spark.Summary:
+    with aiokcc.spark.replay(
+        spark, topic, bootstrap_servers=kafka, store=store, name="warmest", end="now", period="1h"
+    ) as replay:
+        return replay.for_each_period(warmest, sink=aiokcc.spark.ParquetSink(out))
+
+
+summary = run()
 print(f"{summary.periods} hours, {summary.records:,} records, in {jobs(summary.jobs)}")
 
 # %% [markdown]
@@ -112,8 +119,7 @@ by_day.orderBy("day").show()
 # not is done, from exactly the records that were decided on.
 
 # %%
-with aiokcc.spark.replay(spark, topic, **settings) as replay:
-    summary = replay.for_each_period(warmest, sink=aiokcc.spark.ParquetSink(out))
+summary = run()
 print(f"{summary.periods} hours, {jobs(summary.jobs)}")
 
 # %% [markdown]
@@ -124,3 +130,4 @@ print(f"{summary.periods} hours, {jobs(summary.jobs)}")
 
 # %%
 spark.stop()
+directory.cleanup()

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -76,7 +77,7 @@ async def test_a_job_runs_and_runs_again_after_a_worker_was_killed() -> None:
 
 def children(service: local.Service) -> list[int]:
     """The Java processes that a worker has started."""
-    found = []
+    found: list[int] = []
     for task in Path(f"/proc/{service.pid}/task").iterdir():
         found += map(int, (task / "children").read_text().split())
     return found
@@ -141,7 +142,7 @@ async def test_a_port_taken_meanwhile_is_replaced(zookeeper: local.ZooKeeper, mo
         ({"port": 70_000}, "port must be between"),
     ],
 )
-async def test_nonsense_is_refused(arguments: dict[str, int], message: str) -> None:
+async def test_nonsense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         async with local.spark(**arguments):
             pass

@@ -9,7 +9,7 @@ import random
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -48,8 +48,8 @@ async def test_same_bytes_as_in_local_mode_though_a_worker_was_killed(
     one, other = tmp_path / "local", tmp_path / "cluster"
 
     def run_locally() -> Summary:
-        settings = {"bootstrap_servers": kafka.bootstrap, "store": f"{zk_root}-local", "name": "p", "period": "1m"}
-        with aiokcc.spark.replay(spark, *topics, **settings, end="now", progress=False) as replay:
+        settings: dict[str, Any] = {"store": f"{zk_root}-local", "name": "p", "period": "1m", "end": "now"}
+        with aiokcc.spark.replay(spark, *topics, bootstrap_servers=kafka.bootstrap, **settings) as replay:
             return replay.for_each_period(totals, sink=ParquetSink(one))
 
     await asyncio.to_thread(run_locally)

@@ -10,13 +10,15 @@ import signal
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aiokcc.spark
 from aiokcc import local
 from aiokcc.errors import UsageError
+from aiokcc.local._java import java_home
 from tests import kafka_topics
 from tests.kafka_topics import Row
 
@@ -69,9 +71,23 @@ def test_another_master_is_refused_while_it_runs(spark: SparkSession) -> None:
         ({"driver_memory": "2g"}, "'driver_memory' is no setting of Spark"),
     ],
 )
-def test_nonsense_is_refused(arguments: dict[str, str], message: str) -> None:
+def test_nonsense_is_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         aiokcc.spark.session(**arguments)
+
+
+@pytest.mark.parametrize("modules", ["java.base@17", "java.base@17 jdk.incubator.vector@17"], ids=["small", "whole"])
+def test_a_small_java_is_not_asked_for_what_it_does_not_have(modules: str, tmp_path: Path) -> None:
+    java = tmp_path / "jdk" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f'#!/bin/sh\n[ "$1" = --list-modules ] && echo "{modules}" || printf "<%s>" "$@"\n')
+    java.chmod(0o755)
+    home = java_home(str(java), tmp_path / "cache")
+    command = [str(home / "bin" / "java"), "-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main"]
+    seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    asked = "<--add-modules=jdk.incubator.vector>" if "vector" in modules else ""
+    assert seen == f"<-Da=b c>{asked}<><Main>"
+    assert java_home(str(java), tmp_path / "cache") == home
 
 
 DRIVER = """
