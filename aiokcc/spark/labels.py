@@ -4,7 +4,7 @@ A row's period is the first boundary ``T`` with ``offset < high(T)`` and ``ts < 
 follows from the first, and an offset alone tells; ``floor(ts / period)`` would not, since records may stand out of order.
 
 For each partition there is a *ladder*: the offsets at which another period begins, ascending. The row's rung is the last one
-not above it, found by halving. Each halving is a projection of its own, a few instructions in the code that Spark generates;
+not above it, found by quartering. Each step is a projection of its own, a few instructions in the code that Spark generates;
 written as one expression it would double in size with each. The ladders are constants of the plan, passed to that code as
 objects: so the code is the same for every batch, and Spark compiles it once. A broadcast join does the same with a job more.
 
@@ -131,10 +131,14 @@ def _climb(frame: DataFrame, value: Column, ladders: Mapping[Partition, Sequence
     if longest == 1:
         return found
     found = found.withColumn(_RUNGS, _of_partition(ladders, "array<array<bigint>>"))
-    for bit in reversed(range((longest - 1).bit_length())):
-        ahead = F.col(_AT) + F.lit(1 << bit)
-        # Past the end of the ladder there is nothing, which is not at most anything.
-        found = found.withColumn(_AT, F.when(F.get(_RUNGS, ahead) <= value, ahead).otherwise(F.col(_AT)))
+    for bits in reversed(range(0, (longest - 1).bit_length(), 2)):
+        # Two bits of the index at once: half as many projections, each of which Spark analyses by itself. Past the end of the
+        # ladder there is nothing, which is not at most anything.
+        ahead = [F.col(_AT) + F.lit(steps << bits) for steps in (3, 2, 1)]
+        choice = F.when(F.get(_RUNGS, ahead[0]) <= value, ahead[0])
+        for rung in ahead[1:]:
+            choice = choice.when(F.get(_RUNGS, rung) <= value, rung)
+        found = found.withColumn(_AT, choice.otherwise(F.col(_AT)))
     return found
 
 
@@ -146,7 +150,7 @@ def _of_rung(values: Mapping[Partition, Sequence[int]]) -> Column:
 
 
 def _of_partition(values: Mapping[Partition, Sequence[int]], kind: str) -> Column:
-    """The list of the row's partition. It depends on the row even for one topic: Spark must not copy it into every halving."""
+    """The list of the row's partition. It depends on the row even for one topic: Spark must not copy it into every step."""
     from pyspark.sql import functions as F  # noqa: N812
 
     topics: dict[str, list[Sequence[int] | None]] = {}
