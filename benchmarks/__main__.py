@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiokcc import AiokccError
-from benchmarks import assignment, gate, harness, period_latency, resume, skew, throughput, timers
+from benchmarks import assignment, gate, harness, period_latency, resume, skew, spark, throughput, timers
 
 __all__ = ["main"]
 
@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "throughput": throughput,  # type: ignore[dict-item]
     "skew": skew,  # type: ignore[dict-item]
     "resume": resume,  # type: ignore[dict-item]
+    "spark": spark,  # type: ignore[dict-item]
     "timers": timers,  # type: ignore[dict-item]
     "assignment": assignment,  # type: ignore[dict-item]
 }

@@ -30,8 +30,8 @@ class Broker:
         self.bootstrap = bootstrap
         self._made: list[str] = []
 
-    async def topic(self, stem: str, logs: Sequence[Iterable[int]]) -> str:
-        """A new topic with one partition for each list of timestamps."""
+    async def topic(self, stem: str, logs: Sequence[Iterable[int]], *, batch_bytes: int = _BATCH_BYTES) -> str:
+        """A new topic with one partition for each list of timestamps, written in batches of this size."""
         name = f"bench-{stem}-{secrets.token_hex(4)}"
         async with self._admin() as admin:
             # Whatever the server's own settings are: history is not to vanish while it is read.
@@ -43,7 +43,7 @@ class Broker:
         self._made.append(name)
         # That a topic just made has no leader yet is no news: the producer tries again.
         logging.getLogger("aiokafka.producer.sender").setLevel(logging.ERROR)
-        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_batch_size=_BATCH_BYTES)
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_batch_size=batch_bytes)
         await producer.start()
         try:
             for partition, stamps in enumerate(logs):

@@ -192,6 +192,37 @@ async def test_reading_kafka_is_measured_in_every_way(
         assert await session.children("") == ()
 
 
+@pytest.mark.timeout(300)
+async def test_a_pipeline_on_spark_is_measured_in_every_way(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    table, url = tmp_path / "spark.json", zookeeper.url("benchmarks-on-spark")
+    services = ("--bootstrap", kafka.bootstrap, "--url", url)
+    code, _, errors = await benchmark("spark", "--quick", "--records", "1200", *services, "--json", str(table))
+    assert code == 0, errors
+    found = json.loads(table.read_text())
+    check_form(found, "spark")
+    assert [(result["case"]["what"], result["unit"], set(result["anchors"])) for result in found["results"]] == [
+        ("catch-up", "s", {"plain", "tuned"}),
+        ("mostly empty", "s", {"catch-up"}),
+        ("to Parquet", "s", {"plain", "parquet"}),
+        ("steady state", "ms", {"job"}),
+        ("the gate", "ms", {"write"}),
+        ("driver memory", "MB", {"a tenth"}),
+    ]
+    for goal in (
+        "against one plain read",
+        "without periods",
+        "bare tuned job",
+        "the gate",
+        "most of them empty",
+        "memory",
+    ):
+        assert goal in errors
+    async with open_store(url).session() as session:
+        assert await session.children("") == ()
+
+
 async def test_interrupting_ends_all_processes(zk_root: str) -> None:
     process = await _start("period-latency", "--processes", "3", "--periods", "1000000", "--url", zk_root)
     assert process.stderr is not None

@@ -1,0 +1,396 @@
+"""What a pipeline on Spark costs over the bare jobs: in catch-up, in steady state, over empty time, and in memory.
+
+300,000 records of 100 bytes in twelve partitions, an aggregate per period. Ours is a whole replay, from joining the group to
+its end, on a real ZooKeeper; the anchors are single Spark jobs over the same offsets that compute the same aggregate without
+periods. All share one session with two cores. The ways take turns, so that whatever the machine does hits all of them; the
+first rounds warm up and do not count, for Java takes that long to compile; ratios are medians of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import resource
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import aiokcc.spark
+from aiokcc.core.partitions import Partition
+from aiokcc.spark import source
+from aiokcc.spark.pipeline import Step
+from benchmarks.broker import BASE, Broker, broker, evenly
+from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
+from benchmarks.period_latency import anchored
+from benchmarks.server import Server, server
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SUMMARY: Final = "a pipeline on Spark against the bare jobs: catch-up, steady state, empty time, memory"
+EXAMPLES: Final = ("python -m benchmarks spark", "python -m benchmarks spark --quick --json spark.json")
+PARTITIONS: Final = 12
+PARTS: Final = ("catch-up", "steady", "memory")
+BATCH_BYTES: Final = 16 * 1024
+"""What producers write at a time if they are not told otherwise. To look up a time the broker reads such a batch: with ones of
+512 KB the catch-up's 1,200 questions took it half a second."""
+_MINUTE: Final = 60_000
+
+REMARKS: Final = (
+    "ours: a whole replay, from joining the group to its end; the default settings, so one period is also computed alone and",
+    "    compared before the first job with many is published. The result goes where the anchors' does: to the driver.",
+    "plain: one spark.read.format('kafka') over the same offsets with Spark's own settings, 200 shuffle partitions among them.",
+    "tuned: the same with the settings of our reads and of our session. parquet: tuned, and one Parquet file written.",
+    "job: a bare tuned job over the same offsets as the period. write: one conditional write to ZooKeeper by our client.",
+    "the gate: from telling that a period is published until the next one is planned; the records of it are looked up then.",
+    "driver memory: what Python has resident and Java uses of its heap after a collection, at the end and after a tenth of it.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much is measured."""
+
+    records: int
+    periods: int
+    rounds: int
+    warming: int
+    """Rounds before them."""
+    steady: int
+    """Periods in steady state, in each round."""
+    lasting: int
+    """Periods over which the memory is watched."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Effort:
+        quick: bool = options.quick
+        return cls(
+            records=(options.records or (12_000 if quick else 300_000)) // PARTITIONS * PARTITIONS,
+            periods=10 if quick else 100,
+            rounds=options.rounds or (1 if quick else 7),
+            warming=1 if quick else 5,
+            steady=3 if quick else 20,
+            lasting=10 if quick else 1000,
+        )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this benchmark takes."""
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
+    parser.add_argument(
+        "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
+    )
+    parser.add_argument("--records", type=int, metavar="N", help="records (default 300000; quick: 12000)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 7; quick: 1)")
+    parser.add_argument("--only", choices=PARTS, help="one part of it")
+
+
+async def run(options: argparse.Namespace) -> Outcome:
+    """Measure all parts, one after the other."""
+    effort = Effort.of(options)
+    results: list[Result] = []
+    async with server(options.url) as store, broker(options.bootstrap) as kafka, _session() as spark:
+        if options.only in (None, "catch-up"):
+            results += await _catch_up(spark, store, kafka, effort)
+        if options.only in (None, "steady"):
+            results += await _steady(spark, store, kafka, effort)
+        if options.only in (None, "memory"):
+            results.append(await _memory(spark, store, kafka, effort))
+    return Outcome("spark", "A pipeline on Spark", results, goals(results), REMARKS)
+
+
+def goals(results: Sequence[Result]) -> list[Goal]:
+    """What the pipeline is held to, of what was measured."""
+    found = {result.case["what"]: result for result in results}
+    wanted: list[Goal] = []
+
+    def ratio(what: str, anchor: str, limit: float, text: str) -> None:
+        if what in found:
+            wanted.append(Goal(text, found[what].ratios[anchor], limit))
+
+    ratio("catch-up", "plain", 0.5, "catch-up, against one plain read with Spark's defaults")
+    ratio("catch-up", "tuned", 1.5, "catch-up, against one tuned read without periods")
+    ratio("steady state", "job", 1.3, "one period per job, against a bare tuned job")
+    if "the gate" in found:
+        wanted.append(Goal("the gate, ms per period", found["the gate"].ours["p50"] or 0.0, 10.0))
+    ratio("mostly empty", "catch-up", 1.2, "ten times the periods, most of them empty, against the catch-up")
+    ratio("driver memory", "a tenth", 1.1, "driver memory at the end, against after a tenth of the periods")
+    return wanted
+
+
+# -- the topics and the ways -------------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _session() -> AsyncIterator[SparkSession]:
+    note("starting Spark: about 8 s")
+    spark = await asyncio.to_thread(aiokcc.spark.session, app="benchmarks", master="local[2]")
+    try:
+        yield spark
+    finally:
+        await asyncio.to_thread(spark.stop)
+
+
+@dataclass(slots=True)
+class History:
+    """A topic, and how to replay it."""
+
+    spark: SparkSession
+    store: Server
+    bootstrap: str
+    topic: str
+    records: int
+    each: int
+    """Records in each partition."""
+    rows: list[Any] = field(default_factory=list)
+
+    @classmethod
+    async def write(
+        cls, spark: SparkSession, store: Server, kafka: Broker, stem: str, stamps: Sequence[int]
+    ) -> History:
+        """A topic whose partitions all have records of these times."""
+        topic = await kafka.topic(stem, [stamps] * PARTITIONS, batch_bytes=BATCH_BYTES)
+        return cls(spark, store, kafka.bootstrap, topic, PARTITIONS * len(stamps), len(stamps))
+
+    def ranges(self, start: int = 0, end: int | None = None) -> dict[Partition, tuple[int, int]]:
+        """These offsets of each partition; all by default."""
+        return {Partition(self.topic, n): (start, self.each if end is None else end) for n in range(PARTITIONS)}
+
+    async def replay(
+        self, *, after: Callable[[Step, Any], None] | None = None, sink: Any = None, **settings: Any
+    ) -> aiokcc.spark.Summary:
+        """A replay of one-minute periods, in a group of its own; the records that it counted must be all of them."""
+        counted: list[int] = []
+
+        def collect(frame: DataFrame, _batch: Any) -> None:
+            counted.extend(row["count"] for row in frame.collect())
+
+        chosen: dict[str, Any] = {"start": BASE, "end": "now", "period": "1m", "progress": False, **settings}
+        url = self.store.url(f"spark-{secrets.token_hex(4)}")
+        async with aiokcc.spark.replay(
+            self.spark, self.topic, bootstrap_servers=self.bootstrap, store=url, name="benchmark", **chosen
+        ) as replay:
+            replay.after_step = after
+            done = await replay.for_each_period(_per_period, sink or collect)
+        if sink is None and sum(counted) != done.records:
+            raise BenchmarkError(f"the pipeline counted {sum(counted)} records of {done.records}")
+        return done
+
+    async def plain(self) -> None:
+        """One read with Spark's own settings, in a session with Spark's own settings."""
+        session = self.spark.newSession()
+        session.conf.set("spark.sql.shuffle.partitions", "200")
+        offsets = {self.topic: {str(n): self.each for n in range(PARTITIONS)}}
+        starts = {self.topic: {str(n): 0 for n in range(PARTITIONS)}}
+        reader = session.read.format("kafka").option("kafka.bootstrap.servers", self.bootstrap)
+        reader = reader.option("assign", json.dumps({self.topic: list(range(PARTITIONS))}))
+        reader = reader.option("startingOffsets", json.dumps(starts)).option("endingOffsets", json.dumps(offsets))
+        await asyncio.to_thread(lambda: self._check(_without_periods(reader.load()).collect(), self.records))
+
+    async def tuned(self, start: int = 0, end: int | None = None) -> None:
+        """One read as ours, without periods."""
+
+        def job() -> None:
+            mine = self.ranges(start, end)
+            rows = _without_periods(source.load(self.spark, mine, bootstrap_servers=self.bootstrap)).collect()
+            self._check(rows, sum(last - first for first, last in mine.values()))
+
+        await asyncio.to_thread(job)
+
+    async def parquet(self) -> None:
+        """One read as ours, written to one Parquet file."""
+
+        def job() -> None:
+            frame = source.load(self.spark, self.ranges(), bootstrap_servers=self.bootstrap)
+            with tempfile.TemporaryDirectory() as directory:
+                _without_periods(frame).coalesce(1).write.parquet(f"{directory}/result")
+
+        await asyncio.to_thread(job)
+
+    @staticmethod
+    def _check(rows: list[Any], expected: int) -> None:
+        if sum(row["count"] for row in rows) != expected:
+            raise BenchmarkError(f"a job counted {sum(row['count'] for row in rows)} records of {expected}")
+
+
+def _per_period(frame: DataFrame, _periods: Any) -> DataFrame:
+    return _aggregate(frame, "period", "partition")
+
+
+def _without_periods(frame: DataFrame) -> DataFrame:
+    return _aggregate(frame, "partition")
+
+
+def _aggregate(frame: DataFrame, *keys: str) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.groupBy(*keys).agg(F.count("*").alias("count"), F.sum(F.length("value")).alias("bytes"))
+
+
+async def _rounds(ways: dict[str, Callable[[], Awaitable[Any]]], effort: Effort) -> dict[str, list[float]]:
+    """Seconds by way, all of them in turn in each round; the first rounds are thrown away."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(1 - effort.warming, effort.rounds + 1):
+        note(f"{_round(number, effort)}: {', '.join(ways)}")
+        for name, way in ways.items():
+            began = time.monotonic()
+            await way()
+            if number > 0:
+                times[name].append(time.monotonic() - began)
+    return times
+
+
+def _round(number: int, effort: Effort) -> str:
+    return f"round {number} of {effort.rounds}" if number > 0 else f"warming up, {1 - number} to go"
+
+
+def _ratio(ours: Sequence[float], anchor: Sequence[float]) -> float:
+    return percentile([a / b for a, b in zip(ours, anchor, strict=True)], 0.5)
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+async def _catch_up(spark: SparkSession, store: Server, kafka: Broker, effort: Effort) -> list[Result]:
+    note(f"writing twice {effort.records:,} records")
+    each = effort.records // PARTITIONS
+    dense = await History.write(spark, store, kafka, "dense", evenly(each, effort.periods))
+    # The same minutes with nine empty ones after each.
+    sparse_stamps = [
+        BASE + 10 * ((ts - BASE) // _MINUTE) * _MINUTE + (ts - BASE) % _MINUTE for ts in evenly(each, effort.periods)
+    ]
+    sparse = await History.write(spark, store, kafka, "sparse", sparse_stamps)
+
+    async def to_files() -> None:
+        with tempfile.TemporaryDirectory() as directory:
+            await dense.replay(sink=aiokcc.spark.ParquetSink(Path(directory) / "result"))
+
+    ways: dict[str, Callable[[], Awaitable[Any]]] = {
+        "plain": dense.plain,
+        "tuned": dense.tuned,
+        "ours": dense.replay,
+        "ours, mostly empty": sparse.replay,
+        "parquet": dense.parquet,
+        "ours, to Parquet": to_files,
+    }
+    times = await _rounds(ways, effort)
+
+    def result(label: str, what: str, periods: int, ours: str, **anchors: str) -> Result:
+        return Result(
+            label,
+            {"what": what, "partitions": PARTITIONS, "records": effort.records, "periods": periods},
+            "s",
+            {**summary(times[ours]), "records_per_second": effort.records / percentile(times[ours], 0.5)},
+            {name: summary(times[way]) for name, way in anchors.items()},
+            {name: _ratio(times[ours], times[way]) for name, way in anchors.items()},
+        )
+
+    return [
+        result(f"catch-up, {effort.periods} periods", "catch-up", effort.periods, "ours", plain="plain", tuned="tuned"),
+        result(
+            f"{10 * effort.periods} periods, most empty",
+            "mostly empty",
+            10 * effort.periods,
+            "ours, mostly empty",
+            **{"catch-up": "ours"},
+        ),
+        result(
+            "catch-up to Parquet", "to Parquet", effort.periods, "ours, to Parquet", plain="plain", parquet="parquet"
+        ),
+    ]
+
+
+@dataclass(slots=True)
+class Steps:
+    """When each step of each batch was done, in seconds."""
+
+    times: list[tuple[Step, float]] = field(default_factory=list)
+
+    def __call__(self, step: Step, _batch: Any) -> None:
+        self.times.append((step, time.monotonic()))
+
+    def between(self, first: Step, second: Step) -> list[float]:
+        """Milliseconds from one step to the next time that another is done."""
+        found, since = [], None
+        for step, when in self.times:
+            if step is second and since is not None:
+                found.append(1000 * (when - since))
+                since = None
+            if step is first:
+                since = when
+        return found
+
+
+async def _steady(spark: SparkSession, store: Server, kafka: Broker, effort: Effort) -> list[Result]:
+    periods = effort.steady + 1
+    size = max(1, effort.records // PARTITIONS // effort.periods)
+    note(f"writing {periods} periods of {size * PARTITIONS:,} records")
+    history = await History.write(spark, store, kafka, "steady", evenly(size * periods, periods))
+    whole, gate, jobs, waits = [], [], [], []
+    ratios: list[float] = []
+    async with anchored(store) as anchors:
+        for number in range(1 - effort.warming, effort.rounds + 1):
+            note(f"{_round(number, effort)}: steady state, bare jobs")
+            steps, bare = Steps(), []
+            await history.replay(after=steps, max_periods=1, lookahead=0)
+            for n in range(1, periods):
+                began = time.monotonic()
+                await history.tuned(n * size, (n + 1) * size)
+                bare.append(1000 * (time.monotonic() - began))
+            await anchors.measure(effort.steady)
+            if number > 0:
+                mine = steps.between(Step.REPORTED, Step.REPORTED)
+                whole += mine
+                gate += steps.between(Step.REPORTED, Step.PLANNED)
+                waits += anchors.forget()["write"]
+                jobs += bare
+                ratios.append(percentile(mine, 0.5) / percentile(bare, 0.5))
+            else:
+                anchors.forget()
+    case = {"partitions": PARTITIONS, "records_per_period": size * PARTITIONS, "periods": effort.steady}
+    return [
+        Result(
+            "one period per job",
+            {"what": "steady state", **case},
+            "ms",
+            summary(whole),
+            {"job": summary(jobs)},
+            {"job": percentile(ratios, 0.5)},
+        ),
+        Result("the gate", {"what": "the gate", **case}, "ms", summary(gate), {"write": summary(waits)}),
+    ]
+
+
+async def _memory(spark: SparkSession, store: Server, kafka: Broker, effort: Effort) -> Result:
+    periods = effort.lasting
+    note(f"writing {periods} periods of {PARTITIONS} records, each for a job of its own")
+    history = await History.write(spark, store, kafka, "lasting", evenly(periods, periods))
+    seen: dict[int, float] = {}
+
+    def watch(step: Step, batch: Any) -> None:
+        if step is Step.REPORTED and batch.number + 1 in (max(1, periods // 10), periods):
+            seen[batch.number + 1] = _megabytes(spark)
+
+    await history.replay(after=watch, max_periods=1, lookahead=0)
+    early, late = (seen[at] for at in sorted(seen)) if len(seen) == 2 else (min(seen.values()),) * 2
+    case = {"what": "driver memory", "partitions": PARTITIONS, "periods": periods}
+
+    def one(value: float) -> Figures:
+        return {"p50": value, "p99": value, "samples": 1}
+
+    return Result(f"{periods} periods, a job each", case, "MB", one(late), {"a tenth": one(early)})
+
+
+def _megabytes(spark: SparkSession) -> float:
+    """What the driver holds: Python's resident memory, and what is in use of Java's heap after a collection."""
+    java = spark._jvm.java.lang  # type: ignore[union-attr]
+    java.System.gc()
+    heap = java.Runtime.getRuntime()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return (heap.totalMemory() - heap.freeMemory() + pages * resource.getpagesize()) / 2**20
