@@ -179,14 +179,18 @@ class Sharing:
                 assert again <= ends, f"record {n} of partition {p} came again behind the cut"
 
     def _check_owners(self, events: list[tuple[str, int, str, int, int, int, str]]) -> None:
-        """Nobody starts a record by an older assignment than the one by which somebody else has run the partition before."""
+        """Nobody starts a record by an older assignment than the one by which somebody else has run the partition before.
+
+        A member that was killed and started again within its session goes on by the same assignment.
+        """
         block: dict[int, tuple[str, int]] = {}
         for what, when, who, partition, offset, generation, _ in events:
             if what != "start":
                 continue
             owner, since = block.get(partition, ("", -1))
             if who != owner:
-                assert generation > since, (
+                same = who.rpartition("-")[0] == owner.rpartition("-")[0]
+                assert generation > since or (same and generation == since), (
                     f"{who} starts {partition}@{offset} at {when} under generation {generation}, "
                     f"although {owner} runs it since {since}"
                 )
@@ -196,7 +200,7 @@ class Sharing:
         observer = self.observer
         for (_, limit), (_, after) in zip(observer.seen, observer.seen[1:], strict=False):
             assert limit.precedes(after)
-        assert len(observer.cuts) > 50
+        assert len(observer.cuts) > 20
         for number in sorted(observer.cuts):
             cut, before = observer.cuts[number], observer.cuts.get(number - 1)
             if before is not None:
