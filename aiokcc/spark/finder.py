@@ -23,7 +23,7 @@ from aiokcc.kafka.cluster import Cluster
 
 __all__ = ["Finder", "Found"]
 
-_AT_ONCE: Final = 8
+_AT_ONCE: Final = 16
 """Questions on their way at a time: more only queue in the broker."""
 
 

@@ -28,6 +28,7 @@ log = logging.getLogger("aiokcc.spark")
 
 _PARTITIONS: Final = 6
 """Of so many a sample is taken."""
+_SAMPLE: Final = 200
 _SECONDS: Final = 5.0
 _OVERHEAD: Final = 40
 """Bytes of a row besides key and value: topic, partition, offset, timestamp."""
@@ -50,23 +51,30 @@ class Probe:
     async def mean_size(self, ranges: Mapping[Partition, tuple[int, int]]) -> float | None:
         """The mean size of records of these offset ranges, by a sample; None if there is none to be had."""
         full = sorted((p for p, (start, end) in ranges.items() if start < end), key=lambda p: p.number)[:_PARTITIONS]
-        sample = await self._read({p: ranges[p][0] for p in full}, enough=1)
-        sizes = [max(0, r.serialized_key_size) + max(0, r.serialized_value_size) for rs in sample.values() for r in rs]
+        sizes: list[int] = []
+        async with self._reading({p: ranges[p][0] for p in full}) as consumer:
+            for records in (await consumer.getmany(timeout_ms=500, max_records=_SAMPLE)).values():
+                sizes += [max(0, r.serialized_key_size) + max(0, r.serialized_value_size) for r in records]
         return sum(sizes) / len(sizes) + _OVERHEAD if sizes else None
 
     async def are_records(self, found: Mapping[Partition, Found]) -> bool:
         """Whether at these offsets there are records of these times, for whoever reads the log as we do."""
-        sample = await self._read({p: record.offset for p, record in found.items()}, enough=len(found))
-        return all(
-            bool(sample.get(p)) and (sample[p][0].offset, sample[p][0].timestamp) == tuple(record)
-            for p, record in found.items()
-        )
+        async with self._reading({p: record.offset for p, record in found.items()}) as consumer:
+            for partition, record in found.items():
+                place = TopicPartition(*partition)
+                brought: dict[Any, list[Any]] = {}
+                # Slow is not empty: only a position that has moved on tells that there was nothing.
+                while not brought and await consumer.position(place) == record.offset:
+                    brought = await consumer.getmany(place, timeout_ms=200, max_records=1)
+                first = next((records[0] for records in brought.values()), None)
+                if first is None or (first.offset, first.timestamp) != tuple(record):
+                    return False
+            return True
+        return False  # nobody knows: the other way is always right
 
-    async def _read(self, positions: Mapping[Partition, int], enough: int) -> dict[Partition, list[Any]]:
-        """Some records from these offsets on. A partition that brings none is left out."""
-        result: dict[Partition, list[Any]] = {}
-        if not positions:
-            return result
+    @asynccontextmanager
+    async def _reading(self, positions: Mapping[Partition, int]) -> AsyncIterator[Any]:
+        """The consumer, at these offsets. What goes wrong is nothing but an answer that is missing."""
         try:
             async with asyncio.timeout(_SECONDS):
                 if self._consumer is None:
@@ -79,18 +87,12 @@ class Probe:
                 self._consumer.assign(list(asked))
                 for place, offset in asked.items():
                     self._consumer.seek(place, offset)
-                while len(result) < enough:
-                    rest = [place for place in asked if Partition(*place) not in result]
-                    brought = await self._consumer.getmany(*rest, timeout_ms=500)
-                    result |= {Partition(*place): records for place, records in brought.items() if records}
-                    if not brought:
-                        break
+                yield self._consumer
         except (TimeoutError, AiokafkaError) as error:
             log.debug("could not look at records: %r", error)
         finally:
             if self._consumer is not None:
                 self._consumer.unsubscribe()
-        return result
 
 
 class CheckedFinder(Finder):
@@ -111,7 +113,11 @@ class CheckedFinder(Finder):
         """The first record at or past a time, of each partition; None where there is none."""
         if self._other is None:
             found = await super().at(times)
-            if await self._is_right({p: record for p, record in found.items() if record is not None}):
+            # Asked about all times, the index can but name the first offset there is.
+            far = {
+                p: record for p, record in found.items() if record and record.ts >= times[p] + self._period and times[p]
+            }
+            if await self._is_right(far):
                 return found
         return await self._otherwise().at(times)
 
