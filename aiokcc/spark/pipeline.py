@@ -166,30 +166,39 @@ class Pipeline:
             began = time.monotonic()
             try:
                 staged = await self._stage(batch)
-                self._after(Step.STAGED, batch)
-                await self._records.confirm()
-                await self._worker.call(self._sink.publish, batch, staged)
-                is_published = True
-            except AiokccError:
-                raise
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
                 failures += 1
-                await self._check_log(batch, error)
-                periods = f"{format_time(batch.start)} to {format_time(batch.end)}"
-                if failures > self._retries:
-                    raise SparkJobError(
-                        f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
-                        f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline goes on there. "
-                        f"{offsets_text(batch)}",
-                        batch.pipeline,
-                        batch.start,
-                        batch.end,
-                    ) from error
-                self._summary.retried += 1
-                log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, _first_line(error))
-            else:
-                self._learn(batch, time.monotonic() - began)
+                await self._failed(batch, error, failures)
+                continue
+            self._after(Step.STAGED, batch)
+            await self._records.confirm()
+            try:
+                await self._worker.call(self._sink.publish, batch, staged)
+            except Exception as error:  # noqa: BLE001 - and so may a sink
+                failures += 1
+                await self._failed(batch, error, failures)
+                continue
+            is_published = True
+            self._learn(batch, time.monotonic() - began)
         self._after(Step.PUBLISHED, batch)
+
+    async def _failed(self, batch: Batch, error: Exception, failures: int) -> None:
+        """Return if it may be tried again; raise what the caller should know otherwise."""
+        if isinstance(error, AiokccError):
+            raise error
+        await self._check_log(batch, error)
+        periods = f"{format_time(batch.start)} to {format_time(batch.end)}"
+        if failures > self._retries:
+            raise SparkJobError(
+                f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
+                f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline goes on there. "
+                f"{offsets_text(batch)}",
+                batch.pipeline,
+                batch.start,
+                batch.end,
+            ) from error
+        self._summary.retried += 1
+        log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, _first_line(error))
 
     async def _stage(self, batch: Batch) -> object | None:
         if batch.is_empty:

@@ -14,6 +14,7 @@ from aiokafka.structs import TopicPartition
 import aiokcc
 from aiokcc import local
 from aiokcc.core.limit import Limit
+from aiokcc.runtime.coordinator import wall_clock
 from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import Step
 from tests import kafka_topics
@@ -222,3 +223,42 @@ async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka:
             replay.after_step = after
             await replay.for_each_period(count, sink)
     assert counts(sink) == {at(0): 1}
+
+
+async def test_a_store_that_is_gone_is_told_and_nothing_is_skipped(
+    spark: SparkSession, kafka: local.Kafka, private_zookeeper: local.ZooKeeper
+) -> None:
+    name = await topic(kafka, [at(n) for n in range(3)])
+    sink = MemorySink()
+    url = private_zookeeper.url("gone")
+    settings: dict[str, Any] = {"store": url, "session_timeout": 1.0, "store_timeout": 2.0}
+    killing: list[asyncio.Task[None]] = []
+
+    def after(step: Step, batch: Batch) -> None:
+        if step is Step.STAGED and batch.number == 1 and not killing:
+            killing.append(asyncio.create_task(private_zookeeper.server.kill()))
+
+    with pytest.raises(aiokcc.StoreUnreachableError, match="Nothing was skipped"):
+        async with replaying(spark, kafka, name, **settings) as replay:
+            replay.after_step = after
+            await replay.for_each_period(count, sink)
+    await asyncio.gather(*killing)
+    assert counts(sink).items() <= {at(0): 1, at(1): 1}.items()
+    await private_zookeeper.server.start()
+    async with replaying(spark, kafka, name, claim_timeout=30, **settings) as replay:
+        await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(n): 1 for n in range(3)}
+
+
+async def test_an_end_still_to_come_is_reached_by_the_clock(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    now = wall_clock()
+    name = await topic(kafka, [now - 5000, now], [now - 4500], [])
+    sink = MemorySink()
+    async with replaying(spark, kafka, name, store=zk_root, end=now + 1500, period="1s", max_periods=50) as replay:
+        summary = await replay.for_each_period(count, sink)
+    assert wall_clock() >= now + 1500
+    assert sum(counts(sink).values()) == summary.records == 3
+    # Nothing was published before its time was over: each period holds all that there was of it.
+    assert counts(sink)[now // 1000 * 1000] == 1
