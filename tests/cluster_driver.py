@@ -28,13 +28,14 @@ class Spec:
     """What a driver is told."""
 
     master: str
+    """Nothing: what spark-submit was given."""
     bootstrap: str
     store: str
     topics: list[str]
     out: str
     max_periods: int
     trap: list[Any]
-    """A directory with a named pipe ``caught``, and the number of the record."""
+    """A directory with a named pipe ``caught``, and the number of the record; or nothing."""
 
 
 def with_trap(place: str, number: int) -> Any:
@@ -67,7 +68,7 @@ def main(spec: Spec) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     function = with_trap(*spec.trap) if spec.trap else totals
     with (
-        aiokcc.spark.session(app="cluster", master=spec.master) as spark,
+        aiokcc.spark.session(app="cluster", master=spec.master or None) as spark,
         aiokcc.spark.replay(
             spark,
             *spec.topics,

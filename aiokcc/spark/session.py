@@ -61,8 +61,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
 
 def session(
     *,
-    app: str = "aiokcc",
-    master: str = "local[*]",
+    app: str | None = None,
+    master: str | None = None,
     progress: Callable[[str], None] | None = None,
     **conf: object,
 ) -> SparkSession:
@@ -71,12 +71,14 @@ def session(
         spark = aiokcc.spark.session(app="revenue", master="local[4]", **{"spark.driver.memory": "4g"})
 
     It is a plain session: what it is given by others it takes, and ``spark.stop()`` or ``with`` ends it. Where one of the
-    same master runs already in this process, such as after a cell of a notebook was run again, that one is returned.
+    same master runs already in this process, such as after a cell of a notebook was run again, that one is returned. In a
+    program that ``spark-submit`` runs, what that was given goes before our settings, and it brings the connector.
     In an asyncio program: ``await asyncio.to_thread(aiokcc.spark.session, …)``.
 
     Args:
         app: the application's name.
-        master: ``local[N]`` for N cores of this machine, ``local[*]`` for all, or a cluster's ``spark://HOST:PORT``.
+        master: ``local[N]`` for N cores of this machine, ``local[*]`` for all, or a cluster's ``spark://HOST:PORT``. By default
+            what ``spark-submit`` was given, and ``local[*]`` where the program was started without it.
         progress: called with a line of text now and then; by default a person at a terminal or in a notebook sees it.
         conf: Spark's own settings, in place of ours where they are the same.
 
@@ -84,19 +86,29 @@ def session(
         UsageError: pyspark is missing, a setting is none of Spark's, or a session with another master is running.
         LocalServiceError: no Java, no connector, or Spark did not start.
     """
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if master is None and not submitted:
+        master = "local[*]"
     _check(app, master, conf)
+    if submitted:
+        return _in_a_thread(lambda: _make_submitted(app, master, conf))
+    assert master is not None
     return _in_a_thread(lambda: _make(app, master, progress or _say, conf))
 
 
-def _check(app: str, master: str, conf: Mapping[str, object]) -> None:
-    if not app:
+def _check(app: str | None, master: str | None, conf: Mapping[str, object]) -> None:
+    if app == "":
         raise UsageError("app must be a name; it is what Spark's pages and logs show")
-    if master.startswith("sc://"):
+    if master is not None and master.startswith("sc://"):
         raise UsageError(
             f"master {master!r} is a Spark Connect server, whose jars and settings are its own: make that session with "
             f"SparkSession.builder.remote({master!r}).getOrCreate(); aiokcc.spark.session() makes classic ones"
         )
-    if master.startswith("local") and not (_LOCAL.match(master) or master.startswith("local-cluster[")):
+    if (
+        master is not None
+        and master.startswith("local")
+        and not (_LOCAL.match(master) or master.startswith("local-cluster["))
+    ):
         raise UsageError(
             f"master {master!r}: on this machine it is local[N] with N cores, or local[*] with all of them"
         )
@@ -122,7 +134,26 @@ def _in_a_thread(make: Callable[[], T]) -> T:
     return made.result()
 
 
-def _make(app: str, master: str, say: Callable[[str], None], conf: Mapping[str, object]) -> SparkSession:
+def _make_submitted(app: str | None, master: str | None, conf: Mapping[str, object]) -> SparkSession:
+    """In a program that spark-submit runs: Java is there already, with all that it was given."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._ensure_initialized()
+    given = dict(SparkConf().getAll())
+    chosen = {key: _text(value) for key, value in conf.items()}
+    settings = {**{key: value for key, value in _SETTINGS.items() if key not in given}, **chosen}
+    if app is not None:
+        settings["spark.app.name"] = app
+    if master is not None:
+        settings["spark.master"] = master
+    builder = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return _equip(builder.getOrCreate(), {**given, **conf})
+
+
+def _make(app: str | None, master: str, say: Callable[[str], None], conf: Mapping[str, object]) -> SparkSession:
     try:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
@@ -137,13 +168,15 @@ def _make(app: str, master: str, say: Callable[[str], None], conf: Mapping[str, 
     java = _java.find_java(_spark_jars.MINIMUM_JAVA)
     jars = asyncio.run(_jars.fetch(_spark_jars.connector(version), java, say))
     settings = _settings(master, [str(jar) for jar in jars], conf)
-    environment = {"JAVA_HOME": str(_java.java_home(java, _jars.cache_directory()))}
-    environment.setdefault("PYSPARK_PYTHON", os.environ.get("PYSPARK_PYTHON", sys.executable))
+    environment = {
+        "JAVA_HOME": str(_java.java_home(java, _jars.cache_directory())),
+        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+    }
     if _LOOPBACK.match(master):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     say(f"Starting Spark {version} on {master}: about 8 s …")
     began = time.monotonic()
-    builder = SparkSession.builder.appName(app).master(master)
+    builder = SparkSession.builder.appName(app or "aiokcc").master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
     try:
@@ -193,9 +226,11 @@ def _equip(spark: SparkSession, conf: Mapping[str, object]) -> SparkSession:
     try:
         spark.sparkContext._jvm.org.apache.spark.util.Utils.classForName(_CONNECTOR, True, False)
     except Exception as error:
+        package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
         raise LocalServiceError(
-            "this process had started Spark's Java process before, without the Kafka connector, and it stays for as long "
-            "as the process; start the process (in a notebook: the kernel) again and call aiokcc.spark.session() first"
+            f"Spark's Java process was started without the Kafka connector, and that cannot be added later. Give it to "
+            f"spark-submit with --packages {package}; or, where this process has made a session before, start the process "
+            f"(in a notebook: the kernel) again and call aiokcc.spark.session() first"
         ) from error
     if "spark.sql.shuffle.partitions" not in conf:
         cores = spark.sparkContext.defaultParallelism

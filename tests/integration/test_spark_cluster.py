@@ -11,10 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyspark
 import pytest
 
 import aiokcc.spark
 from aiokcc import local
+from aiokcc.local import _jars
+from aiokcc.local._java import find_java
+from aiokcc.local._spark_jars import MINIMUM_JAVA, connector, pyspark_version
 from aiokcc.spark import ParquetSink, Summary
 from tests import pipelines
 from tests.cluster_driver import Spec
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 MINUTES = 12
 
-pytestmark = pytest.mark.timeout(600)  # half a dozen Java processes on a busy machine
+pytestmark = pytest.mark.timeout(900)  # half a dozen Java processes on a busy machine
 
 
 def hashes(out: Path) -> dict[int, list[str]]:
@@ -85,9 +89,24 @@ async def test_same_bytes_as_in_local_mode_though_a_worker_was_killed(
         assert driver.returncode == 0, said
         assert worker.pid is None
         assert survivor.pid is not None
+        submitted = tmp_path / "submitted"
+        await submit(cluster, Spec("", kafka.bootstrap, f"{zk_root}-submitted", topics, str(submitted), 100, []))
+    assert hashes(submitted) == hashes(one)
     assert 0 < len(published) < MINUTES, "the worker was to be killed in the middle"
     assert hashes(other) == hashes(one)
     assert json.loads(out)["periods"] == len(hashes(one))
+
+
+async def submit(cluster: local.SparkCluster, spec: Spec) -> None:
+    """Run a driver by Spark's own script, which brings master and connector."""
+    jars = [str(jar) for jar in await _jars.fetch(connector(pyspark_version()), find_java(MINIMUM_JAVA), print)]
+    command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
+    command += ["--jars", ",".join(jars), "--conf", "spark.driver.bindAddress=127.0.0.1"]
+    command += [str(ROOT / "tests" / "cluster_driver.py"), json.dumps(asdict(spec))]
+    variables = {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    driver = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables}, stdout=-1, stderr=-1)
+    _, said = await driver.communicate()
+    assert driver.returncode == 0, said.decode()
 
 
 async def first_line(pipe: Path) -> bytes:
