@@ -93,11 +93,10 @@ class Computation:
             return  # result() sees that too
         period = batch.periods[first]
         start = _instant(period.start)
-        both = _digest(together.where(together[PERIOD] == start))
-        one = _digest(self._apply(batch.part(first)))
+        both, one = _digests(together.where(together[PERIOD] == start), self._apply(batch.part(first)))
         if both == one:
             return
-        if _digest(self._apply(batch.part(first))) != one:
+        if _digests(self._apply(batch.part(first))) != [one]:
             log.warning(
                 "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
                 batch.pipeline,
@@ -130,8 +129,23 @@ def _instant(millis: int) -> Any:
     return F.timestamp_millis(F.lit(millis))
 
 
-def _digest(frame: DataFrame) -> tuple[Any, ...]:
-    """Equal for equal rows in any order. Sums of floats depend on the order of addition, so those count to nine digits."""
+def _digests(*frames: DataFrame) -> list[tuple[Any, ...]]:
+    """One for each frame, in one job; equal for equal rows in any order. Sums of floats depend on the order of addition, so
+    those count to nine digits.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    hashes = reduce(
+        lambda a, b: a.unionAll(b),
+        [frame.select(F.lit(n).alias("n"), _hash(frame).alias("h")) for n, frame in enumerate(frames)],
+    )
+    # The upper half of each, so that no sum is too large.
+    sums = hashes.groupBy("n").agg(F.count("h"), F.bit_xor("h"), F.sum(F.shiftright("h", 32)))
+    found = {row[0]: tuple(row)[1:] for row in sums.collect()}
+    return [found.get(n, ()) for n in range(len(frames))]
+
+
+def _hash(frame: DataFrame) -> Any:
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = [
@@ -140,7 +154,6 @@ def _digest(frame: DataFrame) -> tuple[Any, ...]:
         else F.col(f"`{name}`")
         for name, kind in frame.dtypes
     ]
-    text = F.to_json(F.struct(*(column.alias(f"c{n}") for n, column in enumerate(columns))))
-    sums = frame.select(F.xxhash64(text).cast("decimal(38,0)").alias("h")).agg(F.count("h"), F.sum("h"))
-    row = sums.collect()[0]
-    return tuple(row)
+    if all(kind.isidentifier() or kind.startswith("decimal(") for _, kind in frame.dtypes):  # nothing nested
+        return F.xxhash64(*columns)
+    return F.xxhash64(F.to_json(F.struct(*(column.alias(f"c{n}") for n, column in enumerate(columns)))))

@@ -51,6 +51,8 @@ class Probe:
     async def mean_size(self, ranges: Mapping[Partition, tuple[int, int]]) -> float | None:
         """The mean size of records of these offset ranges, by a sample; None if there is none to be had."""
         full = sorted((p for p, (start, end) in ranges.items() if start < end), key=lambda p: p.number)[:_PARTITIONS]
+        if not full:
+            return None
         sizes: list[int] = []
         async with self._reading({p: ranges[p][0] for p in full}) as consumer:
             for records in (await consumer.getmany(timeout_ms=500, max_records=_SAMPLE)).values():
