@@ -128,7 +128,8 @@ def joined_in_python(orders: Log, payments: Log) -> set[tuple[int, int, int | No
 
 def millis(moment: Any) -> int:
     """Of what Spark gives for a timestamp: a datetime in the zone of this process."""
-    return round(moment.timestamp() * 1000)
+    seconds: float = moment.timestamp()
+    return round(seconds * 1000)
 
 
 class MemorySink(Sink):
