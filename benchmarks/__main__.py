@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiokcc import AiokccError
-from benchmarks import assignment, gate, harness, period_latency, resume, skew, spark, throughput, timers
+from benchmarks import assignment, gate, harness, period_latency, rebalance, resume, skew, spark, throughput, timers
 
 __all__ = ["main"]
 
@@ -32,6 +32,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "spark": spark,  # type: ignore[dict-item]
     "timers": timers,  # type: ignore[dict-item]
     "assignment": assignment,  # type: ignore[dict-item]
+    "rebalance": rebalance,  # type: ignore[dict-item]
 }
 
 

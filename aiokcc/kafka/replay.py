@@ -424,12 +424,14 @@ class Replay:
                     with self._until_stopped:
                         await self._until_done(reading, consumer)
                     if self._until_stopped.cancel_called:
+                        member.leave()
                         async with self._in_hand:
                             await reading.end(reading.partitions)
                     else:
                         await commits.flush(reading.positions())
                     tasks.cancel_scope.cancel()
             finally:
+                member.leave()
                 if reading is not None:
                     await reading.close()  # now that no task is in a gate any more
                 member.on_close = None

@@ -17,6 +17,8 @@ log = logging.getLogger("aiokcc.cuts")
 
 async def last_cut(store: Store, session: Session, version: int) -> Cut | None:
     """The newest cut, given the version of the ``coordinator`` node just read; None if no boundary has closed yet."""
+    if version == 0:  # as it was founded
+        return None
     path = paths.cut(version, CUT_SLOTS)
     node = await session.find(path)
     if node is None:

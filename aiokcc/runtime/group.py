@@ -79,8 +79,6 @@ class Assigning:
         CorruptNodeError if a node cannot be read: who may run what is not guessed.
         """
         session = self._session
-        for directory in (paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED):
-            await session.ensure(directory)
         self.group.partitions = partitions
         topics = sorted({p.topic for p in partitions} | set(await session.children(paths.ASSIGNMENTS)))
         nodes = await asyncio.gather(
@@ -88,7 +86,6 @@ class Assigning:
             *(session.find(paths.state(topic)) for topic in topics),
         )
         for topic, given, state in zip(topics, nodes[: len(topics)], nodes[len(topics) :], strict=True):
-            await session.ensure(f"{paths.OWNERS}/{topic}")
             if given is None or state is None:
                 await self._found(topic, given, state)
                 continue
@@ -100,6 +97,7 @@ class Assigning:
 
     async def _found(self, topic: str, given: Node | None, state: Node | None) -> None:
         """A topic that has no nodes yet, or only one: then it begins anew."""
+        await self._session.ensure(f"{paths.OWNERS}/{topic}")
         remains = [Delete(node.path, node.version) for node in (given, state) if node is not None]
         await self._session.commit(
             Check(paths.GENERATION, self._office.generation_version), *remains, *self.creations(topic)

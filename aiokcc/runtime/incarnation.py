@@ -142,7 +142,10 @@ class Incarnation:
                     raise MissingNodeError(path)
                 self.member.founded = node.created
                 return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
-            for directory in ("", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS):
+            directories = ["", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
+            if self.member.group is not None:
+                directories += [paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED]
+            for directory in directories:
                 await session.ensure(directory)
             limit = Limit.first(settings.start, settings.period, settings.lookahead, settings.end)
             bounds = await self.member.resolve()
@@ -435,11 +438,14 @@ class Incarnation:
                 Check(paths.GENERATION, self.generation_version),
                 Set(paths.progress(self.name), content, ANY_VERSION),
                 *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
+                *(() if self.share is None else self.share.farewell()),
             )
         except BadVersionError:
             self.see_generation(await self.session.get(paths.GENERATION))
             return
-        except NoNodeError:  # our node, or a lock since we looked
+        except NoNodeError as error:  # our node, or a lock since we looked
+            if self.share is not None and error.path == paths.member(self.name):
+                self.share.gone = True
             await self.restore()
             return
         except OutcomeUnknownError:
@@ -448,6 +454,8 @@ class Incarnation:
         self.written = report
         self._held.difference_update(partitions)
         self._tell_what_runs()
+        if self.share is not None and self.member.leaving:
+            self.share.gone = True
         self.want.set()  # for who has opened one of them again meanwhile
         for partition in partitions:
             done = self._leaving.pop(partition)

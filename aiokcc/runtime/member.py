@@ -78,6 +78,8 @@ class Member:
         """What we bring to a managed group; None where everybody says for himself which partitions he runs."""
         self.assigned: frozenset[Partition] | None = None
         """What is given to us; None while this session has not read it. Only in a managed group."""
+        self.leaving = False
+        """Whether we take part in the managed group no longer: what we give back goes to others at once."""
         self.on_set: Callable[[], None] | None = None
         """Called when the agreed set has grown."""
         self.bounds: Mapping[Partition, Bounds] = {}
@@ -106,7 +108,7 @@ class Member:
         """Join, take part, and join again after a lost session, until cancelled or failed for good."""
         first = True
         try:
-            while first or self.ledger.limit.mode is not Mode.END:
+            while first or (self.ledger.limit.mode is not Mode.END and not self.leaving):
                 connect_timeout = self.connect_timeout if first else None
                 async with self.store.session(timeout=self.session_timeout, connect_timeout=connect_timeout) as session:
                     incarnation = Incarnation(self, session)
@@ -157,6 +159,10 @@ class Member:
         self.ledger.lose()
         for gate in self.gates.values():
             gate.session = self.session
+
+    def leave(self) -> None:
+        """Take part in the managed group no longer: with what we give back next goes our registration."""
+        self.leaving = self.group is not None
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """What is given to us, as this session has read it."""
@@ -209,7 +215,8 @@ class Member:
             del self.gates[gate.partition]
             return
         if gate.failure is None and self.ledger.limit.mode is Mode.GATED:
-            log.warning(
+            log.log(
+                logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
                 "%s: %s was given up before it had finished; the limit waits for its next owner",
                 self.name,
                 gate.partition,

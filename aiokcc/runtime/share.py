@@ -32,9 +32,10 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
     PartitionRevoked,
+    UsageError,
 )
 from aiokcc.runtime.signal import Signal
-from aiokcc.stores.port import ANY_VERSION, Change, Check, Node, Watch
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Delete, Node, Watch
 
 if TYPE_CHECKING:
     from aiokcc.runtime.incarnation import Incarnation
@@ -69,6 +70,8 @@ class Share:
         self._mine: dict[str, frozenset[Partition]] = {}
         self._ran = frozenset[Partition]()
         self._runs = Signal()
+        self.gone = False
+        """Whether we have taken our registration back."""
 
     def registration(self) -> bytes:
         """The content of our node."""
@@ -174,6 +177,10 @@ class Share:
             for topic in sorted({p.topic for p in partitions})
         ]
 
+    def farewell(self) -> list[Delete]:
+        """What goes with the locks that we give back: our registration, if we are leaving, so that others get them at once."""
+        return [Delete(self._registration, ANY_VERSION)] if self._member.leaving and not self.gone else []
+
     # -- the registration ---------------------------------------------------------------------------------------------
 
     def runs(self, partitions: frozenset[Partition]) -> None:
@@ -191,6 +198,8 @@ class Share:
         if isinstance(change.now, Node):
             if _ASKED in _facts(change.now.data):
                 await self._write()
+            return
+        if self._member.leaving:
             return
         log.warning("%s was deleted; registering again", self._store.describe(self._registration))
         try:
@@ -308,8 +317,13 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         for partition in partitions:
             await member.relinquish(partition)
 
+    if member.leaving:
+        raise UsageError(f"{member.name} has left the group's shares; connect again to take part in them again")
     async with anyio.create_task_group() as tasks:
-        await follow_assignment(member, begin, end, lambda: failure is not None, lost)
+        try:
+            await follow_assignment(member, begin, end, lambda: failure is not None, lost)
+        finally:
+            member.leave()
         if failure is not None or member.failure is not None:
             tasks.cancel_scope.cancel()
     if failure is not None:

@@ -1,0 +1,387 @@
+"""How long a managed group takes to hand partitions over, against Kafka's own group protocol through aiokafka.
+
+*Flows again*: three processes share a topic; one of them leaves in good order, or is killed by SIGKILL. What is timed is from
+there until every partition has brought a record to one of the others that nobody had handled before. Both groups have the same
+session timeout on the same machine, and the same pace of handling.
+
+*Round trips*: the members of one process share a topic over a store in memory whose every call takes a while. How much longer
+a clean leave takes when each call takes longer is how many calls follow one another on the way, whatever else it takes.
+
+*Operations*: 1,000 partitions over 20 members, on a store in memory: how many calls it takes in all when a member leaves and
+when one joins, and how much CPU the core's decision takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import mmap
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiokcc
+from aiokcc.core.assignments import Topic
+from aiokcc.core.group import Group, GroupSettings, Reassign
+from aiokcc.core.partitions import Partition
+from aiokcc.core.subscriptions import EVERYTHING
+from aiokcc.stores.memory import Call, MemoryStore
+from benchmarks.broker import BASE, Broker, broker, evenly
+from benchmarks.crew import Crew, crew
+from benchmarks.harness import BenchmarkError, Goal, Outcome, Result, note, summary
+from benchmarks.server import Server, server
+
+SUMMARY: Final = "partitions handed over when a member leaves or dies, against Kafka's group protocol"
+EXAMPLES: Final = ("python -m benchmarks rebalance", "python -m benchmarks rebalance --quick --json rebalance.json")
+SESSION_SECONDS: Final = 6
+"""The shortest session that a broker allows a consumer group by default; ours has the same."""
+HEARTBEAT_MS: Final = 1000
+PARTITIONS: Final = 12
+MEMBERS: Final = 3
+_PAUSE: Final = 0.002
+_LOOK: Final = 0.002
+_PATIENCE: Final = 60.0
+_TRIP: Final = 0.05
+_FAR: Final = 10**12
+"""So far ahead of the clock that the limit never gets there."""
+_MANY: Final = (1000, 20)
+
+REMARKS: Final = (
+    f"flows again: {PARTITIONS} partitions, {MEMBERS} processes, one goes; a record takes {_PAUSE * 1000:g} ms to handle.",
+    f"sessions of {SESSION_SECONDS} s with both; the group's heartbeat is {HEARTBEAT_MS} ms (its default is 3000).",
+    "killed: the session of the dead one has to end first, with both; ZooKeeper rounds it up to its tick.",
+    f"round trips: how much longer a leave takes if each call takes {_TRIP * 1000:g} ms, divided by that.",
+    "operations: all calls of all members until all is quiet again, reads and watches among them; no anchor.",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What only this benchmark takes."""
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
+    parser.add_argument(
+        "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="of each case (default 5; quick: 1)")
+
+
+async def run(options: argparse.Namespace) -> Outcome:
+    """All three parts."""
+    rounds = options.rounds or (1 if options.quick else 5)
+    results: list[Result] = []
+    goals: list[Goal] = []
+    note("deciding: 1,000 partitions over 20 members")
+    core, moves = _decide()
+    results.append(core)
+    goals.append(Goal("CPU of a decision, 1,000 partitions over 20 members, ms", float(core.ours["p50"] or 0), 10))
+    goals.append(Goal("sticky moves / the fewest possible", moves, 1.1))
+    note("counting store operations")
+    for result, goal in await _operations():
+        results.append(result)
+        goals.append(goal)
+    async with broker(options.bootstrap) as kafka:
+        trips = await _round_trips(kafka, rounds)
+        results += trips
+        goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips]
+        async with server(options.url) as store:
+            results += await _flow_again(kafka, store, rounds)
+    return Outcome("rebalance", "A member goes; from there until every partition flows again", results, goals, REMARKS)
+
+
+# -- the core ----------------------------------------------------------------------------------------------------------
+
+
+def _decide() -> tuple[Result, float]:
+    """CPU time of the machine's decision as members join and leave; sticky moves against the fewest possible."""
+    count, members = _MANY
+    partitions = frozenset(Partition("orders", n) for n in range(count))
+    group = Group(GroupSettings.check(join_window=0), partitions, topics={"orders": Topic()})
+    group.members = {f"w{n}": EVERYTHING for n in range(members)}
+    times: list[float] = []
+    moved = fewest = 0
+
+    def settle() -> int:
+        moves = 0
+        while True:
+            began = time.process_time_ns()
+            decision = group.decide(0.0)
+            taken = (time.process_time_ns() - began) / 1e6
+            if not isinstance(decision, Reassign):
+                return moves
+            times.append(taken)
+            moves += sum(len(topic.to_close) for topic in decision.topics.values())
+            group.wrote(decision)
+            given = group.topics["orders"].assignment
+            group.locked["orders"] = frozenset(given)  # what was to close is closed, what was to start is held
+
+    settle()
+    for number in range(members, members + 10):
+        group.members[f"w{number}"] = EVERYTHING  # one joins: it needs its share, and nothing else has to move
+        moved += settle()
+        fewest += count // len(group.members)
+    for number in range(10):
+        del group.members[f"w{number}"]
+        settle()
+    case = {"partitions": count, "members": members}
+    return Result("core: a decision", case, "ms CPU", summary(times), {}), moved / fewest
+
+
+# -- operations --------------------------------------------------------------------------------------------------------
+
+
+class _Member:
+    """A member of a group in this process, which holds what it is given and does nothing."""
+
+    def __init__(self, store: MemoryStore, name: str, partitions: int, expect: int) -> None:
+        self._context = aiokcc.connect(
+            store,
+            topics={"orders": partitions},
+            start=0,
+            period=1000,
+            assignment="managed",
+            member=name,
+            expect=expect,
+            join_window=0.05,
+            session_timeout=600,
+            clock=lambda: 0,
+        )
+        self._leave = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        async with self._context as coordinator:
+
+            async def consume(partition: Partition) -> None:
+                async with coordinator.gate(*partition) as gate:
+                    await gate.wait_until(_FAR)
+
+            sharing = asyncio.ensure_future(coordinator.share(consume))
+            await self._leave.wait()
+            sharing.cancel()
+            await asyncio.wait([sharing])
+
+    async def leave(self) -> None:
+        self._leave.set()
+        await self._task
+
+
+async def _operations() -> list[tuple[Result, Goal]]:
+    count, members = _MANY
+    store = MemoryStore(f"bench-{secrets.token_hex(4)}", "/group")
+    calls: list[Call] = []
+    store.server.intercept(before=calls.append)
+    everybody = [_Member(store, f"w{n:02}", count, members) for n in range(members)]
+    results = []
+    try:
+        await _quiet(store, calls, count)
+        for what, moved in (("a member leaves", count // members), ("a member joins", count // members)):
+            calls.clear()
+            if what == "a member leaves":
+                await everybody.pop().leave()
+            else:
+                everybody.append(_Member(store, "new", count, members))
+            await _quiet(store, calls, count)
+            used = len(calls)
+            ours = {"p50": used, "p99": used, "per_member_and_moved": used / (members + moved)}
+            case = {"partitions": count, "members": members, "moved": moved}
+            goal = Goal(f"{what}: operations / (members + moved partitions)", used / (members + moved), 10)
+            results.append((Result(f"{what}: {moved} of {count:,} move", case, "store operations", ours, {}), goal))
+    finally:
+        for one in everybody:
+            await one.leave()
+    return results
+
+
+async def _quiet(store: MemoryStore, calls: list[Call], count: int) -> None:
+    """Wait until all partitions are held, and nothing has been asked of the store for a while."""
+    began = time.monotonic()
+    while True:
+        seen = len(calls)
+        await asyncio.sleep(0.5)
+        held = sum(path.startswith("/group/owners/orders/") for path in store.server.nodes())
+        if held == count and len(calls) == seen:
+            return
+        if time.monotonic() - began > _PATIENCE:
+            raise BenchmarkError(f"after {_PATIENCE:g} s only {held} of {count} partitions are held")
+
+
+# -- round trips -------------------------------------------------------------------------------------------------------
+
+
+async def _round_trips(kafka: Broker, rounds: int) -> list[Result]:
+    """A clean leave in one process over a slow store: how many calls follow one another."""
+    topic = await kafka.topic("trips", [evenly(20_000, 600) for _ in range(PARTITIONS)])
+    results = []
+    for label, leader, settings in (
+        ("a member leaves", False, {"commit": False}),
+        ("the leader leaves", True, {"commit": False}),
+        ("a member leaves, offsets in the store", False, {"offset_storage": "zookeeper"}),
+    ):
+        trips = []
+        for number in range(rounds):
+            note(f"round trips, {label}: round {number + 1} of {rounds}")
+            plain = await _leave_in_process(kafka, topic, 0.0, settings, leader=leader)
+            slow = await _leave_in_process(kafka, topic, _TRIP, settings, leader=leader)
+            trips.append((slow - plain) / _TRIP)
+        case = {"partitions": PARTITIONS, "members": MEMBERS, "trip_ms": _TRIP * 1000}
+        results.append(Result(label, case, "store round trips", summary(trips), {}))
+    return results
+
+
+async def _leave_in_process(kafka: Broker, topic: str, trip: float, settings: dict[str, Any], *, leader: bool) -> float:
+    """Seconds from the leave until each partition of the one that left has brought a new record elsewhere."""
+    store = MemoryStore(f"bench-{secrets.token_hex(4)}", "/group")
+    handled: dict[int, tuple[str, int]] = {}
+    changed = asyncio.Event()
+    replays: dict[str, Any] = {}
+
+    async def member(name: str) -> None:
+        async with aiokcc.replay(
+            topic,
+            bootstrap_servers=kafka.bootstrap,
+            store=store,
+            period="1d",  # no limit in between: what is timed is the handover
+            start=BASE,
+            end="now",
+            assignment="managed",
+            member=name,
+            expect=MEMBERS,
+            session_timeout=60,
+            **settings,
+        ) as replay:
+            replays[name] = replay
+
+            async def handle(record: Any) -> None:
+                await asyncio.sleep(_PAUSE)
+                handled[record.partition] = (name, record.offset)
+                changed.set()
+
+            await replay.run(handle)
+
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(_PATIENCE):
+            while not condition():
+                changed.clear()
+                await changed.wait()
+
+    tasks = [asyncio.ensure_future(member(f"m{n}")) for n in range(MEMBERS)]
+    try:
+        await until(lambda: len(handled) == PARTITIONS and len({who for who, _ in handled.values()}) == MEMBERS)
+        with store.server.intercept(before=lambda _: asyncio.sleep(trip)) if trip else contextlib.nullcontext():
+            goes = next(name for name, replay in replays.items() if (replay.coordinator.epoch is not None) == leader)
+            mine = [p for p, (who, _) in handled.items() if who == goes]
+            began = time.monotonic()
+            replays[goes].stop()
+            await until(lambda: all(handled[p][0] != goes for p in mine))
+            return time.monotonic() - began
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+async def _flow_again(kafka: Broker, store: Server, rounds: int) -> list[Result]:
+    # In small batches: a consumer is handed whole ones, and would else be busy with the first partition for long.
+    topic = await kafka.topic("flow", [evenly(40_000, 200) for _ in range(PARTITIONS)], batch_bytes=8 * 1024)
+    results = []
+    for event in ("leaves", "killed"):
+        times: dict[str, list[float]] = {"managed": [], "group": []}
+        for number in range(rounds):
+            for way, found in times.items():
+                note(f"{event}: round {number + 1} of {rounds}, {way}")
+                found.append(await _one_goes(kafka, store, topic, way, event))
+        case = {"partitions": PARTITIONS, "members": MEMBERS, "session_seconds": SESSION_SECONDS}
+        label = "one of three leaves" if event == "leaves" else "one of three is killed"
+        anchors = {"kafka group": {**summary(times["group"]), "most": max(times["group"])}}
+        ours = {**summary(times["managed"]), "most": max(times["managed"])}
+        results.append(Result(label, case, "s", ours, anchors))
+    return results
+
+
+async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: str) -> float:
+    """Seconds until every partition has brought a new record to one of those who stay."""
+    name = secrets.token_hex(4)
+    with tempfile.TemporaryDirectory() as directory:
+        files = [Path(directory) / f"marks-{n}" for n in range(MEMBERS)]
+        for file in files:
+            file.write_bytes(bytes(16 * PARTITIONS))
+        plan = {
+            "way": way,
+            "bootstrap": kafka.bootstrap,
+            "topic": topic,
+            "partitions": PARTITIONS,
+            "members": MEMBERS,
+            "store": store.url(f"rebalance-{name}"),
+            "group": f"bench-{name}",
+            "period": "10s",
+            "start": BASE,
+            "session_timeout": SESSION_SECONDS,
+            "heartbeat_ms": HEARTBEAT_MS,
+            "pause": _PAUSE,
+        }
+        plans = [{**plan, "marks": str(file)} for file in files]
+        async with _staying(way, plans[1:]) as staying, _going(way, plans[0]) as going:
+            await asyncio.gather(staying.order(go=True), going.order(go=True))
+            with contextlib.ExitStack() as stack:
+                cells = [stack.enter_context(_cells(file)) for file in files]
+                await _until(lambda: all(any(_next(c, p) for c in cells) for p in range(PARTITIONS)), "all flow")
+                await _until(lambda: all(any(_next(c, p) for p in range(PARTITIONS)) for c in cells), "all take part")
+                await asyncio.sleep(1)  # well under way: nobody has just joined
+                before = [max(_next(c, p) for c in cells) for p in range(PARTITIONS)]
+                began = time.monotonic_ns()
+                if event == "killed":
+                    await going.kill()
+                else:
+                    leaving = asyncio.ensure_future(going.order(leave=True))
+                first: dict[int, int] = {}
+
+                def flows() -> bool:
+                    for p in range(PARTITIONS):
+                        news = [c[2 * p + 1] for c in cells[1:] if c[2 * p] > before[p] + 1 and c[2 * p + 1] > began]
+                        if p not in first and news:
+                            first[p] = min(news)
+                    return len(first) == PARTITIONS
+
+                await _until(flows, f"every partition flows again after one {event}")
+                if event != "killed":
+                    await leaving
+            await staying.kill()
+    return (max(first.values()) - began) / 1e9
+
+
+@contextlib.asynccontextmanager
+async def _staying(way: str, plans: list[dict[str, Any]]) -> AsyncIterator[Crew]:
+    async with crew(f"{way} stays", plans, module="benchmarks.sharer") as workers:
+        yield workers
+
+
+@contextlib.asynccontextmanager
+async def _going(way: str, plan: dict[str, Any]) -> AsyncIterator[Crew]:
+    async with crew(f"{way} goes", [plan], module="benchmarks.sharer") as workers:
+        yield workers
+
+
+@contextlib.contextmanager
+def _cells(file: Path) -> Any:
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 16 * PARTITIONS) as mapped:
+        with memoryview(mapped) as view, view.cast("q") as cells:
+            yield cells
+
+
+def _next(cells: Any, partition: int) -> int:
+    return int(cells[2 * partition])
+
+
+async def _until(condition: Any, what: str) -> None:
+    """What other processes write into a file tells nobody: it is looked at every few milliseconds."""
+    end = time.monotonic() + _PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise BenchmarkError(f"waited {_PATIENCE:g} s in vain: {what}")
+        await asyncio.sleep(_LOOK)

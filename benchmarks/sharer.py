@@ -1,0 +1,124 @@
+"""A worker process of the rebalance benchmark: one member of a group that shares topics, ours or Kafka's.
+
+The first line on standard input is the plan; ``go`` makes it join and read, ``leave`` makes it leave in good order. How far
+it has come in each partition, and when, stands in a file that outlives it: for each partition the next offset and the time of
+the last record, in nanoseconds of the monotonic clock.
+
+Both handle the records of each partition one after the other, at the same pace, and the partitions side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer
+
+import aiokcc
+from benchmarks.worker import Orders
+
+_clock = time.monotonic_ns
+
+
+class Marks:
+    """Where this process stands in each partition."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        with Path(plan["marks"]).open("r+b") as file:
+            self._cells = memoryview(mmap.mmap(file.fileno(), 16 * plan["partitions"])).cast("q")
+        self._pause = plan["pause"]
+
+    async def handle(self, record: Any) -> None:
+        """One record."""
+        await asyncio.sleep(self._pause)
+        self._cells[2 * record.partition] = record.offset + 1
+        self._cells[2 * record.partition + 1] = _clock()
+
+
+async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
+    """Ours."""
+    marks = Marks(plan)
+    async with aiokcc.replay(
+        plan["topic"],
+        bootstrap_servers=plan["bootstrap"],
+        store=plan["store"],
+        period=plan["period"],
+        start=plan["start"],
+        end="now",
+        assignment="managed",
+        expect=plan["members"],
+        offset_storage="zookeeper",
+        session_timeout=plan["session_timeout"],
+    ) as replay:
+
+        async def leave() -> None:
+            await leaving.wait()
+            replay.stop()
+
+        waiting = asyncio.ensure_future(leave())
+        try:
+            await replay.run(marks.handle)
+        finally:
+            waiting.cancel()
+
+
+async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
+    """Kafka's own group protocol, through aiokafka."""
+    marks = Marks(plan)
+    consumer = AIOKafkaConsumer(
+        plan["topic"],
+        bootstrap_servers=plan["bootstrap"],
+        group_id=plan["group"],
+        auto_offset_reset="earliest",
+        session_timeout_ms=plan["session_timeout"] * 1000,
+        heartbeat_interval_ms=plan["heartbeat_ms"],
+        auto_commit_interval_ms=1000,
+        max_partition_fetch_bytes=8 * 1024,
+    )
+
+    async def each(records: list[Any]) -> None:
+        for record in records:
+            await marks.handle(record)
+
+    await consumer.start()
+    try:
+        while not leaving.is_set():
+            fetched = await consumer.getmany(timeout_ms=100)
+            await asyncio.gather(*map(each, fetched.values()))
+    finally:
+        await consumer.stop()
+
+
+WAYS: dict[str, Callable[[dict[str, Any], asyncio.Event], Awaitable[None]]] = {"managed": managed, "group": group}
+
+
+async def serve(orders: Orders) -> None:
+    """Join when told to, leave when told to."""
+    plan = orders.plan
+    orders.answer(ready=True)
+    if await orders.wait() is None:
+        return
+    leaving = asyncio.Event()
+    reading = asyncio.ensure_future(WAYS[plan["way"]](plan, leaving))  # type: ignore[arg-type]
+    orders.answer(going=True)
+    if await orders.wait() is not None:
+        began = _clock()
+        leaving.set()
+        await reading
+        orders.answer(began=began, ended=_clock())
+    else:
+        reading.cancel()
+        await asyncio.wait([reading])
+
+
+def main() -> None:
+    """Do what the plan says."""
+    asyncio.run(serve(Orders()))
+
+
+if __name__ == "__main__":
+    main()
