@@ -85,7 +85,7 @@ async def run(options: argparse.Namespace) -> Outcome:
     async with broker(options.bootstrap) as kafka:
         trips = await _round_trips(kafka, rounds)
         results += trips
-        goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips]
+        goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips[:2]]
         async with server(options.url) as store:
             results += await _flow_again(kafka, store, rounds)
     return Outcome("rebalance", "A member goes; from there until every partition flows again", results, goals, REMARKS)
@@ -185,7 +185,7 @@ async def _operations() -> list[tuple[Result, Goal]]:
                 everybody.append(_Member(store, "new", count, members))
             await _quiet(store, calls, count)
             used = len(calls)
-            ours = {"p50": used, "p99": used, "per_member_and_moved": used / (members + moved)}
+            ours = {**summary([used]), "per_member_and_moved": used / (members + moved)}
             case = {"partitions": count, "members": members, "moved": moved}
             goal = Goal(f"{what}: operations / (members + moved partitions)", used / (members + moved), 10)
             results.append((Result(f"{what}: {moved} of {count:,} move", case, "store operations", ours, {}), goal))

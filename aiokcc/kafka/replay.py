@@ -427,6 +427,7 @@ class Replay:
                         member.leave()
                         async with self._in_hand:
                             await reading.end(reading.partitions)
+                        await member.handed_over()
                     else:
                         await commits.flush(reading.positions())
                     tasks.cancel_scope.cancel()

@@ -26,6 +26,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from aiokcc.runtime.share import member_of
+from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import ANY_VERSION, Check, Children, Create, Delete, Node, Op, Set
 
@@ -70,6 +71,9 @@ class Assigning:
         self._window: Delayed | None = None
         """The join window: it closes when everybody expected is there, at its deadline at the latest."""
         self._said = ""
+        self._stepped = Signal()
+        """Set when all that was due has been written."""
+        self._over = False
 
     # -- taking office ------------------------------------------------------------------------------------------------
 
@@ -138,6 +142,18 @@ class Assigning:
         finally:
             if self._window is not None:
                 self._window.withdraw()
+            self._over = True
+            self._stepped.set()
+
+    async def handed_over(self) -> None:
+        """Wait until nothing is assigned to us any more, now that we have left; or until there is nobody to give it to."""
+        name, group = self._us.member.name, self.group
+        while not self._over and (
+            name in group.members or any(name in topic.assignment.values() for topic in group.topics.values())
+        ):
+            if not group.eligible.keys() - {name}:
+                return
+            await self._stepped.wait()
 
     def wake(self) -> None:
         """Decide again."""
@@ -190,6 +206,7 @@ class Assigning:
             else:
                 await self._reassign(decision)
             self._watch_locks()
+        self._stepped.set()
 
     def _wait(self, decision: Await) -> None:
         if decision.reason != self._said:

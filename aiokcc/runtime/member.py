@@ -41,6 +41,9 @@ __all__ = ["Member", "NoSession"]
 log = logging.getLogger("aiokcc.member")
 
 
+_HANDOVER_SECONDS: Final = 2.0
+
+
 class NoSession:
     """Stands in a gate where there is no session: nothing that depends on one may start."""
 
@@ -163,6 +166,13 @@ class Member:
     def leave(self) -> None:
         """Take part in the managed group no longer: with what we give back next goes our registration."""
         self.leaving = self.group is not None
+
+    async def handed_over(self) -> None:
+        """We have left. If we lead, stay until what we had is given to others: a successor would first have to take office."""
+        office = None if self.incarnation is None else self.incarnation.office
+        if self.leaving and office is not None and office.assigning is not None:
+            with anyio.move_on_after(_HANDOVER_SECONDS):
+                await office.assigning.handed_over()
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """What is given to us, as this session has read it."""

@@ -192,6 +192,21 @@ async def test_reading_kafka_is_measured_in_every_way(
         assert await session.children("") == ()
 
 
+@pytest.mark.timeout(240)
+async def test_handing_over_is_measured_in_every_way(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    table, url = tmp_path / "rebalance.json", zookeeper.url("benchmarks-on-groups")
+    services = ("--bootstrap", kafka.bootstrap, "--url", url)
+    code, _, errors = await benchmark("rebalance", "--quick", *services, "--json", str(table))
+    assert code == 0, errors
+    found = json.loads(table.read_text())
+    check_form(found, "rebalance")
+    units = ["ms CPU", *["store operations"] * 2, *["store round trips"] * 3, "s", "s"]
+    assert [result["unit"] for result in found["results"]] == units
+    assert all(set(result["anchors"]) == {"kafka group"} for result in found["results"][-2:])
+
+
 @pytest.mark.timeout(300)
 async def test_a_pipeline_on_spark_is_measured_in_every_way(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path

@@ -422,3 +422,51 @@ async def test_a_fault_at_any_call_is_survived(
         if hook.hit is None:
             assert number > 30
             return
+
+
+# What it costs
+
+
+async def idle_group(world: World, stack: contextlib.AsyncExitStack, names: list[str], partitions: int) -> None:
+    """Members that hold what they are given, and wait at a limit that never moves."""
+    logs = {f"orders.{n}": [10**12] for n in range(partitions)}
+    for name in names:
+        await stack.enter_async_context(member(world, name, logs, expect=len(names), clock=lambda: 0))
+
+
+@pytest.mark.parametrize("partitions", [40, 400])
+async def test_a_rebalance_costs_as_many_operations_as_there_are_members_and_moves(
+    world: World, partitions: int
+) -> None:
+    names = [f"m{n:02}" for n in range(10)]
+    async with contextlib.AsyncExitStack() as stack:
+        await idle_group(world, stack, names, partitions)
+        async with member(world, "z", {f"orders.{n}": [10**12] for n in range(partitions)}, clock=lambda: 0):
+            await asyncio.sleep(60)
+            moved = len(owners(world, partitions)["z"])
+            assert moved == partitions // 11
+            world.record_calls()
+        await asyncio.sleep(60)
+        assert sum(map(len, owners(world, partitions).values())) == partitions
+        assert len(world.calls) <= 12 * (len(names) + 1) + 2 * moved
+
+
+async def test_a_clean_leave_is_a_few_round_trips(world: World) -> None:
+    """Every call takes a second; the others hold what was left after less than ten."""
+    async with contextlib.AsyncExitStack() as stack:
+        await idle_group(world, stack, ["a", "b"], 6)
+        async with contextlib.AsyncExitStack() as leaves:
+            logs = {f"orders.{n}": [10**12] for n in range(6)}
+            await leaves.enter_async_context(member(world, "c", logs, clock=lambda: 0, expect=3))
+            await asyncio.sleep(60)
+            assert len(owners(world)["c"]) == 2
+            slow = world.server.intercept(before=lambda call: asyncio.sleep(1))
+            begun = world.time()
+        held = asyncio.Event()
+        world.server.intercept(after=lambda call: held.set() if len(owners(world)) == 2 else None)
+        async with asyncio.timeout(60):
+            while sum(map(len, owners(world).values())) < 6:
+                held.clear()
+                await held.wait()
+        assert world.time() - begun < 10
+        slow.close()
