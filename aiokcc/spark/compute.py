@@ -88,20 +88,25 @@ class Computation:
             return
         self._unchecked = False
         first, second = min(itertools.pairwise(full), key=lambda pair: sum(_size(batch.periods[n]) for n in pair))
-        together = self._apply(batch.part(first, second - first + 1))
-        if PERIOD not in together.columns:
-            return  # result() sees that too
-        period = batch.periods[first]
+        pair, period = batch.part(first, second - first + 1), batch.periods[first]
         start = _instant(period.start)
-        both, one = _digests(together.where(together[PERIOD] == start), self._apply(batch.part(first)))
-        if both == one:
-            return
-        if _digests(self._apply(batch.part(first))) != [one]:
-            log.warning(
-                "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
-                batch.pipeline,
-            )
-            return
+        frame = self._read(pair).persist()  # read from Kafka once for both
+        try:
+            together = self._call(frame, pair)
+            if PERIOD not in together.columns:
+                return  # result() sees that too
+            alone = frame.where(frame[PERIOD] == start)
+            both, one = _digests(together.where(together[PERIOD] == start), self._call(alone, batch.part(first)))
+            if both == one:
+                return
+            if _digests(self._call(alone, batch.part(first))) != [one]:
+                log.warning(
+                    "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
+                    batch.pipeline,
+                )
+                return
+        finally:
+            frame.unpersist()
         raise UsageError(
             f"the function mixes periods: for {format_time(period.start)} to {format_time(period.end)} it gives other rows "
             f"when the next period is in the same frame. Keep the column 'period' in every groupBy, join and window; or "
@@ -109,7 +114,9 @@ class Computation:
         )
 
     def _apply(self, batch: Batch) -> DataFrame:
-        frame = self._read(batch)
+        return self._call(self._read(batch), batch)
+
+    def _call(self, frame: DataFrame, batch: Batch) -> DataFrame:
         result: Any = self._function(frame, Periods.of(batch))
         if not hasattr(result, "columns") or not hasattr(result, "schema"):
             raise UsageError(f"the function returned {result!r}; expected a DataFrame made from the one it was given")

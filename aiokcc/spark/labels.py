@@ -95,15 +95,17 @@ def _boundaries(batch: Batch) -> list[int]:
 # -- as Spark does it --------------------------------------------------------------------------------------------------
 
 
-def label(frame: DataFrame, batch: Batch, millis: Column | None = None) -> DataFrame:
+def label(
+    frame: DataFrame, batch: Batch, millis: Column | None = None, columns: Sequence[str] | None = None
+) -> DataFrame:
     """Add the column ``period`` to a frame with Kafka's columns that holds the batch's ranges and nothing else.
 
     ``millis`` is given under a bound on lateness: the event time in milliseconds. Then rows of the ranges that belong to other
-    batches are left out.
+    batches are left out. Of the frame's own columns these are kept, or all.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = frame.columns
+    columns = columns or frame.columns
     ladders = ladders_of(batch)
     starts = [period.start for period in batch.periods]
     if millis is None:
@@ -127,18 +129,19 @@ def _climb(frame: DataFrame, value: Column, ladders: Mapping[Partition, Sequence
     from pyspark.sql import functions as F  # noqa: N812
 
     longest = max(map(len, ladders.values()))
-    found = frame.withColumn(_AT, F.lit(0))
     if longest == 1:
-        return found
-    found = found.withColumn(_RUNGS, _of_partition(ladders, "array<array<bigint>>"))
+        return frame.withColumn(_AT, F.lit(0))
+    found = frame.withColumn(_RUNGS, _of_partition(ladders, "array<array<bigint>>"))
+    at = F.lit(0)
     for bits in reversed(range(0, (longest - 1).bit_length(), 2)):
         # Two bits of the index at once: half as many projections, each of which Spark analyses by itself. Past the end of the
         # ladder there is nothing, which is not at most anything.
-        ahead = [F.col(_AT) + F.lit(steps << bits) for steps in (3, 2, 1)]
+        ahead = [at + F.lit(steps << bits) for steps in (3, 2, 1)]
         choice = F.when(F.get(_RUNGS, ahead[0]) <= value, ahead[0])
         for rung in ahead[1:]:
             choice = choice.when(F.get(_RUNGS, rung) <= value, rung)
-        found = found.withColumn(_AT, choice.otherwise(F.col(_AT)))
+        found = found.withColumn(_AT, choice.otherwise(at))
+        at = F.col(_AT)
     return found
 
 

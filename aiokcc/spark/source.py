@@ -10,6 +10,8 @@ What makes the read several times quicker than with Spark's own settings:
 - A fixed group id, by which executors keep their consumers from job to job. Spark keeps them by group id and partition, and
   refuses one whose other settings differ; so a digest of the settings is part of the id.
 - The newer of the connector's two readers, where the session is ours to ask: the older turns each row into objects and back.
+- As many tasks as shuffle partitions, which are about the cores, where there are more Kafka partitions than that and little to
+  read: each task costs some milliseconds, and a small period in many partitions is hardly anything but tasks.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -50,6 +53,9 @@ _OPTIONS: Final = {
 }
 _DECIDED: Final = re.compile(r"assign|subscribe|subscribepattern|(starting|ending)(offsets|timestamp).*", re.IGNORECASE)
 _V1_LIST: Final = "spark.sql.sources.useV1SourceList"
+_TASKS: Final = "spark.sql.shuffle.partitions"
+_FEW: Final = 250_000
+"""So many offsets a task may have and still be one of few: more than that is worth spreading."""
 _TS: Final = "__aiokcc_event_ts"
 _POISON: Final = "aiokcc: poison timestamp "
 _POISON_FORM: Final = re.compile(_POISON + r"(-?\d+|null) at (\S+) (\d+) (\d+);")
@@ -79,15 +85,14 @@ def read(
     columns = frame.columns
     late = any((lateness or {}).values())
     if timestamp is not None and not late and start is None:
-        return label(frame, batch)  # its times were looked at when its boundaries were found
+        return label(frame, batch, columns=columns)  # its times were looked at when its boundaries were found
     from pyspark.sql import functions as F  # noqa: N812
 
-    ts = F.col(_TS)
-    frame = frame.withColumn(_TS, event_millis(frame, timestamp)).where(_sound(ts))
-    if start is not None:
-        frame = frame.where(ts >= start)
-    labelled = label(frame, batch, ts if late else None)
-    return labelled.select(*(f"`{name}`" for name in labelled.columns if name in columns or name not in frame.columns))
+    ts = event_millis(frame, timestamp)
+    if late or timestamp is not None:  # computed once for all that it is needed for
+        frame, ts = frame.withColumn(_TS, ts), F.col(_TS)
+    inside = _sound(ts) if start is None else _sound(ts) & (ts >= start)
+    return label(frame.where(inside), batch, ts if late else None, columns)
 
 
 def load(
@@ -109,7 +114,12 @@ def load(
     offsets = {"assign": assigned, "startingOffsets": starts, "endingOffsets": ends}
     with _newer_reader(spark):
         reader = spark.read.format("kafka").options(**chosen)
-        return reader.options(**{name: _text(value) for name, value in offsets.items()}).load()
+        frame = reader.options(**{name: _text(value) for name, value in offsets.items()}).load()
+    if any(name.lower() == "minpartitions" for name in chosen):
+        return frame
+    cores, total = int(spark.conf.get(_TASKS) or 200), sum(max(0, end - start) for start, end in ranges.values())
+    tasks = cores * math.ceil(total / (cores * _FEW))
+    return frame.coalesce(tasks) if tasks < sum(map(len, starts.values())) else frame
 
 
 def offsets_text(batch: Batch) -> str:

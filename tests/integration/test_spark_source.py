@@ -103,6 +103,19 @@ async def test_the_session_keeps_its_own_setting_of_readers(spark: SparkSession,
     assert spark.conf.get("spark.sql.sources.useV1SourceList") == before
 
 
+async def test_little_to_read_from_many_partitions_is_few_tasks(spark: SparkSession, kafka: local.Kafka) -> None:
+    name = await topic(kafka, *([at(0), at(0, 1)] for _ in range(5)))
+    ranges = {Partition(name, number): (0, 2) for number in range(5)}
+
+    def tasks(**options: str) -> int:
+        frame = source.load(spark, ranges, bootstrap_servers=kafka.bootstrap, options=options)
+        assert frame.count() == 10
+        return frame.rdd.getNumPartitions()
+
+    assert await asyncio.to_thread(tasks) == 2
+    assert await asyncio.to_thread(tasks, minPartitions="10") == 10
+
+
 async def test_compaction_leaves_gaps_that_no_label_minds(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(
         kafka.bootstrap,
