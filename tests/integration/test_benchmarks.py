@@ -219,6 +219,7 @@ async def test_a_pipeline_on_spark_is_measured_in_every_way(
     check_form(found, "spark")
     assert [(result["case"]["what"], result["unit"], set(result["anchors"])) for result in found["results"]] == [
         ("catch-up", "s", {"plain", "tuned"}),
+        ("unchecked", "s", {"plain", "tuned"}),
         ("mostly empty", "s", {"catch-up"}),
         ("to Parquet", "s", {"plain", "parquet"}),
         ("steady state", "ms", {"job"}),
