@@ -33,7 +33,9 @@ from aiokcc.errors import UsageError
 __all__ = ["Await", "Decision", "Group", "GroupSettings", "Reassign", "Settle", "check_group"]
 
 STARTS_PER_WRITE: Final = 2000
-"""So many partitions are given away in one transaction: each costs about 100 bytes of the store's 1 MB."""
+"""So many partitions are given away in one transaction at most, and fewer where their topics' names are long."""
+_BYTES_PER_WRITE: Final = 400_000
+"""Of the store's 1 MB, for the proof that nobody holds what is given away; the assignments themselves need room too."""
 JOIN_WINDOW: Final = 1.0
 JOIN_WINDOW_EXPECTING: Final = 30.0
 _REASON: Final = 160
@@ -288,8 +290,9 @@ class Group:
         moved = {p: m for p, m in held.items() if target.get(p) != m} if basis is not None else {}
         given = {p: target[p] for p in sorted(free) if p in target}
         left: frozenset[Partition] | None = free - given.keys()
-        if len(given) > STARTS_PER_WRITE:
-            given, left = dict(list(given.items())[:STARTS_PER_WRITE]), None
+        most = _fitting(given)
+        if len(given) > most:
+            given, left = dict(list(given.items())[:most]), None
         after = {p: m for p, m in {**held, **given}.items() if p not in moved}
         topics: dict[str, Topic] = {}
         gone: list[str] = []
@@ -346,6 +349,17 @@ class Group:
                 number, member = min(topic.to_start.items())
                 return Await(f"{member} has to start {Partition(name, number)}")
         return Await("stable" if self.topics else "nothing to assign")
+
+
+def _fitting(partitions: Iterable[Partition]) -> int:
+    """How many of these can be given away in one transaction."""
+    count = size = 0
+    for topic, _ in partitions:
+        size += 2 * (len(topic) + 60)
+        if count == STARTS_PER_WRITE or size > _BYTES_PER_WRITE:
+            break
+        count += 1
+    return count
 
 
 def _by_topic(parts: Mapping[Partition, str]) -> dict[str, dict[int, str]]:

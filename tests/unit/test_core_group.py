@@ -213,6 +213,14 @@ class TestTheMachine:
         assert sizes == [STARTS_PER_WRITE, 500]
         assert len(given(machine)) == count
 
+    def test_long_names_make_smaller_transactions(self) -> None:
+        topic = "t" * 249
+        machine = Group(GroupSettings.check(join_window=0), partitions(2000, topic), members={"a": EVERYTHING})
+        decision = machine.decide(0)
+        assert isinstance(decision, Reassign)
+        assert 0 < len(decision.given) < 1000
+        assert sum(2 * len(f"owners/{p.topic}/{p.number}") for p in decision.given) < 500_000
+
 
 class TestTheWindow:
     def test_joins_are_gathered(self) -> None:
