@@ -55,6 +55,7 @@ def typecheck(session: nox.Session) -> None:
         "--disable-error-code=method-assign",
         "--disable-error-code=abstract",
         "--disable-error-code=misc",
+        "--disable-error-code=comparison-overlap",  # it does not know that a call may change a state
     ]
     around = [name for name in ("tests", "benchmarks", "examples") if any((ROOT / name).glob("**/*.py"))]
     run(session, python, "-m", "mypy", *lax, "--disable-error-code=import-not-found", *around)

@@ -32,7 +32,7 @@ from aiokcc.core.subscriptions import EVERYTHING
 from aiokcc.stores.memory import Call, MemoryStore
 from benchmarks.broker import BASE, Broker, broker, evenly
 from benchmarks.crew import Crew, crew
-from benchmarks.harness import BenchmarkError, Goal, Outcome, Result, note, summary
+from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
 from benchmarks.server import Server, server
 
 SUMMARY: Final = "partitions handed over when a member leaves or dies, against Kafka's group protocol"
@@ -185,7 +185,7 @@ async def _operations() -> list[tuple[Result, Goal]]:
                 everybody.append(_Member(store, "new", count, members))
             await _quiet(store, calls, count)
             used = len(calls)
-            ours = {**summary([used]), "per_member_and_moved": used / (members + moved)}
+            ours: Figures = {**summary([used]), "per_member_and_moved": used / (members + moved)}
             case = {"partitions": count, "members": members, "moved": moved}
             goal = Goal(f"{what}: operations / (members + moved partitions)", used / (members + moved), 10)
             results.append((Result(f"{what}: {moved} of {count:,} move", case, "store operations", ours, {}), goal))

@@ -406,4 +406,4 @@ def _megabytes(spark: SparkSession) -> float:
     java.System.gc()
     heap = java.Runtime.getRuntime()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return (heap.totalMemory() - heap.freeMemory() + pages * resource.getpagesize()) / 2**20
+    return float(heap.totalMemory() - heap.freeMemory() + pages * resource.getpagesize()) / 2**20
