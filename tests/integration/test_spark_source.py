@@ -110,7 +110,7 @@ async def test_little_to_read_from_many_partitions_is_few_tasks(spark: SparkSess
     def tasks(**options: str) -> int:
         frame = source.load(spark, ranges, bootstrap_servers=kafka.bootstrap, options=options)
         assert frame.count() == 10
-        return frame.rdd.getNumPartitions()
+        return int(frame.rdd.getNumPartitions())
 
     assert await asyncio.to_thread(tasks) == 2
     assert await asyncio.to_thread(tasks, minPartitions="10") == 10
