@@ -273,3 +273,16 @@ async def test_a_state_node_that_cannot_be_read(kafka: local.Kafka, zk_root: str
         b = One(kafka, zk_root, seen, "b", topic)
         with pytest.raises(aiokcc.CorruptNodeError, match=rf"state/{topic} holds 'Sleeping'; expected three lines"):
             await b.ended()
+
+
+async def test_released_in_the_middle_it_comes_to_an_end_all_the_same(kafka: local.Kafka, zk_root: str) -> None:
+    """No end is written then: who is done leaves, and whoever stays finds that nothing is left to do."""
+    topic = await replays.topic(kafka, *logs(4, 30))
+    seen = Seen()
+    settings: dict[str, Any] = {"offset_storage": "zookeeper", "slow": 0.001, "expect": 2}
+    ones = [One(kafka, zk_root, seen, name, topic, **settings) for name in ("a", "b")]
+    await seen.until(lambda: len(seen.records) > 200)
+    await ones[0].replay.coordinator.release()
+    for one in ones:
+        await one.ended()
+    assert sorted(set(seen.places())) == replays.all_places(topic, *[300] * 4)
