@@ -13,7 +13,7 @@ past it. Crossings of all open boundaries are kept, so that the cuts of a run do
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
@@ -186,6 +186,31 @@ class Ledger:
         self._set_thresholds(lane)
         self._missing += arrived - lane.arrived(limit)
         return ts < limit.value and lane.owned
+
+    def walk(self, lane: Lane, steps: Sequence[tuple[int, int | None]], reached: int = 0) -> None:
+        """What :meth:`approach` does with each of these in turn, ascending, but in one go however many there are.
+
+        ``reached``: nothing of the lane is left before this time, so the limit need not stop at the boundaries before it.
+        Where they were crossed is noted down all the same, for others may make it stop there.
+        """
+        self._refuse_finished(lane)
+        if not steps:
+            return
+        self._said = None
+        limit = self.limit
+        lane.ts, lane.offset = steps[-1]
+        if limit.mode is not Mode.GATED:
+            lane.state = LaneState.RUNNING if limit.mode is Mode.OPEN else LaneState.BLOCKED
+            return
+        arrived = lane.arrived(limit)
+        boundaries, n = limit.boundaries, 0
+        for ts, offset in steps:
+            while n < len(boundaries) and boundaries[n] <= ts:
+                lane.crossings.setdefault(boundaries[n], (max(ts, reached), offset))
+                n += 1
+        lane.state = LaneState.RUNNING if lane.ts < limit.value else LaneState.BLOCKED
+        self._set_thresholds(lane)
+        self._missing += arrived - lane.arrived(limit)
 
     def idle(self, lane: Lane, as_of: Limit, offset: int | None) -> bool:
         """The lane was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again.

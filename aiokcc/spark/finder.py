@@ -2,7 +2,7 @@
 
 ``offsets_for_times(T)`` gives the first offset in log order with ``ts >= T``, and that record's timestamp. That is worth as
 much as the offset: no boundary up to it needs a question of its own, so a gap in event time costs one question however
-many periods it has. Several boundaries are asked about at once; the answers do not depend on each other.
+many periods it has. Several questions are on their way at once; the answers do not depend on each other.
 
 What is found does not change: no earlier record can come to stand before it. What is *not* found may come later, so there the
 end of the log counts, which must be read after the limit was seen.
@@ -10,7 +10,6 @@ end of the log counts, which must be read after the limit was seen.
 
 from __future__ import annotations
 
-import asyncio
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
@@ -20,6 +19,7 @@ from aiokafka import TopicPartition
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
 from aiokcc.kafka.cluster import Cluster
+from aiokcc.kafka.reading import unwrapped
 
 __all__ = ["Finder", "Found"]
 
@@ -39,6 +39,11 @@ class Finder:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a question is cheap enough to be asked while a job runs, for the batch after it."""
+        return False
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """Where the logs end now."""
@@ -71,19 +76,29 @@ class Finder:
 
         ``known`` is the first record that was found before, so that boundaries up to its time need no question.
         """
-        result = {p: _Column(boundaries, found) for p, found in known.items()}
-        while True:
-            rounds: list[dict[Partition, int]] = []
-            for partition, column in result.items():
-                for n, ts in enumerate(column.unknown()):
-                    if n == len(rounds):
-                        rounds.append({})
-                    rounds[n][partition] = ts
-            if not rounds:
-                return {p: column.found for p, column in result.items()}
-            for times, answer in zip(rounds, await asyncio.gather(*map(self._ask, rounds)), strict=True):
-                for partition, ts in times.items():
-                    result[partition].learn(ts, answer[partition])
+        columns = {p: _Column(boundaries, found) for p, found in known.items()}
+        running = 0
+
+        async def ask(times: Mapping[Partition, int]) -> None:
+            nonlocal running
+            answer = await self._ask(times)
+            running -= 1
+            for partition, ts in times.items():
+                columns[partition].answer(ts, answer[partition])
+            go_on()
+
+        def go_on() -> None:
+            nonlocal running
+            while running < _AT_ONCE:
+                times = {p: ts for p, column in columns.items() if (ts := column.question()) is not None}
+                if not times:
+                    return
+                running += 1
+                tasks.start_soon(ask, times)
+
+        async with unwrapped() as tasks:
+            go_on()
+        return {p: column.found for p, column in columns.items()}
 
 
 class _Column:
@@ -94,28 +109,35 @@ class _Column:
         self.found: list[Found | None] = [None] * len(boundaries)
         self._answered = [False] * len(boundaries)
         self._next = 0
+        """All before it are answered or asked about."""
+        self._running = 0
         self._wide = 1
+        """So many questions may be on their way: more and more while each boundary is found to have records of its own."""
         if known is not None and boundaries:
-            self.learn(boundaries[0], known)
+            self._learn(boundaries[0], known)
 
-    def unknown(self) -> list[int]:
-        """The next boundaries to ask about: more and more at a time while each is found to have records of its own."""
-        result: list[int] = []
-        n = self._next
-        while n < len(self._boundaries) and len(result) < self._wide:
-            if not self._answered[n]:
-                result.append(self._boundaries[n])
-            n += 1
-        self._wide = min(_AT_ONCE, 2 * self._wide)
-        return result
+    def question(self) -> int | None:
+        """The next boundary to ask about; None if there is none, or if answers are to be awaited first."""
+        while self._next < len(self._boundaries) and self._answered[self._next]:
+            self._next += 1
+        if self._next == len(self._boundaries) or self._running >= self._wide:
+            return None
+        self._running += 1
+        self._next += 1
+        return self._boundaries[self._next - 1]
 
-    def learn(self, ts: int, found: Found | None) -> None:
+    def answer(self, ts: int, found: Found | None) -> None:
+        """What came of a question."""
+        self._running -= 1
+        if self._learn(ts, found) > 1:
+            self._wide = 1  # a gap: the next question may well answer many again
+        else:
+            self._wide = min(_AT_ONCE, self._wide + 1)
+
+    def _learn(self, ts: int, found: Found | None) -> int:
         """The answer for one boundary holds for all later ones up to the found record's time, or for all if there is none."""
         first = bisect.bisect_left(self._boundaries, ts)
         last = len(self._boundaries) if found is None else bisect.bisect_right(self._boundaries, found.ts)
-        if last - first > 1:
-            self._wide = 1  # a gap: the next question may well answer many again
         for n in range(first, last):
             self.found[n], self._answered[n] = found, True
-        while self._next < len(self._boundaries) and self._answered[self._next]:
-            self._next += 1
+        return last - first

@@ -21,7 +21,7 @@ from aiokcc.core.ledger import LaneState
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Span
-from aiokcc.core.run import Bounds
+from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import SessionLostError, StoreUnreachableError
 from aiokcc.kafka.reading import unwrapped
 from aiokcc.runtime.coordinator import Coordinator
@@ -177,14 +177,16 @@ class Participant:
 
     def walk(self, stretches: Sequence[Stretch]) -> None:
         """Say where the boundaries of published periods were crossed. The gate may be behind them, or ahead."""
-        ledger = self._ledger
-        limit = ledger.limit
-        if limit.mode is Mode.GATED:
-            stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
-            for partition, track in self.tracks.items():
-                if not track.is_finished:
-                    for ts, place in _steps(partition, stretches):
-                        ledger.approach(track.gate.lane, ts, Span.of(*place))
+        limit = self._ledger.limit
+        if limit.mode is not Mode.GATED:
+            return
+        stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
+        # The store keeps so many cuts. Those before them nobody could read: there the limit need not stop for our sake.
+        reached = stretches[-CUT_SLOTS].end if len(stretches) > CUT_SLOTS else 0
+        for partition, track in self.tracks.items():
+            if not track.is_finished:
+                steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, stretches)]
+                self._ledger.walk(track.gate.lane, steps, reached)
 
     def block(self, track: Track, ts: int) -> None:
         """Say that a partition's next record is of this time; it may lie below the limit."""

@@ -4,7 +4,7 @@ The steps of a batch, by name:
 
 ``planned``       which periods are open, and where their ends lie in the logs
 ``intended``      recorded in the store, and from now on never resolved again
-``staged``        the Spark job has run; its result stands where nobody looks
+``staged``        the Spark job has run; its result stands where nobody looks, so it may run while the intent is recorded
 ``published``     the sink has made it visible, at once and idempotently
 ``checkpointed``  recorded as published
 ``reported``      the gate was told for all partitions where the boundaries were crossed: the limit may move
@@ -26,6 +26,7 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
+from aiokcc.kafka.reading import unwrapped
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation
 from aiokcc.spark.finder import Finder
@@ -96,8 +97,12 @@ class Pipeline:
     async def run(self) -> None:
         """Go on after what is published, until nothing more will come."""
         participant, planner, records = self._participant, self._planner, self._records
+        participant.check()
         await self._resume()
-        await self._measure()
+        async with unwrapped() as tasks:
+            tasks.start_soon(self._measure)
+            await planner.look(participant.limit)
+            await planner.look_ahead()
         while True:
             participant.check()
             await self._grow()
@@ -116,12 +121,12 @@ class Pipeline:
             batch = plan.intent.batch(records.name)
             self._after(Step.PLANNED, batch)
             await participant.ready()
-            await records.intend(plan.intent)
-            self._after(Step.INTENDED, batch)
-            await self._carry_out(batch, is_published=False)
-            await self._conclude(plan, batch)
-            if len(batch.periods) > 1:
-                await self._measure()
+            async with unwrapped() as tasks:
+                tasks.start_soon(planner.look_ahead, plan)
+                await self._carry_out(batch, plan.intent)
+                await self._conclude(plan, batch)
+                if len(batch.periods) > 1:
+                    await self._measure()
         participant.check()
 
     async def _resume(self) -> None:
@@ -139,7 +144,10 @@ class Pipeline:
                 batch.number,
                 "is published" if there else "is done as it was recorded",
             )
-            await self._carry_out(batch, is_published=there)
+            if there:
+                self._after(Step.PUBLISHED, batch)
+            else:
+                await self._carry_out(batch)
         await self._conclude(Plan(intent), batch, again=self._records.pending is None)
 
     async def _grow(self) -> None:
@@ -159,28 +167,51 @@ class Pipeline:
 
     # -- one batch ------------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, batch: Batch, *, is_published: bool) -> None:
-        """Compute and publish, as often as it takes and may take. SparkJobError: nothing of it is visible."""
+    async def _carry_out(self, batch: Batch, intent: Intent | None = None) -> None:
+        """Compute and publish, as often as it takes and may take. SparkJobError: nothing of it is visible.
+
+        The intent is recorded before anything is published, or may be seen, unless it was recorded before.
+        """
         failures = 0
-        while not is_published:
+        while True:
             began = time.monotonic()
-            try:
-                staged = await self._stage(batch)
-            except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
-                failures += 1
-                await self._failed(batch, error, failures)
-                continue
-            self._after(Step.STAGED, batch)
-            await self._records.confirm()
-            try:
-                await self._worker.call(self._sink.publish, batch, staged)
-            except Exception as error:  # noqa: BLE001 - and so may a sink
-                failures += 1
-                await self._failed(batch, error, failures)
-                continue
-            is_published = True
-            self._learn(batch, time.monotonic() - began)
-        self._after(Step.PUBLISHED, batch)
+            staged, error = await self._intend_and_stage(batch, intent)
+            intent = None
+            if error is None:
+                self._after(Step.STAGED, batch)
+                await self._records.confirm()
+                try:
+                    await self._worker.call(self._sink.publish, batch, staged)
+                except Exception as raised:  # noqa: BLE001 - a sink may raise anything
+                    error = raised
+                else:
+                    self._learn(batch, time.monotonic() - began)
+                    self._after(Step.PUBLISHED, batch)
+                    return
+            failures += 1
+            await self._failed(batch, error, failures)
+
+    async def _intend_and_stage(self, batch: Batch, intent: Intent | None) -> tuple[object | None, Exception | None]:
+        """What was staged, or why it could not be. Where staging shows nothing, the intent is recorded meanwhile."""
+        if intent is None:
+            return await self._try_to_stage(batch)
+        if batch.is_empty or not self._sink.exactly_once:
+            await self._intend(intent, batch)
+            return await self._try_to_stage(batch)
+        async with unwrapped() as tasks:
+            tasks.start_soon(self._intend, intent, batch)
+            staged = await self._try_to_stage(batch)
+        return staged  # noqa: RET504 - not before the intent stands
+
+    async def _intend(self, intent: Intent, batch: Batch) -> None:
+        await self._records.intend(intent)
+        self._after(Step.INTENDED, batch)
+
+    async def _try_to_stage(self, batch: Batch) -> tuple[object | None, Exception | None]:
+        try:
+            return await self._stage(batch), None
+        except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
+            return None, error
 
     async def _failed(self, batch: Batch, error: Exception, failures: int) -> None:
         """Return if it may be tried again; raise what the caller should know otherwise."""

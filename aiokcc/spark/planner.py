@@ -5,10 +5,16 @@ it always is. Where a log is followed, an end is certain once a record at or pas
 bring records of this period, and the clock decides: past the boundary, and the bound on lateness, none is waited for.
 The same holds for saying that a partition is idle. Kafka tells nobody that records have come, so a followed log is looked at
 whenever the clock passes a boundary: before that nothing could be published anyway.
+
+What was found is remembered, for it stays true: the first record at or past a time is that for good. So while the job of one
+batch runs, the boundaries of the next are looked up, which decides nothing: the batch is planned when its turn has come, under
+the limit as it is then, and what it does not find remembered it asks for. That nothing was *found* is never remembered of a
+followed log: it holds for the moment of asking only.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +22,8 @@ from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
-from aiokcc.core.periods import boundary_after
+from aiokcc.core.periods import MAX_LIMIT, boundary_after
+from aiokcc.errors import AiokccError
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant, Track
@@ -25,8 +32,12 @@ from aiokcc.spark.source import poison
 
 __all__ = ["Plan", "Planner"]
 
+log = logging.getLogger("aiokcc.spark")
+
 MOST_BOUNDARIES: Final = 1000
 """So many periods a batch may hold, with those that have no records."""
+MOST_PLACES: Final = MAX_INTENT // 2
+"""So many places an intent may hold: none takes less than two bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +91,8 @@ class Planner:
         """Everything before this time is published."""
         self._trail: deque[Stretch] = deque()
         """Published periods that the gate may not have closed."""
+        self._remembered: dict[Partition, dict[int, Found | None]] = {}
+        """By time past what is published, the first record at or past it; None where a bounded log has none."""
 
     # -- what is known --------------------------------------------------------------------------------------------------
 
@@ -163,6 +176,8 @@ class Planner:
         new = [stretch for stretch in plan.intent.stretches() if stretch.end not in known]
         self._trail.extend(new)
         self.published = plan.intent.periods[-1][1]
+        for partition, found in self._remembered.items():
+            self._remembered[partition] = {ts: record for ts, record in found.items() if ts > self.published}
         self._participant.walk(new)
         limit = self._participant.limit
         while self._trail and (limit.mode is not Mode.GATED or self._trail[0].end < limit.floor):
@@ -176,12 +191,14 @@ class Planner:
         times = [self._next_ts(track) for track in tracks if track.next is not None]
         if not times:
             return None
-        wanted = 1 if self._pace.periods == 1 else min(4 * self._pace.periods, MOST_BOUNDARIES)
+        wanted = self._wanted(len(tracks))
         boundaries = next_boundaries(self.published, min(times), self._period, limit.value, self._end, wanted)
         if not boundaries or (len(boundaries) < min(wanted, self._pace.periods) and self._will_open_more(limit)):
             return None
-        ends = await self._finder.ends(track.partition for track in tracks if track.bounds.end is None)
+        unsure = [track for track in tracks if track.bounds.end is None and not self._remembers(track, boundaries)]
+        ends = await self._finder.ends(track.partition for track in unsure)
         columns = await self._columns(tracks, boundaries, ends)
+        boundaries = boundaries[: len(next(iter(columns.values())).places)]
         ripe = self._ripe(boundaries, [columns[p] for p in ends])
         if not ripe:
             return None
@@ -189,28 +206,90 @@ class Planner:
         last = len(intent.periods) - 1
         return Plan(intent, {p: column.following[last] for p, column in columns.items()}, limit)
 
+    def _wanted(self, partitions: int) -> int:
+        """How many boundaries to look at: some periods may be empty and cost a job nothing."""
+        periods = self._pace.periods
+        return 1 if periods == 1 else min(4 * periods, MOST_BOUNDARIES, max(1, MOST_PLACES // partitions))
+
     def _will_open_more(self, limit: Limit) -> bool:
         """Whether to wait for a larger batch: the limit is on its way, and nobody but us could stop it."""
         return self._alone and limit.mode is Mode.GATED and limit.value != self._end and self._participant.is_through
 
+    async def look_ahead(self, plan: Plan | None = None) -> None:
+        """Look up where the batch after this plan may end, or the first batch. A failure is told when it is planned."""
+        if not self._finder.looks_ahead:
+            return
+        published = self.published if plan is None else plan.intent.periods[-1][1]
+        coming: dict[Partition, Found] = {}
+        for partition, track in self._participant.tracks.items():
+            found = track.next if plan is None else plan.upcoming.get(partition)
+            if found is not None and not track.is_finished:
+                coming[partition] = found
+        if not coming:
+            return
+        least = min(found.ts - self._lateness.get(partition.topic, 0) for partition, found in coming.items())
+        count = min(self._wanted(len(coming)), self._participant.member.settings.lookahead + 1)
+        boundaries = next_boundaries(published, least, self._period, self._end or MAX_LIMIT, self._end, count)
+        try:
+            await self._across(coming, boundaries)
+        except AiokccError as error:
+            log.debug("could not look ahead: %r", error)
+
+    # -- where boundaries lie -------------------------------------------------------------------------------------------
+
+    def _remembers(self, track: Track, boundaries: Sequence[int]) -> bool:
+        found = self._remembered.get(track.partition, {})
+        late = self._lateness.get(track.partition.topic, 0)
+        return all(boundary in found and boundary + late in found for boundary in boundaries)
+
+    async def _across(
+        self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
+    ) -> tuple[dict[Partition, list[Found | None]], dict[Partition, list[Found | None]]]:
+        """The first records at or past boundaries, and the same for boundaries and the bound on lateness."""
+        following = await self._find(known, boundaries)
+        behind = following
+        for late in sorted(set(self._lateness.values()) - {0}):
+            mine = {p: found for p, found in known.items() if self._lateness.get(p.topic) == late}
+            behind = {**behind, **await self._find(mine, [b + late for b in boundaries])}
+        return following, behind
+
+    async def _find(
+        self, known: Mapping[Partition, Found | None], times: Sequence[int]
+    ) -> dict[Partition, list[Found | None]]:
+        """For each time, ascending, the first record at or past it. Only what is not remembered is asked for."""
+        remembered = {p: self._remembered.setdefault(p, {}) for p in known}
+        new = {p: n for p, found in remembered.items() if (n := _first_missing(found, times)) is not None}
+        answers: dict[Partition, list[Found | None]] = {
+            p: [found.get(ts) for ts in times] for p, found in remembered.items()
+        }
+        if new:
+            first = min(new.values())
+            before = {p: answers[p][first - 1] if first else known[p] for p in new}
+            for partition, found in (await self._finder.across(before, times[first:])).items():
+                answers[partition][first:] = found
+                is_bounded = self._participant.tracks[partition].bounds.end is not None
+                remembered[partition].update(
+                    (ts, record) for ts, record in zip(times[first:], found, strict=True) if is_bounded or record
+                )
+        return answers
+
     async def _columns(
         self, tracks: Sequence[Track], boundaries: Sequence[int], ends: Mapping[Partition, int]
     ) -> dict[Partition, _Column]:
-        following = await self._finder.across({track.partition: track.next for track in tracks}, boundaries)
-        behind = following
-        for late in sorted(set(self._lateness.values()) - {0}):
-            mine = {t.partition: t.next for t in tracks if self._lateness.get(t.partition.topic) == late}
-            behind = {**behind, **await self._finder.across(mine, [b + late for b in boundaries])}
+        following, behind = await self._across({track.partition: track.next for track in tracks}, boundaries)
+        # Past the last record one boundary is enough: empty periods at the end of a batch are left to the next one.
+        count = min(len(boundaries), 1 + max(sum(map(bool, found)) for found in following.values()))
         result = {}
         for track in tracks:
             partition, place = track.partition, track.place
-            end = track.bounds.end if track.bounds.end is not None else ends[partition]
+            # Where neither is known all were found, and the end does not matter.
+            end = track.bounds.end if track.bounds.end is not None else ends.get(partition, place.low)
             places = []
-            for low, high in zip(following[partition], behind[partition], strict=True):
+            for low, high in zip(following[partition][:count], behind[partition][:count], strict=True):
                 bottom = max(place.low, _within(low, track.bounds.end, end))
                 place = Place(bottom, max(place.high, bottom, _within(high, track.bounds.end, end)))
                 places.append(place)
-            result[partition] = _Column(places, behind[partition], following[partition])
+            result[partition] = _Column(places, behind[partition][:count], following[partition][:count])
         return result
 
     def _ripe(self, boundaries: Sequence[int], followed: Sequence[_Column]) -> int:
@@ -241,6 +320,10 @@ class Planner:
         while len(intent.periods) > 1 and len(intent.encode()) > MAX_INTENT:
             intent = intent.shortened(len(intent.periods) // 2).trimmed()
         return intent
+
+
+def _first_missing(found: Mapping[int, Found | None], times: Sequence[int]) -> int | None:
+    return next((n for n, ts in enumerate(times) if ts not in found), None)
 
 
 def _within(found: Found | None, bound: int | None, end: int) -> int:

@@ -41,6 +41,8 @@ class Probe:
         self._settings = settings
         self._consumer: Any = None
         self._stack = AsyncExitStack()
+        self._lock = asyncio.Lock()
+        """Who comes second waits: they would read at each other's offsets."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Probe]:
@@ -77,24 +79,25 @@ class Probe:
     @asynccontextmanager
     async def _reading(self, positions: Mapping[Partition, int]) -> AsyncIterator[Any]:
         """The consumer, at these offsets. What goes wrong is nothing but an answer that is missing."""
-        try:
-            async with asyncio.timeout(_SECONDS):
-                if self._consumer is None:
-                    wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
-                    consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
-                    await self._stack.enter_async_context(stopping(consumer))
-                    await consumer.start()
-                    self._consumer = consumer
-                asked = {TopicPartition(*p): offset for p, offset in positions.items()}
-                self._consumer.assign(list(asked))
-                for place, offset in asked.items():
-                    self._consumer.seek(place, offset)
-                yield self._consumer
-        except (TimeoutError, AiokafkaError) as error:
-            log.debug("could not look at records: %r", error)
-        finally:
-            if self._consumer is not None:
-                self._consumer.unsubscribe()
+        async with self._lock:
+            try:
+                async with asyncio.timeout(_SECONDS):
+                    if self._consumer is None:
+                        wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
+                        consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
+                        await self._stack.enter_async_context(stopping(consumer))
+                        await consumer.start()
+                        self._consumer = consumer
+                    asked = {TopicPartition(*p): offset for p, offset in positions.items()}
+                    self._consumer.assign(list(asked))
+                    for place, offset in asked.items():
+                        self._consumer.seek(place, offset)
+                    yield self._consumer
+            except (TimeoutError, AiokafkaError) as error:
+                log.debug("could not look at records: %r", error)
+            finally:
+                if self._consumer is not None:
+                    self._consumer.unsubscribe()
 
 
 class CheckedFinder(Finder):
@@ -110,6 +113,11 @@ class CheckedFinder(Finder):
         self._period = period
         self._make_other = other
         self._other: Finder | None = None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether a question is cheap enough to be asked while a job runs: the other way takes a job itself."""
+        return self._other is None
 
     async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
         """The first record at or past a time, of each partition; None where there is none."""

@@ -1,0 +1,189 @@
+"""What the planner asks, and what it remembers while a job runs. Without Kafka and Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiokcc.core.ledger import LaneState
+from aiokcc.core.limit import Limit
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Bounds
+from aiokcc.errors import KafkaError
+from aiokcc.spark.finder import Finder, Found
+from aiokcc.spark.pace import Pace
+from aiokcc.spark.participant import Track
+from aiokcc.spark.plan import Place
+from aiokcc.spark.planner import Planner
+
+P0, P1 = Partition("t", 0), Partition("t", 1)
+
+
+class Index(Finder):
+    """An index over lists of timestamps, which counts the questions."""
+
+    looks_ahead = True
+
+    def __init__(self, logs: Mapping[Partition, list[int]]) -> None:
+        self.logs = logs
+        self.asked: list[int] = []
+        self.asked_for_ends = 0
+        self.is_down = False
+
+    async def _ask(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
+        if self.is_down:
+            raise KafkaError("down")
+        self.asked += times.values()
+        return {p: next((Found(n, t) for n, t in enumerate(self.logs[p]) if t >= ts), None) for p, ts in times.items()}
+
+    async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        wanted = list(partitions)
+        self.asked_for_ends += len(wanted)
+        return {p: len(self.logs[p]) for p in wanted}
+
+
+class Participant:
+    """Stands where the group would be."""
+
+    is_through = False
+
+    def __init__(self, logs: Mapping[Partition, list[int]], *, bounded: bool, lookahead: int) -> None:
+        lane = SimpleNamespace(state=LaneState.RUNNING)
+        self.tracks = {
+            p: Track(
+                SimpleNamespace(partition=p, lane=lane),  # type: ignore[arg-type]
+                Bounds(0, len(log) if bounded else None),
+                Place(0, 0),
+            )
+            for p, log in logs.items()
+        }
+        self.member = SimpleNamespace(settings=SimpleNamespace(ahead=10**6, lookahead=lookahead))
+        self.limit = Limit((0,))
+        self.walked: list[Any] = []
+
+    def walk(self, stretches: Any) -> None:
+        self.walked += stretches
+
+
+def planning(
+    logs: Mapping[Partition, list[int]],
+    *,
+    bounded: bool = True,
+    now: int = 10**6,
+    lookahead: int = 0,
+    max_periods: int = 1,
+    lateness: int = 0,
+) -> tuple[Planner, Index, Participant]:
+    index, participant = Index(logs), Participant(logs, bounded=bounded, lookahead=lookahead)
+    planner = Planner(
+        participant,  # type: ignore[arg-type]
+        index,
+        Pace(max_periods, 10.0, 10**9),
+        period=10,
+        start=0,
+        end=None,
+        lateness={"t": lateness} if lateness else {},
+        alone=True,
+        clock=lambda: now,
+    )
+    return planner, index, participant
+
+
+def limit(count: int, first: int = 10) -> Limit:
+    return Limit(tuple(range(first, first + 10 * count, 10)))
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("lateness", [0, 7])
+async def test_the_next_batch_is_planned_without_a_question_if_it_was_looked_up_before(
+    bounded: bool, lateness: int
+) -> None:
+    logs = {P0: list(range(0, 100, 3)), P1: list(range(1, 100, 4))}
+    planner, index, _ = planning(logs, bounded=bounded, lateness=lateness)
+    plain, _, _ = planning(logs, bounded=bounded, lateness=lateness)
+    for number in range(6):
+        now = limit(1, 10 * (number + 1))
+        for each in (planner, plain):
+            await each.look(now)
+        index.asked.clear()
+        index.asked_for_ends = 0
+        plan, expected = await planner.plan(number, now), await plain.plan(number, now)
+        assert plan is not None
+        assert plan == expected
+        if number:
+            assert (index.asked, index.asked_for_ends) == ([], 0)
+        await planner.look_ahead(plan)
+        for each in (planner, plain):
+            each.passed(plan)
+
+
+async def test_what_lies_past_a_short_batch_is_not_asked_again() -> None:
+    logs = {P0: list(range(0, 400, 2))}
+    planner, index, _ = planning(logs, max_periods=2, lookahead=50)
+    await planner.look(limit(40))
+    numbers = []
+    for number in range(5):
+        plan = await planner.plan(number, limit(40))
+        assert plan is not None
+        numbers.append(len(plan.intent.periods))
+        planner.passed(plan)
+    assert numbers == [2] * 5
+    assert len(index.asked) == len(set(index.asked)), "a time was asked for twice"
+
+
+async def test_that_a_followed_log_had_nothing_more_is_never_remembered() -> None:
+    logs = {P0: [1, 5, 11, 25], P1: [2, 12]}
+    planner, index, _ = planning(logs, bounded=False)
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    await planner.look_ahead(plan)  # nothing at or past 20 in P1 yet
+    logs[P1] += [13, 14]
+    planner.passed(plan)
+    index.asked.clear()
+    plan = await planner.plan(1, limit(1, 20))
+    assert plan is not None
+    assert index.asked == [20]
+    assert index.asked_for_ends >= 1
+    assert plan.intent.batch("p").ranges == {P0: (2, 3), P1: (1, 4)}
+
+
+async def test_another_limit_than_was_expected_is_asked_for() -> None:
+    """An operator has made the steps smaller while the job ran."""
+    planner, index, _ = planning({P0: list(range(0, 100, 2))})
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    await planner.look_ahead(plan)
+    planner.passed(plan)
+    index.asked.clear()
+    plan = await planner.plan(1, Limit((15,)))
+    assert plan is not None
+    assert (plan.intent.periods, index.asked) == (((10, 15),), [15])
+
+
+async def test_a_failure_to_look_ahead_is_told_when_it_matters() -> None:
+    planner, index, _ = planning({P0: list(range(0, 100, 2))})
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    index.is_down = True
+    await planner.look_ahead(plan)
+    planner.passed(plan)
+    with pytest.raises(KafkaError):
+        await planner.plan(1, limit(1, 20))
+
+
+async def test_what_is_remembered_does_not_grow() -> None:
+    logs = {P0: list(range(0, 5000, 5))}
+    planner, _, _ = planning(logs, lookahead=3, max_periods=1)
+    await planner.look(limit(1))
+    for number in range(400):
+        plan = await planner.plan(number, limit(4, 10 * (number + 1)))
+        assert plan is not None
+        await planner.look_ahead(plan)
+        planner.passed(plan)
+    assert sum(map(len, planner._remembered.values())) <= 4
