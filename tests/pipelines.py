@@ -159,7 +159,7 @@ class MemorySink(Sink):
         assert batch.number not in self.batches, f"batch {batch.number} was published twice"
         self.batches[batch.number] = (batch, staged or [])
 
-    def reset(self, pipeline: str) -> None:
+    def reset(self, pipeline: str, attempt: int) -> None:
         self.batches.clear()
 
     @property

@@ -215,9 +215,12 @@ class AsyncReplay:
                 # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
                 await participant.open(settings.partitions or coordinator.partitions)
                 definition = self._definition(target)
-                await records.begin(definition, member.name, from_scratch=options.from_scratch)
+                past = await worker.call(target.last_attempt, options.name) if options.from_scratch else 0
+                await records.begin(
+                    definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
+                )
                 if options.from_scratch:
-                    await worker.call(target.reset, options.name)
+                    await worker.call(target.reset, options.name, records.attempt)
                 await worker.call(target.begin, options.name, records.attempt)
                 await pipeline.run()
                 tasks.cancel_scope.cancel()

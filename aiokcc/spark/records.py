@@ -75,20 +75,33 @@ class Records:
         """The batch that was decided and may not be published."""
         return self.intent if self.intent is not None and self.intent.number > self.published else None
 
-    async def begin(self, definition: Mapping[str, Any], who: str, *, from_scratch: bool = False) -> None:
+    async def begin(
+        self,
+        definition: Mapping[str, Any],
+        who: str,
+        *,
+        from_scratch: bool = False,
+        past: int = 0,
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         """Take over: compare what the name stands for, fence out whoever drove it before, and read where they left it.
 
-        PipelineMismatchError if the name stands for something else.
+        The attempt is greater than ``past``, too. ``ready`` waits until we may take over: asked again after a lost session, in
+        which somebody else may have come to drive. PipelineMismatchError if the name stands for something else.
         """
         while True:
+            if ready is not None:
+                await ready()
             session = await self._session()
             try:
-                await self._begin(session, definition, who, from_scratch)
+                await self._begin(session, definition, who, from_scratch, past)
             except (SessionLostError, OutcomeUnknownError, BadVersionError, NodeExistsError):
                 continue  # another attempt of ours or of somebody else: the greater number wins
             return
 
-    async def _begin(self, session: Session, definition: Mapping[str, Any], who: str, from_scratch: bool) -> None:
+    async def _begin(
+        self, session: Session, definition: Mapping[str, Any], who: str, from_scratch: bool, past: int
+    ) -> None:
         text = json.dumps(definition, indent=1).encode()
         node = await session.find(self._definition)
         if node is None:
@@ -103,7 +116,7 @@ class Records:
         elif not from_scratch:
             self._compare(node, definition)
         held = await self._get(session, self._attempt)
-        number = self._number(held) + 1
+        number = max(self._number(held), past) + 1
         self._attempt_version = await session.set(self._attempt, f"{number} {who}".encode(), held.version)
         self.attempt = number
         # Read after the fence: what our predecessor still has under way is refused from here on.

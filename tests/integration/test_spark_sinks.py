@@ -409,9 +409,12 @@ def test_from_scratch(spark, tmp_path):
     again = ParquetSink(tmp_path)
     with pytest.raises(FencedError, match="from_scratch=True"):
         again.begin("revenue", 1)
-    again.reset("revenue")
+    assert again.last_attempt("revenue") == 7
+    with pytest.raises(FencedError):
+        again.reset("revenue", 7)
+    again.reset("revenue", 8)
     assert files(tmp_path) == []
-    run(again, frame, batch(0, 0, 1))
+    run(again, frame, batch(0, 0, 1), attempt=8)
     assert seen(pd.read_parquet(tmp_path)) == expected(rows_of(range(2)))
 
 
@@ -550,13 +553,33 @@ def test_delta_from_scratch(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     run(DeltaSink(tmp_path), frame, batch(0, 0), batch(1, 1), attempt=7)
     again = DeltaSink(tmp_path)
-    again.reset("revenue")
+    assert again.last_attempt("revenue") == 7
+    with pytest.raises(FencedError):
+        again.reset("revenue", 7)
+    again.reset("revenue", 8)
     assert table_rows(tmp_path) == []
-    run(again, frame, batch(0, 0, 1))
+    run(again, frame, batch(0, 0, 1), attempt=8)
     assert table_rows(tmp_path) == expected(rows_of(range(2)))
     DeltaTable(str(tmp_path)).optimize.compact()
     with pytest.raises(UsageError, match="which this pipeline has not written"):
-        DeltaSink(tmp_path).reset("revenue")
+        DeltaSink(tmp_path).reset("revenue", 9)
+
+
+def test_delta_asleep_over_a_reset(spark, tmp_path, monkeypatch):
+    """Right before its commit: what the successor has published stays."""
+    frame = frame_of(spark, rows_of(range(2)))
+    run(DeltaSink(tmp_path), frame, batch(0, 0))
+    sleeper = DeltaSink(tmp_path)
+    commit = sleeper._commit
+
+    def later(*args):
+        run(DeltaSink(tmp_path), frame, batch(1, 1), attempt=3)
+        commit(*args)
+
+    monkeypatch.setattr(sleeper, "_commit", later)
+    with pytest.raises(FencedError):
+        sleeper.reset("revenue", 2)
+    assert table_rows(tmp_path) == expected(rows_of(range(2)))
 
 
 def test_delta_other_columns(spark, tmp_path):

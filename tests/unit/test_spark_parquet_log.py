@@ -525,7 +525,7 @@ def test_another_pipeline_in_the_same_directory(tmp_path):
         with pytest.raises(PipelineMismatchError, match="the pipeline 'revenue', and this is 'returns'"):
             Log(tmp_path).begin("returns", attempt)
     with pytest.raises(PipelineMismatchError):
-        Log(tmp_path).reset("returns")
+        Log(tmp_path).reset("returns", 2)
     assert len(names_in(tmp_path / HOME / "attempts")) == 1
 
 
@@ -534,7 +534,7 @@ def test_a_directory_with_other_things_in_it(tmp_path, verb):
     (tmp_path / "thesis.parquet").write_bytes(b"ten years")
     log = Log(tmp_path)
     with pytest.raises(UsageError, match="holds 'thesis.parquet', which no ParquetSink has written"):
-        log.begin("revenue", 1) if verb == "begin" else log.reset("revenue")
+        log.begin("revenue", 1) if verb == "begin" else log.reset("revenue", 1)
     assert (tmp_path / "thesis.parquet").read_bytes() == b"ten years"
     assert names_in(tmp_path) == ["thesis.parquet"]
 
@@ -588,18 +588,36 @@ def test_names_at_the_top_that_were_lost_come_back(worlds):
 # From scratch
 
 
-def test_reset_and_run_again_with_smaller_numbers(worlds):
+def reset(world: World, disk: Disk | None = None) -> None:
+    """As a driver that starts from scratch, with the next attempt."""
+    world.checkpoint = 0
+    Log(world.root, disk).reset("revenue", world.attempt + 1)
+
+
+def test_reset_and_run_again(worlds):
     world = next(worlds)
     start_again(world)
-    Log(world.root).reset("revenue")
+    reset(world)
     assert files(world.root) == []
     assert not list(world.root.glob("*.parquet"))
-    world.attempt = world.checkpoint = 0  # the store was a new one
+    start_again(world)
+
+
+def test_a_new_store_goes_on_with_greater_numbers(worlds):
+    """Its count of attempts starts again; what stands in the directory says how far it had come."""
+    world = next(worlds)
+    assert Log(world.root).last_attempt() == 0
+    start_again(world)
+    assert Log(world.root).last_attempt() == world.attempt > 0
+    with pytest.raises(FencedError):
+        Log(world.root).reset("revenue", world.attempt)
+    assert len(manifest(world.root)) == 7
+    reset(world)
     start_again(world)
 
 
 def test_reset_of_a_directory_that_is_not_there(tmp_path):
-    Log(tmp_path / "out").reset("revenue")
+    Log(tmp_path / "out").reset("revenue", 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -608,17 +626,17 @@ def test_killed_at_any_operation_of_a_reset(worlds):
     count = next(worlds)
     start_again(count)
     disk = Watched()
-    Log(count.root, disk).reset("revenue")
+    reset(count, disk)
     for at in range(len(disk.operations)):
         for again in (True, False):
             world = next(worlds)
             start_again(world)
             with pytest.raises(Killed):
-                Log(world.root, Watched(at)).reset("revenue")
+                reset(world, Watched(at))
             assert len(manifest(world.root)) in (0, 7)
-            world.checkpoint = 0
+            world.attempt += 1
             if again:
-                Log(world.root).reset("revenue")
+                reset(world)
             if not manifest(world.root):
                 start_again(world)
 
@@ -629,14 +647,39 @@ def test_asleep_at_any_operation_while_all_is_reset_and_done_again(worlds):
         world = next(worlds)
 
         def again(world: World = world) -> None:
-            world.checkpoint = 0
-            Log(world.root).reset("revenue")
+            reset(world)
             begin_and_run(world.driver())
 
         published_or_fenced(world.driver(Watched(at, then=again)), begin_and_run)
         world.check_reader()
         assert all(batch.attempt == 2 for batch in map(Log(world.root).find, range(4)) if batch is not None)
         start_again(world)
+
+
+def test_asleep_at_any_operation_of_a_reset_while_a_successor_works(worlds):
+    """What the successor publishes stays, with all its names, whenever the one that was asleep goes on."""
+    count, disk = next(worlds), Watched()
+    start_again(count)
+    reset(count, disk)
+    fenced = 0
+    for at in range(len(disk.operations)):
+        world = next(worlds)
+        start_again(world)
+        sleeper = world.attempt = world.attempt + 1
+
+        def successor(world: World = world) -> None:
+            begin_and_run(world.driver())
+
+        world.checkpoint = 0
+        try:
+            Log(world.root, Watched(at, then=successor)).reset("revenue", sleeper)
+        except FencedError:
+            fenced += 1
+        assert len(manifest(world.root)) == 7, disk.operations[at]
+        assert len(list(world.root.glob("*.parquet"))) == 9, disk.operations[at]
+        world.check_reader()
+        start_again(world)
+    assert fenced > 10
 
 
 def test_a_reset_while_a_reader_is_at_work(tmp_path, monkeypatch):
@@ -649,7 +692,7 @@ def test_a_reset_while_a_reader_is_at_work(tmp_path, monkeypatch):
         names = real(place)
         if isinstance(place, int):
             monkeypatch.setattr(os, "listdir", real)
-            Log(world.root).reset("revenue")
+            reset(world)
         return names
 
     monkeypatch.setattr(os, "listdir", listed)

@@ -118,13 +118,7 @@ class DeltaSink(Sink):
 
         for _ in range(100):
             self._table.update_incremental()
-            there = self._table.transaction_version(f"{self._app}/attempt")
-            if there is not None and there >= self._attempt:
-                raise FencedError(
-                    f"{self.uri}: attempt {there} has begun there, and this is attempt {self._attempt}: a later driver of "
-                    f"this pipeline is at work, or these are results of an earlier run that the store knows nothing of "
-                    f"(then from_scratch=True starts again, or choose another table)"
-                )
+            self._refuse_later()
             try:
                 self._commit([], {"attempt": self._attempt})
             except CommitFailedError:
@@ -132,6 +126,15 @@ class DeltaSink(Sink):
             self._refresh()
             return
         raise CoordinationError(f"{self.uri}: a hundred others began while this driver did; something is wrong there")
+
+    def _refuse_later(self) -> None:
+        there = self._table.transaction_version(f"{self._app}/attempt")
+        if there is not None and there >= self._attempt:
+            raise FencedError(
+                f"{self.uri}: attempt {there} has begun there, and this is attempt {self._attempt}: a later driver of "
+                f"this pipeline is at work, or these are results of an earlier run that the store knows nothing of "
+                f"(then from_scratch=True starts again, or choose another table)"
+            )
 
     def _refresh(self) -> None:
         """See our own commit. From here on the snapshot is one in which the attempt is ours, or we are fenced."""
@@ -261,14 +264,24 @@ class DeltaSink(Sink):
 
     # From nothing
 
-    def reset(self, pipeline: str) -> None:
-        """Take our files out of the table, in one commit. UsageError if it holds others: they cannot be told apart."""
+    def last_attempt(self, pipeline: str) -> int:
+        self._name(pipeline)
+        table = self._load()
+        return 0 if table is None else int(table.transaction_version(f"{self._app}/attempt") or 0)
+
+    def reset(self, pipeline: str, attempt: int) -> None:
+        """Take our files out of the table, in one commit. UsageError if it holds others: they cannot be told apart.
+
+        A commit by a later attempt, which also names its number, conflicts with this one: Delta takes the first of them.
+        """
+        from deltalake.exceptions import CommitFailedError
         from deltalake.transaction import RemoveAction
 
         self._name(pipeline)
-        self._table = self._load()
+        self._attempt, self._table = attempt, self._load()
         if self._table is None:
             return
+        self._refuse_later()
         paths = self._table.get_add_actions(flatten=True)
         names, sizes = paths["path"].to_pylist(), paths["size_bytes"].to_pylist()
         foreign = [name for name in names if not name.startswith(self._prefix)]
@@ -279,7 +292,10 @@ class DeltaSink(Sink):
             )
         now = int(time.time() * 1000)
         gone = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
-        self._commit(gone, {"attempt": 0, "number": -1})
+        try:
+            self._commit(gone, {"attempt": attempt - 1, "number": -1})  # ours follows, when we begin
+        except CommitFailedError as error:
+            raise FencedError(f"{self.uri}: a driver that began after attempt {attempt} has taken over") from error
         self._table = None
 
 

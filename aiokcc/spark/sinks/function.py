@@ -48,5 +48,5 @@ class FunctionSink(Sink):
     def publish(self, batch: Batch, staged: object | None) -> None:
         """Nothing: it was done when it was staged."""
 
-    def reset(self, pipeline: str) -> None:
+    def reset(self, pipeline: str, attempt: int) -> None:
         """Nothing: what it wrote is replaced period by period."""

@@ -99,7 +99,7 @@ class KafkaSink(Sink):
     def publish(self, batch: Batch, staged: object | None) -> None:
         """Nothing: the records are there since the batch was staged."""
 
-    def reset(self, pipeline: str) -> None:
+    def reset(self, pipeline: str, attempt: int) -> None:
         """Nothing: the records of the new run follow those of the old one."""
 
 

@@ -25,6 +25,8 @@
 - *Further names.* Once a batch is published, each of its files gets a second name at the top, after its period, for people and
   for tools that read a whole directory. A crash may leave some out; the next driver adds them. They never show what is not
   published.
+- *From nothing.* What is taken away from readers is moved **into the attempt's own directory**, which who takes over removes
+  before it reads the log: a driver that fell asleep over its reset cannot take away what its successor publishes.
 """
 
 from __future__ import annotations
@@ -85,6 +87,7 @@ class Log:
                 raise
             raise self._fenced(attempt) from error
         self._attempt, self._name, self._tries = attempt, name, 0
+        self._disk.ensure_directory(self._log)  # a reset that we have just stopped may have moved it
         self._read_end()
         self._clear_data(attempt)
         for path in (self._attempts, self.home, self.root, self.root.parent):
@@ -324,26 +327,47 @@ class Log:
 
     # From nothing
 
-    def reset(self, pipeline: str) -> None:
-        """End every attempt and forget all that was published. The directory stays this pipeline's."""
+    def last_attempt(self) -> int:
+        """The greatest number that an attempt has had here, as far as it has left anything; else 0."""
+        if not (self.home / "owner.json").exists():
+            return 0
+        begun = [match[1] for match in map(_ATTEMPT.fullmatch, self._disk.names(self._attempts)) if match]
+        staged = [match[2] for match in map(_STAGED.fullmatch, self._disk.names(self._data)) if match]
+        return max(map(int, (*begun, *staged)), default=0)
+
+    def reset(self, pipeline: str, attempt: int) -> None:
+        """End every smaller attempt and forget all that they have published. The directory stays this pipeline's.
+
+        FencedError if a greater attempt has begun, before or meanwhile: then what that one publishes stays.
+        """
         if not (self.home / "owner.json").exists():
             self._check_place()
             return
         self._check_owner(pipeline)
-        for name in self._disk.names(self._attempts):
-            self._remove_attempt(name)
-        old = self.home / f"ended-{secrets.token_hex(6)}"
+        name = f"{attempt:08d}-{secrets.token_hex(6)}"
+        self._disk.make_directory(self._attempts / name)
         try:
-            self._disk.rename(self._log, old)  # for readers, all at once
+            self._fence(attempt, name)
+            self._take(self._log, name)  # for readers, all at once
+            self._disk.sync(self.home)
+            # First the files, then their further names: a driver that is still awake has nothing left to show.
+            for staged in self._disk.names(self._data):
+                match = _STAGED.fullmatch(staged)
+                if match is None or int(match[2]) < attempt:
+                    self._disk.remove_tree(self._data / staged)
+            for shown in self._disk.names(self.root):
+                if _FURTHER.fullmatch(shown):
+                    self._take(self.root / shown, name)
+        except FileNotFoundError as error:
+            raise self._fenced(attempt) from error
+        finally:
+            self._remove_attempt(name)
+
+    def _take(self, path: Path, name: str) -> None:
+        """Move something that may be there into our own directory. FileNotFoundError if that is gone."""
+        own = self._attempts / name
+        try:
+            self._disk.rename(path, own / path.name)
         except FileNotFoundError:
-            pass
-        self._disk.sync(self.home)
-        # First the files, then their further names: a driver that is still awake has nothing left to show.
-        for name in self._disk.names(self._data):
-            self._disk.remove_tree(self._data / name)
-        for name in self._disk.names(self.root):
-            if _FURTHER.fullmatch(name):
-                self._disk.remove(self.root / name)
-        for name in self._disk.names(self.home):
-            if name.startswith("ended-"):
-                self._disk.remove_tree(self.home / name)
+            if not own.exists():
+                raise

@@ -137,8 +137,11 @@ class ParquetSink(Sink):
             by_period.setdefault(start, []).append(DataFile(path, rows, size, digest))
         self._log.publish(batch, {start: tuple(files) for start, files in by_period.items()}, result["schema"])
 
-    def reset(self, pipeline: str) -> None:
-        self._log.reset(pipeline)
+    def last_attempt(self, pipeline: str) -> int:
+        return self._log.last_attempt()
+
+    def reset(self, pipeline: str, attempt: int) -> None:
+        self._log.reset(pipeline, attempt)
 
 
 def _check_number(what: str, value: object, most: int) -> None:

@@ -57,9 +57,17 @@ class Sink(ABC):
         FencedError if a later attempt has begun. ``staged`` is None for an empty batch.
         """
 
-    def reset(self, pipeline: str) -> None:
-        """Start from nothing: what was published is no longer seen, and attempts are counted from the start again.
+    def last_attempt(self, pipeline: str) -> int:
+        """The greatest attempt that has begun here, also under a store that is gone; 0 if there was none, or nobody knows.
 
-        Called before ``begin``, and only where a person asked for it. UsageError where a sink cannot do that.
+        Asked before a pipeline starts from scratch: its attempt is a greater one.
+        """
+        return 0
+
+    def reset(self, pipeline: str, attempt: int) -> None:
+        """Start from nothing: what smaller attempts have published is no longer seen.
+
+        Called right before ``begin``, and only where a person asked for it. FencedError if a later attempt has begun: what that
+        one publishes stays, however long we were asleep. UsageError where a sink cannot do that.
         """
         raise UsageError(f"{self.describe()} cannot be emptied by the pipeline; empty it by hand, or choose another")
