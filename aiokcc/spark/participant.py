@@ -22,7 +22,7 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Span
 from aiokcc.core.run import CUT_SLOTS, Bounds
-from aiokcc.errors import SessionLostError, StoreUnreachableError
+from aiokcc.errors import PartitionOwnedError, SessionLostError, StoreUnreachableError
 from aiokcc.kafka.reading import unwrapped
 from aiokcc.runtime.coordinator import Coordinator
 from aiokcc.runtime.gate import Gate
@@ -160,6 +160,9 @@ class Participant:
                 if self._ledger.limit.mode is Mode.END:
                     return
                 await self.member.moved.wait()
+        missing = [p for p, track in self.tracks.items() if not (track.gate.lane.owned or track.is_finished)]
+        if missing and not isinstance(self.member.session, NoSession):
+            raise PartitionOwnedError(str(missing[0]), "another member", self._store_timeout)
         raise self._unreachable()
 
     async def moved(self, seconds: float | None) -> None:

@@ -248,7 +248,10 @@ class Pipeline:
         if poison is not None:
             raise poison from error
         wanted = {partition: start for partition, (start, _) in batch.ranges.items()}
-        begins = await self._finder.begins(wanted)
+        try:
+            begins = await self._finder.begins(wanted)
+        except KafkaError as gone:  # the likely reason; what the job said stands below it
+            raise gone from error
         for partition, begin in begins.items():
             if begin > wanted[partition]:
                 raise KafkaError(

@@ -133,13 +133,15 @@ class Planner:
         return self._clock() >= boundary + self._most_late
 
     def seconds_to_next_look(self) -> float | None:
-        """Until a boundary is due by the clock; None where no log is followed."""
+        """Until a boundary is due by the clock; None where no log is followed, or all are due up to the run's end."""
         if all(track.bounds.end is not None or track.is_finished for track in self._participant.tracks.values()):
             return None
         now = self._clock()
         due = boundary_after(max(0, now - self._most_late), self._period)
         if self._end is not None:
-            due = min(due, max(self._end, now - self._most_late))
+            if self._is_due(self._end):
+                return None
+            due = min(due, self._end)
         return max(0.02, (due + self._most_late - now) / 1000)
 
     # -- what is said ---------------------------------------------------------------------------------------------------
@@ -203,6 +205,8 @@ class Planner:
         if not ripe:
             return None
         intent = self._intent(number, limit, boundaries[:ripe], columns)
+        if intent is None:
+            return None
         last = len(intent.periods) - 1
         return Plan(intent, {p: column.following[last] for p, column in columns.items()}, limit)
 
@@ -300,7 +304,8 @@ class Planner:
 
     def _intent(
         self, number: int, limit: Limit, boundaries: Sequence[int], columns: Mapping[Partition, _Column]
-    ) -> Intent:
+    ) -> Intent | None:
+        """The batch as it is recorded; None if that is too much for the store before the gate has closed what is published."""
         walked = [s for s in self._trail if limit.mode is Mode.GATED and s.end >= limit.floor]
         tracks = self._participant.tracks
         places: dict[Partition, tuple[Place, ...]] = {}
@@ -317,7 +322,9 @@ class Planner:
             places,
         )
         intent = intent.shortened(self._pace.fitting(intent.counts())).trimmed()
-        while len(intent.periods) > 1 and len(intent.encode()) > MAX_INTENT:
+        while len(intent.encode()) > MAX_INTENT:
+            if len(intent.periods) == 1:
+                return None if intent.walked else intent
             intent = intent.shortened(len(intent.periods) // 2).trimmed()
         return intent
 

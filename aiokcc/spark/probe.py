@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError as AiokafkaError
@@ -23,6 +23,8 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.spark.finder import Finder, Found
 
 __all__ = ["CheckedFinder", "Probe"]
+
+T = TypeVar("T")
 
 log = logging.getLogger("aiokcc.spark")
 
@@ -55,15 +57,20 @@ class Probe:
         full = sorted((p for p, (start, end) in ranges.items() if start < end), key=lambda p: p.number)[:_PARTITIONS]
         if not full:
             return None
-        sizes: list[int] = []
-        async with self._reading({p: ranges[p][0] for p in full}) as consumer:
-            for records in (await consumer.getmany(timeout_ms=500, max_records=_SAMPLE)).values():
-                sizes += [max(0, r.serialized_key_size) + max(0, r.serialized_value_size) for r in records]
-        return sum(sizes) / len(sizes) + _OVERHEAD if sizes else None
+
+        async def look(consumer: Any) -> float | None:
+            batches = (await consumer.getmany(timeout_ms=500, max_records=_SAMPLE)).values()
+            sizes = [
+                max(0, r.serialized_key_size) + max(0, r.serialized_value_size) for batch in batches for r in batch
+            ]
+            return sum(sizes) / len(sizes) + _OVERHEAD if sizes else None
+
+        return await self._look({p: ranges[p][0] for p in full}, look)
 
     async def are_records(self, found: Mapping[Partition, Found]) -> bool:
         """Whether at these offsets there are records of these times, for whoever reads the log as we do."""
-        async with self._reading({p: record.offset for p, record in found.items()}) as consumer:
+
+        async def look(consumer: Any) -> bool:
             for partition, record in found.items():
                 place = TopicPartition(*partition)
                 brought: dict[Any, list[Any]] = {}
@@ -74,30 +81,38 @@ class Probe:
                 if first is None or (first.offset, first.timestamp) != tuple(record):
                     return False
             return True
-        return False  # nobody knows: the other way is always right
 
-    @asynccontextmanager
-    async def _reading(self, positions: Mapping[Partition, int]) -> AsyncIterator[Any]:
-        """The consumer, at these offsets. What goes wrong is nothing but an answer that is missing."""
+        # None: nobody knows, and the other way is always right.
+        return await self._look({p: record.offset for p, record in found.items()}, look) is True
+
+    async def _look(self, positions: Mapping[Partition, int], look: Callable[[Any], Awaitable[T]]) -> T | None:
+        """What a look at the records from these offsets on gives; None where they cannot be had soon, whatever the reason."""
         async with self._lock:
             try:
                 async with asyncio.timeout(_SECONDS):
-                    if self._consumer is None:
-                        wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
-                        consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
-                        await self._stack.enter_async_context(stopping(consumer))
-                        await consumer.start()
-                        self._consumer = consumer
+                    consumer = await self._connected()
                     asked = {TopicPartition(*p): offset for p, offset in positions.items()}
-                    self._consumer.assign(list(asked))
+                    consumer.assign(list(asked))
                     for place, offset in asked.items():
-                        self._consumer.seek(place, offset)
-                    yield self._consumer
+                        consumer.seek(place, offset)
+                    return await look(consumer)
             except (TimeoutError, AiokafkaError) as error:
                 log.debug("could not look at records: %r", error)
+                return None
             finally:
                 if self._consumer is not None:
                     self._consumer.unsubscribe()
+
+    async def _connected(self) -> Any:
+        if self._consumer is None:
+            wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
+            consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
+            async with AsyncExitStack() as connecting:  # one that could not connect is not kept
+                await connecting.enter_async_context(stopping(consumer))
+                await consumer.start()
+                self._stack.push_async_exit(connecting.pop_all())
+            self._consumer = consumer
+        return self._consumer
 
 
 class CheckedFinder(Finder):

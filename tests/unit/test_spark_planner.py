@@ -13,6 +13,7 @@ from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError
+from aiokcc.spark import planner as planners
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Track
@@ -76,6 +77,7 @@ def planning(
     lookahead: int = 0,
     max_periods: int = 1,
     lateness: int = 0,
+    end: int | None = None,
 ) -> tuple[Planner, Index, Participant]:
     index, participant = Index(logs), Participant(logs, bounded=bounded, lookahead=lookahead)
     planner = Planner(
@@ -84,7 +86,7 @@ def planning(
         Pace(max_periods, 10.0, 10**9),
         period=10,
         start=0,
-        end=None,
+        end=end,
         lateness={"t": lateness} if lateness else {},
         alone=True,
         clock=lambda: now,
@@ -187,3 +189,29 @@ async def test_what_is_remembered_does_not_grow() -> None:
         await planner.look_ahead(plan)
         planner.passed(plan)
     assert sum(map(len, planner._remembered.values())) <= 4
+
+
+@pytest.mark.parametrize(
+    ("now", "seconds"), [(1000, 9.007), (9_999, 0.02), (34_000, 1.007), (35_006, 0.02), (35_007, None)]
+)
+def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
+    """Past it nothing more is due: who went on looking would only keep the processor busy."""
+    planner, _, _ = planning({P0: []}, bounded=False, now=now, lateness=7, end=35_000)
+    planner._period = 10_000
+    assert planner.seconds_to_next_look() == seconds
+
+
+async def test_a_batch_that_the_store_could_not_hold_waits_until_the_gate_has_closed_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planners, "MAX_INTENT", 100)
+    planner, _, participant = planning({P0: list(range(0, 400, 2))}, lookahead=39)
+    await planner.look(limit(40))
+    number = 0
+    while plan := await planner.plan(number, limit(40)):
+        assert len(plan.intent.encode()) <= 100
+        planner.passed(plan)
+        number += 1
+    assert 1 < number < 10
+    participant.limit = limit(40, 10 * number + 10)
+    assert await planner.plan(number, participant.limit) is not None

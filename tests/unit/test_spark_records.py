@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import CorruptNodeError, FencedError, MissingNodeError, PipelineMismatchError, SessionLostError
+from aiokcc.errors import (
+    CorruptNodeError,
+    FencedError,
+    MissingNodeError,
+    PipelineMismatchError,
+    SessionLostError,
+    StoreUnreachableError,
+)
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.spark.records import Records
 from aiokcc.stores import Session, Store, open_store
@@ -169,3 +176,40 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
     await driver.checkpoint(0)
     assert (await second.get("pipelines/p/intent")).version == 1
     assert (await second.get("pipelines/p/published")).data == b"0"
+
+
+async def test_a_session_lost_while_it_begins_lets_it_ask_again_whether_it_may(
+    store: Store, sessions: AsyncExitStack
+) -> None:
+    """Another driver may have come to hold the partitions meanwhile: it is not to be fenced out."""
+    first: Session = await sessions.enter_async_context(store.session(timeout=10))
+    second: Session = await sessions.enter_async_context(store.session(timeout=10))
+    present, asked = first, 0
+
+    async def session() -> Session:
+        return present
+
+    async def ready() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 2:
+            raise StoreUnreachableError("somebody else holds them")
+
+    async def lost(*_: Any) -> Any:
+        nonlocal present
+        present = second
+        raise SessionLostError("lost")
+
+    first.set = lost  # type: ignore[method-assign]
+    with pytest.raises(StoreUnreachableError):
+        await Records(store, "p", session).begin(DEFINITION, "one", ready=ready)
+    assert (await second.get("pipelines/p/attempt")).data == b"0"
+
+
+async def test_from_scratch_the_attempt_is_greater_than_any_that_the_sink_has_seen(
+    store: Store, sessions: AsyncExitStack
+) -> None:
+    for past, attempt in ((6, 7), (3, 8)):
+        driver = await records(store, sessions)
+        await driver.begin(DEFINITION, "one", from_scratch=True, past=past)
+        assert driver.attempt == attempt

@@ -1,0 +1,67 @@
+"""A look at records that cannot be had: no answer, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from aiokcc.core.partitions import Partition
+from aiokcc.spark import probe as probes
+from aiokcc.spark.finder import Found
+from aiokcc.spark.probe import Probe
+
+P = Partition("t", 0)
+
+
+def settings(port: int) -> Any:
+    return SimpleNamespace(
+        consumer={}, bootstrap_servers=f"127.0.0.1:{port}", isolation_level="read_committed", group_id=None
+    )
+
+
+async def test_no_broker_is_no_answer(unused_tcp_port: int) -> None:
+    probe = Probe(settings(unused_tcp_port))
+    async with probe.open():
+        for _ in range(2):
+            assert await probe.mean_size({P: (0, 5)}) is None
+            assert not await probe.are_records({P: Found(0, 1)})
+        assert probe._consumer is None
+
+
+class Consumer:
+    """Notes whose partitions are read at a time."""
+
+    def __init__(self, **_: Any) -> None:
+        self.at: dict[Any, int] = {}
+        self.read: list[dict[Any, int]] = []
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    def assign(self, places: list[Any]) -> None:
+        assert not self.at, "somebody else is reading"
+
+    def seek(self, place: Any, offset: int) -> None:
+        self.at[place] = offset
+
+    def unsubscribe(self) -> None:
+        self.at = {}
+
+    async def getmany(self, *_: Any, **__: Any) -> dict[Any, list[Any]]:
+        await asyncio.sleep(0)
+        raise KafkaConnectionError("gone")
+
+
+async def test_two_looks_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "AIOKafkaConsumer", Consumer)
+    probe = Probe(settings(1))
+    async with probe.open(), asyncio.TaskGroup() as tasks:
+        for n in range(3):
+            tasks.create_task(probe.mean_size({Partition("t", n): (0, 5)}))
