@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Computation", "Periods"]
 
 log = logging.getLogger("aiokcc.spark")
+
+_FEW: Final = 100_000
+"""So many records are checked in one task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,13 @@ class Computation:
             if PERIOD not in together.columns:
                 return  # result() sees that too
             alone = frame.where(frame[PERIOD] == start)
-            both, one = _digests(together.where(together[PERIOD] == start), self._call(alone, batch.part(first)))
+            few = sum(_size(batch.periods[n]) for n in (first, second)) <= _FEW
+            both, one = _digests(
+                together.where(together[PERIOD] == start), self._call(alone, batch.part(first)), few=few
+            )
             if both == one:
                 return
-            if _digests(self._call(alone, batch.part(first))) != [one]:
+            if _digests(self._call(alone, batch.part(first)), few=few) != [one]:
                 log.warning(
                     "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
                     batch.pipeline,
@@ -136,9 +142,9 @@ def _instant(millis: int) -> Any:
     return F.timestamp_millis(F.lit(millis))
 
 
-def _digests(*frames: DataFrame) -> list[tuple[Any, ...]]:
+def _digests(*frames: DataFrame, few: bool) -> list[tuple[Any, ...]]:
     """One for each frame, in one job; equal for equal rows in any order. Sums of floats depend on the order of addition, so
-    those count to nine digits.
+    those count to nine digits. Few rows are summed in one task: to bring them together would cost more.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -146,6 +152,8 @@ def _digests(*frames: DataFrame) -> list[tuple[Any, ...]]:
         lambda a, b: a.unionAll(b),
         [frame.select(F.lit(n).alias("n"), _hash(frame).alias("h")) for n, frame in enumerate(frames)],
     )
+    if few:
+        hashes = hashes.coalesce(1)
     # The upper half of each, so that no sum is too large.
     sums = hashes.groupBy("n").agg(F.count("h"), F.bit_xor("h"), F.sum(F.shiftright("h", 32)))
     found = {row[0]: tuple(row)[1:] for row in sums.collect()}
