@@ -292,6 +292,7 @@ class Member:
             gate = self.gates.get(partition)
             if gate is not None:
                 gate.signal.set()
+        self.moved.set()  # who waits for locks that were lost with a session does so there
         self.arrived()
 
     async def confirm(self) -> None:

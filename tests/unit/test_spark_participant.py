@@ -1,0 +1,52 @@
+"""The driver's place in the group when its session ends. On the memory store."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Bounds
+from aiokcc.errors import PartitionOwnedError
+from aiokcc.spark.participant import Participant
+from aiokcc.stores import Store, open_store
+
+PARTITIONS = [Partition("t", 0), Partition("t", 1)]
+
+
+async def bounds() -> dict[Partition, Bounds]:
+    return {p: Bounds(0, 10) for p in PARTITIONS}
+
+
+def joining(store: Store, member: str, **settings: Any) -> Any:
+    return aiokcc.connect(store, topics={"t": 2}, period="1m", start=0, offsets=bounds, member=member, **settings)
+
+
+async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_again() -> None:
+    store: Any = open_store(f"memory://{uuid.uuid4().hex}")
+    async with joining(store, "one") as coordinator:
+        participant = Participant(coordinator, 5.0)
+        await participant.open(PARTITIONS)
+        await participant.ready()
+        for _ in range(3):
+            before = participant.member.session
+            store.server.expire(before)
+            await participant.ready()  # StoreUnreachableError if it missed that it holds them
+            assert participant.member.session is not before
+            assert all(track.gate.lane.owned for track in participant.tracks.values())
+        await participant.close()
+
+
+async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
+    store: Any = open_store(f"memory://{uuid.uuid4().hex}")
+    async with store.session(timeout=10) as somebody, joining(store, "one") as coordinator:
+        participant = Participant(coordinator, 0.2)
+        await participant.open(PARTITIONS)
+        store.server.expire(participant.member.session)
+        await somebody.create("owners/t/0", b"somebody", ephemeral=True)
+        with pytest.raises(PartitionOwnedError, match=r"t\.0 is held by another member"):
+            await participant.ready()
+        await participant.close()
