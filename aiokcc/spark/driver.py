@@ -259,8 +259,11 @@ class AsyncReplay:
         return CheckedFinder(self._cluster, probe, options.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
-        """The run has ended: that is no error for a pipeline that has published all of it."""
+        """The run has ended: that is no error for a pipeline that has published all of it, unless it is to start again."""
         options = self._options
+        assert self._ended is not None
+        if options.from_scratch:
+            raise self._ended
         async with _session(options) as session:
 
             async def present() -> Session:
@@ -268,7 +271,6 @@ class AsyncReplay:
 
             records = Records(options.store, options.name, present)
             if not await records.is_complete(self._definition(sink)):
-                assert self._ended is not None
                 raise self._ended
             assert records.intent is not None
             self.summary.event_time = records.intent.periods[-1][1]

@@ -195,7 +195,7 @@ class Pipeline:
         """What was staged, or why it could not be. Where staging shows nothing, the intent is recorded meanwhile."""
         if intent is None:
             return await self._try_to_stage(batch)
-        if batch.is_empty or not self._sink.exactly_once:
+        if batch.is_empty or not getattr(self._sink, "exactly_once", False):
             await self._intend(intent, batch)
             return await self._try_to_stage(batch)
         async with unwrapped() as tasks:

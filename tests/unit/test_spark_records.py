@@ -200,7 +200,7 @@ async def test_a_session_lost_while_it_begins_lets_it_ask_again_whether_it_may(
         present = second
         raise SessionLostError("lost")
 
-    first.set = lost  # type: ignore[method-assign]
+    first.set = lost  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreUnreachableError):
         await Records(store, "p", session).begin(DEFINITION, "one", ready=ready)
     assert (await second.get("pipelines/p/attempt")).data == b"0"
