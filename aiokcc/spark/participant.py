@@ -185,7 +185,7 @@ class Participant:
             return
         stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
         # The store keeps so many cuts. Those before them nobody could read: there the limit need not stop for our sake.
-        reached = stretches[-CUT_SLOTS].end if len(stretches) > CUT_SLOTS else 0
+        reached = stretches[-CUT_SLOTS - 1].end if len(stretches) > CUT_SLOTS else 0
         for partition, track in self.tracks.items():
             if not track.is_finished:
                 steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, stretches)]

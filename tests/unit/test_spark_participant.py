@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 import aiokcc
+from aiokcc.core import paths
 from aiokcc.core.partitions import Partition
-from aiokcc.core.run import Bounds
+from aiokcc.core.progress import Cut
+from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import PartitionOwnedError
 from aiokcc.spark.participant import Participant
+from aiokcc.spark.plan import Place, Stretch
 from aiokcc.stores import Store, open_store
 
 PARTITIONS = [Partition("t", 0), Partition("t", 1)]
@@ -49,4 +52,34 @@ async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
         await somebody.create("owners/t/0", b"somebody", ephemeral=True)
         with pytest.raises(PartitionOwnedError, match=r"t\.0 is held by another member"):
             await participant.ready()
+        await participant.close()
+
+
+async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_are_kept_are_right() -> None:
+    store: Any = open_store(f"memory://{uuid.uuid4().hex}")
+    minute, count = 60_000, 60
+    async with store.session(timeout=10) as session, joining(store, "one", lookahead=100) as coordinator:
+        participant = Participant(coordinator, 5.0)
+        await participant.open(PARTITIONS)
+        before = (await session.get(paths.COORDINATOR)).version
+        stretches = [
+            Stretch(minute * n, minute * (n + 1), {p: Place(10 * n + p.number, 10 * n + p.number) for p in PARTITIONS})
+            for n in range(count)
+        ]
+        participant.walk(stretches)
+        participant.done()
+        while participant.limit.floor <= minute * count:
+            await participant.moved(None)
+        after = (await session.get(paths.COORDINATOR)).version
+        assert after - before <= CUT_SLOTS + 2
+        cuts = [
+            Cut.decode("cut", (await session.get(paths.cut(version, CUT_SLOTS))).data)
+            for version in range(after - CUT_SLOTS + 1, after + 1)
+        ]
+        assert [cut and cut.limit for cut in cuts] == [stretch.end for stretch in stretches[-CUT_SLOTS:]]
+        for cut, stretch in zip(cuts, stretches[-CUT_SLOTS:], strict=True):
+            for partition in PARTITIONS:
+                mark = cut and cut.find(partition)
+                assert mark
+                assert mark.offset == stretch.places[partition].low
         await participant.close()
