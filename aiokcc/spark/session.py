@@ -8,6 +8,8 @@ What it sets, and why:
   On a cluster it is ``spark.cores.max``, or 16 where that is not given: how many cores come is not known at the start.
 - What consumers have fetched and no later job went on with is thrown away after seconds, not minutes: each job that begins
   elsewhere than the last one ended, such as under a bound on lateness, would leave thousands of records in memory.
+- Spark remembers the last jobs for its web pages, a thousand of them with their plans; here it is a few dozen, so that the
+  driver's memory stays flat over many periods.
 - The session's time zone is UTC: a period of a day is a day of UTC wherever the driver runs.
 - No web server and no progress bar: a replay shows its own.
 - With a master on this machine the driver listens on 127.0.0.1 only.
@@ -54,6 +56,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "true",
+    "spark.ui.retainedJobs": "50",
+    "spark.ui.retainedStages": "50",
+    "spark.ui.retainedTasks": "1000",
+    "spark.sql.ui.retainedExecutions": "20",
     "spark.kafka.consumer.fetchedData.cache.timeout": "5s",
     "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "5s",
 }
