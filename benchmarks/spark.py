@@ -384,26 +384,26 @@ async def _memory(spark: SparkSession, store: Server, kafka: Broker, effort: Eff
     periods = effort.lasting
     note(f"writing {periods} periods of {PARTITIONS} records, each for a job of its own")
     history = await History.write(spark, store, kafka, "lasting", evenly(periods, periods))
-    seen: dict[int, float] = {}
+    seen: dict[int, Figures] = {}
 
     def watch(step: Step, batch: Any) -> None:
         if step is Step.REPORTED and batch.number + 1 in (max(1, periods // 10), periods):
-            seen[batch.number + 1] = _megabytes(spark)
+            seen[batch.number + 1] = _memory_now(spark)
 
     await history.replay(after=watch, max_periods=1, lookahead=0)
-    early, late = (seen[at] for at in sorted(seen)) if len(seen) == 2 else (min(seen.values()),) * 2
+    if len(seen) != 2:
+        raise BenchmarkError(f"the pipeline made other batches than one for each of {periods} periods")
     case = {"what": "driver memory", "partitions": PARTITIONS, "periods": periods}
-
-    def one(value: float) -> Figures:
-        return {"p50": value, "p99": value, "samples": 1}
-
-    return Result(f"{periods} periods, a job each", case, "MB", one(late), {"a tenth": one(early)})
+    early, late = (seen[at] for at in sorted(seen))
+    return Result(f"{periods} periods, a job each", case, "MB", late, {"a tenth": early})
 
 
-def _megabytes(spark: SparkSession) -> float:
+def _memory_now(spark: SparkSession) -> Figures:
     """What the driver holds: Python's resident memory, and what is in use of Java's heap after a collection."""
     java = spark._jvm.java.lang  # type: ignore[union-attr]
     java.System.gc()
     heap = java.Runtime.getRuntime()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return float(heap.totalMemory() - heap.freeMemory() + pages * resource.getpagesize()) / 2**20
+    in_java = (heap.totalMemory() - heap.freeMemory()) / 2**20
+    in_python = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+    both = in_java + in_python
+    return {"p50": both, "p99": both, "samples": 1, "python_mb": in_python, "java_mb": in_java}
