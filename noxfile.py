@@ -25,6 +25,8 @@ nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+TWO_AT_A_TIME = ["-n", "2", "--dist", "loadfile"]
+"""Much of a test's time is waiting for a service. Each worker starts services of its own."""
 VERSIONS = sorted({"3.11", "3.12", "3.13", HERE}, key=lambda version: int(version.split(".")[1]))
 
 
@@ -72,14 +74,14 @@ def tests(session: nox.Session, version: str) -> None:
     if interpreter is None:
         session.skip(f"Python {version} is not on this machine")
     python = environment(session, f"tests-{version}", extras=["cli", "kafka"], groups=["test"], interpreter=interpreter)
-    run(session, python, "-m", "pytest", *(session.posargs or ["tests/unit", "tests/property"]))
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, *(session.posargs or ["tests/unit", "tests/property"]))
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """The conformance suite of the stores, and everything else that talks to real services."""
     python = services(session)
-    run(session, python, "-m", "pytest", "tests/conformance", "tests/integration", *session.posargs)
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "tests/conformance", "tests/integration", *session.posargs)
 
 
 @nox.session
