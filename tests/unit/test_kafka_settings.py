@@ -147,7 +147,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changed", "message"), WRONG, ids=[str(changed).partition(" at 0x")[0][:60] for changed, _ in WRONG])
+@pytest.mark.parametrize(
+    ("changed", "message"), WRONG, ids=[str(changed).partition(" at 0x")[0][:60] for changed, _ in WRONG]
+)
 def test_a_wrong_setting_is_an_error_at_the_call(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(aiokcc.UsageError, match=message):
         check(**changed)
