@@ -11,6 +11,7 @@ import pytest
 from aiokafka import TopicPartition
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
+import aiokcc.spark
 from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PoisonTimestampError, UsageError
@@ -374,3 +375,44 @@ def test_a_time_that_was_not_scanned_for_is_refused() -> None:
     assert index.first(Partition("a", 0), 0) == Found(1, 2)
     with pytest.raises(ValueError, match="scanned for"):
         index.first(Partition("a", 0), 5)
+
+
+@pytest.mark.parametrize("late", [0, 15])
+async def test_a_pipeline_by_event_time_from_the_value(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, late: int
+) -> None:
+    """One unit of the model is a tenth of a minute. Kafka's own times say nothing: all are the same."""
+    unit = MINUTE // 10
+    chance = random.Random(3)
+    logs = [[(n, max(0, min(95, 2 * n + chance.randrange(-25, 25)))) for n in range(45)] for _ in range(2)]
+    name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
+    rows = [Row(p, at(700), b"%d" % (BASE + unit * ts)) for p, log in enumerate(logs) for _, ts in log]
+    await kafka_topics.write(kafka.bootstrap, name, rows)
+    expected = {
+        (p, offset): start // 10
+        for p, log in enumerate(logs)
+        for offset, start in periods_of_a_stream(log, late).items()
+    }
+    for most in (1, 50):
+        seen: list[tuple[Any, ...]] = []
+
+        def take(frame: DataFrame, batch: Batch, seen: list[tuple[Any, ...]] = seen) -> None:
+            seen.extend(minutes_of(frame))
+
+        async with aiokcc.spark.replay(
+            spark,
+            name,
+            bootstrap_servers=kafka.bootstrap,
+            store=f"{zk_root}-{most}",
+            name="by-value",
+            start=BASE,
+            end="now",
+            period="1m",
+            timestamp="cast(cast(value as string) as bigint)",
+            lateness=late * unit,
+            max_periods=most,
+            progress=False,
+        ) as replay:
+            await replay.for_each_period(lambda frame, periods: frame, take)
+        assert len(seen) == 90, "each once"
+        assert {(partition, offset): minute for _, partition, offset, minute in seen} == expected
