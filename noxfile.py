@@ -88,7 +88,7 @@ def integration(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Faults on real services, with the recorded histories checked."""
     python = services(session)
-    run(session, python, "-m", "pytest", "tests/chaos", *session.posargs)
+    run(session, python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "tests/chaos", *session.posargs)
 
 
 # To look at
