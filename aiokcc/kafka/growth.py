@@ -40,7 +40,7 @@ async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coor
     seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
     missing = frozenset[Partition]()
     while True:
-        await anyio.sleep(seconds)
+        await anyio.sleep(seconds)  # time is the event: Kafka tells nobody of new partitions
         if coordinator.epoch is None:
             missing = frozenset()
             continue

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,6 +19,7 @@ from aiokcc.errors import UsageError
 from aiokcc.local._java import java_home
 from tests import kafka_topics
 from tests.kafka_topics import Row
+from tests.processes import ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -111,7 +110,6 @@ DRIVER = """
 
 
 @pytest.mark.service
-@pytest.mark.skipif(sys.platform != "linux", reason="needs pidfd_open")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
 def test_java_ends_with_the_driver_and_ctrl_c_is_still_asyncios(number: signal.Signals) -> None:
     command = [sys.executable, "-c", textwrap.dedent(DRIVER)]
@@ -121,10 +119,8 @@ def test_java_ends_with_the_driver_and_ctrl_c_is_still_asyncios(number: signal.S
             assert driver.stderr is not None
             line = driver.stdout.readline()
             assert line, driver.stderr.read()
-            java = os.pidfd_open(int(line))
             driver.send_signal(number)
             assert driver.stdout.read() == ("cancelled\n" if number == signal.SIGINT else "")
-            assert select.select([java], [], [], 60)[0], "Java outlived its driver"
-            os.close(java)
+            assert ended(int(line), within=60), "Java outlived its driver"
         finally:
             driver.kill()
