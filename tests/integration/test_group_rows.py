@@ -1,0 +1,323 @@
+"""What docs/group.md says of a managed group, on a real ZooKeeper: registrations, claims, states, and who says so."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc import local
+from aiokcc.core import paths
+from aiokcc.core.assignments import State
+from aiokcc.core.partitions import Partition
+from aiokcc.runtime.election import queue
+from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.operator import isolate
+from aiokcc.stores import open_store
+from tests.faults import Proxy
+from tests.managed import (
+    Stage,
+    break_off,
+    generation,
+    given,
+    name_of,
+    owners,
+    session_of,
+    shared,
+    through,
+    until_children,
+    until_node,
+    until_state,
+    upstream,
+)
+
+
+@pytest.fixture
+def stage(zk_root: str) -> Stage:
+    return Stage(zk_root)
+
+
+class Claims:
+    """Holds claims up right before they are sent."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.may = asyncio.Event()
+        self.may.set()
+        self.tried: list[tuple[str, list[Partition]]] = []
+        self.waiting = asyncio.Event()
+        self.done = asyncio.Event()
+        self.only: str | None = None
+        """Whose; None: everybody's."""
+        take = Incarnation._take
+
+        async def take_when_told(us: Incarnation, wanted: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+            if self.only in {None, us.member.name}:
+                self.waiting.set()
+                await self.may.wait()
+            result = await take(us, wanted)
+            self.tried.append((us.member.name, wanted))
+            if self.only in {None, us.member.name}:
+                self.done.set()
+            return result
+
+        patch.setattr(Incarnation, "_take", take_when_told)
+
+
+# -- who is there -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_members_id_is_configured_or_made(stage: Stage) -> None:
+    async with (
+        stage.member("worker-7") as named,
+        stage.member(None) as one,
+        stage.member(None) as another,
+        stage.looking() as session,
+    ):
+        assert named.member == "worker-7"
+        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+        for made in (one, another):
+            assert re.fullmatch(rf"{re.escape(host)}-{os.getpid()}-[0-9a-f]{{4}}", made.member)
+        assert one.member != another.member
+        assert set(await session.children(paths.IDS)) == {
+            f"{c.member}-{session_of(c).id:x}" for c in (named, one, another)
+        }
+        given_to = {named.member, one.member, another.member}
+        assert set((await shared(session, *given_to)).values()) == given_to, "what is given is given by id"
+
+
+async def test_a_registration_holds_version_subscription_pattern_and_timestamp_and_is_ephemeral(stage: Stage) -> None:
+    async with stage.looking() as session:
+        async with (
+            stage.member("few", subscription={"orders": 2}, clock=lambda: 5) as few,
+            stage.member("some", subscription=re.compile("ord.*"), clock=lambda: 6) as some,
+            stage.member("any", clock=lambda: 7) as any_,
+        ):
+            said = {}
+            for coordinator in (few, some, any_):
+                node = await session.get(paths.member(name_of(coordinator)))
+                assert node.owner == session_of(coordinator).id
+                facts = json.loads(node.data)
+                assert facts["version"] == 1
+                assert facts["id"] == name_of(coordinator)
+                said[coordinator.member] = facts["subscription"], facts["pattern"], facts["timestamp"]
+            assert said == {"few": ({"orders": 2}, None, 5), "some": ({}, "ord.*", 6), "any": ("all", None, 7)}
+        assert await session.children(paths.IDS) == (), "it goes with the session"
+
+
+async def test_the_first_member_leads_and_receives_what_all_the_others_registered(stage: Stage) -> None:
+    async with stage.member("first", expect=3, join_window=30) as first, stage.looking() as session:
+        await until_node(session, paths.GENERATION, lambda data: b"took office" in data)
+        async with (
+            stage.member("second", expect=3, subscription={"orders": 1}) as second,
+            stage.member("third", expect=3, subscription=re.compile("ord.*")) as third,
+        ):
+            assert len(set((await shared(session, "first", "second", "third")).values())) == 3
+            assert first.epoch is not None
+            assert second.epoch is third.epoch is None
+            incarnation = first._member.incarnation
+            assert incarnation is not None
+            assert incarnation.office is not None
+            assert incarnation.office.assigning is not None
+            known = incarnation.office.assigning.group.members
+            assert {name: str(wants) for name, wants in known.items()} == {
+                "first": "everything",
+                "second": "orders (at most 1)",
+                "third": "topics that match ord.*",
+            }
+
+
+async def test_the_leaders_node_holds_version_id_timestamp_and_epoch_and_those_behind_watch_it(
+    stage: Stage, zookeeper: local.ZooKeeper
+) -> None:
+    async with stage.looking() as session, AsyncExitStack() as stack:
+        members = []
+        for number, name in enumerate("abc", 1):
+            members.append(await stack.enter_async_context(stage.member(name, expect=3, join_window=30)))
+            await until_children(session, paths.LEADER, lambda names, number=number: len(names) == number)
+        await shared(session, "a", "b", "c")
+        line = await queue(session)
+        node = await session.get(line[0])
+        assert node.owner == session_of(members[0]).id
+        facts = {"version": 1, "id": name_of(members[0]), "timestamp": 0, "epoch": 1}
+        assert json.loads(node.data) == facts
+
+        watchers: dict[str, set[int]] = {}
+        root = "/" + stage.url.rpartition("/")[2]
+        for text in (await zookeeper.command("wchp")).splitlines():
+            if text.startswith("/"):
+                watchers[path := text.removeprefix(f"{root}/")] = set()
+            elif text.strip():
+                watchers[path].add(int(text.strip(), 16))
+        b, c = (session_of(member).id for member in members[1:])
+        assert watchers[line[0]] == {b}, "the next in line, and nobody else: no herd"
+        assert watchers[line[1]] == {b, c}
+
+        await session.delete(line[0], -1)
+        await until_node(session, paths.GENERATION, lambda data: b" b-" in data)
+        successor = json.loads(await until_node(session, line[1], lambda data: json.loads(data)["epoch"] is not None))
+        assert successor["id"] == name_of(members[1])
+        assert successor["epoch"] > 1
+
+
+# -- claims -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lock_names_its_owner_and_is_released_on_close(stage: Stage) -> None:
+    async with stage.looking() as session:
+        async with stage.member("a", expect=2) as a, stage.member("b", expect=2) as b:
+            assignment = await shared(session, "a", "b")
+            names = {"a": name_of(a), "b": name_of(b)}
+            assert await owners(session) == {number: names[who] for number, who in assignment.items()}
+            for number, who in assignment.items():
+                node = await session.get(paths.owner(Partition("orders", number)))
+                assert node.owner == session_of(a if who == "a" else b).id, "it would end with the session"
+        assert await owners(session) == {}
+
+
+async def test_a_rebalance_takes_all_of_its_claims_or_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    claims = Claims(monkeypatch)
+    claims.may.clear()
+    async with stage.looking() as session, stage.member("a") as a:
+        await claims.waiting.wait()
+        async with open_store(stage.url).session(timeout=10) as somebody:
+            path = paths.owner(Partition("orders", 2))
+            await somebody.create(path, b"somebody", ephemeral=True)
+            claims.may.set()
+            await claims.done.wait()
+            assert claims.tried == [("a", [Partition("orders", n) for n in range(4)])]
+            assert await owners(session) == {2: "somebody"}, "half of the claims were left behind"
+            assert not stage.events, "something runs without its lock"
+        await shared(session, "a")
+        assert await owners(session) == dict.fromkeys(range(4), name_of(a))
+
+
+async def test_a_member_that_missed_a_rebalance_claims_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It claims by an assignment that has been replaced since: its generation and its version are refused."""
+    claims = Claims(monkeypatch)
+    claims.only = "b"
+    async with stage.member("a", expect=2, join_window=30) as a, stage.looking() as session:
+        claims.may.clear()
+        async with stage.member("b", expect=2) as b:
+            await claims.waiting.wait()
+            stale = await generation(session)
+            assert len(b.assigned) == 2
+            await isolate(a._member.store, session, "b", by="a test", now=0)
+            assert set((await shared(session, "a")).values()) == {"a"}
+            assert (await generation(session)).number > stale.number
+            claims.may.set()
+            await claims.done.wait()
+            assert await owners(session) == dict.fromkeys(range(4), name_of(a))
+            assert not [event for event in stage.events if event[1] == "b"]
+
+
+async def test_members_run_what_the_assignment_says(stage: Stage) -> None:
+    async with stage.looking() as session, AsyncExitStack() as stack:
+        members = {
+            name: await stack.enter_async_context(stage.member(name, topics={"orders": 6}, expect=3)) for name in "abc"
+        }
+        assignment = await shared(session, "a", "b", "c")
+        assert sorted(assignment.values()) == ["a", "a", "b", "b", "c", "c"]
+        await stage.until(lambda: len(stage.events) == 6)
+        assert {(number, who) for what, who, number in stage.events if what == "begins"} == set(assignment.items())
+        for name, coordinator in members.items():
+            mine = sorted(number for number, who in assignment.items() if who == name)
+            assert coordinator.assigned == {Partition("orders", number) for number in mine}
+            running = f"orders:{','.join(map(str, mine))};"
+            path = paths.member(name_of(coordinator))
+            await until_node(session, path, lambda data, running=running: json.loads(data)["running"] == running)
+
+
+async def test_what_was_taken_ends_before_what_was_given_begins(stage: Stage) -> None:
+    """With round_robin a third member moves nearly everything: the others lose partitions and get partitions."""
+    six: dict[str, Any] = {"topics": {"orders": 6}, "assignor": "round_robin"}
+    async with stage.member("a", expect=2, **six), stage.member("b", expect=2, **six), stage.looking() as session:
+        assert await shared(session, "a", "b") == {0: "a", 1: "b", 2: "a", 3: "b", 4: "a", 5: "b"}
+        await stage.until(lambda: len(stage.events) == 6)
+        async with stage.member("c", **six):
+            assert await shared(session, "a", "b", "c") == {0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"}
+            await stage.until(lambda: len(stage.events) == 6 + 4 + 4)
+            moved = stage.events[6:]
+    for who, lost, got in (("a", {2, 4}, {3}), ("b", {3, 5}, {4})):
+        own = [(what, number) for what, name, number in moved if name == who]
+        assert set(own[:2]) == {("ends", number) for number in lost}, "it began something before it had ended all"
+        assert set(own[2:]) == {("begins", number) for number in got}
+    for number in (2, 3, 4, 5):
+        assert [what for what, _, moves in moved if moves == number] == ["ends", "begins"], "it ran twice at a time"
+
+
+# -- states -------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closing_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a handler is at work on a partition that moves, it is nobody's by the assignment; then it is the new one's."""
+    claims = Claims(monkeypatch)
+    claims.may.clear()
+    done = asyncio.Event()
+
+    async def work(_: aiokcc.Gate) -> None:
+        await done.wait()
+
+    async with stage.member("a", work, expect=2, join_window=30) as a, stage.looking() as session:
+        assert await until_state(session, State.INITIAL) == ({}, {})
+        async with stage.member("b", work, expect=2) as b:
+            to_start, to_close = await until_state(session, State.STARTING)
+            assert (sorted(to_start.items()), to_close) == ([(0, "a"), (1, "b"), (2, "a"), (3, "b")], {})
+            assert await owners(session) == {}
+            claims.may.set()
+            await until_state(session, State.STABLE)
+            before = await owners(session)
+            assert before == {0: name_of(a), 1: name_of(b), 2: name_of(a), 3: name_of(b)}
+            async with stage.member("c", expect=2) as c:
+                to_start, to_close = await until_state(session, State.CLOSING)
+                assert to_start == {}
+                ((number, loser),) = to_close.items()
+                assert before[number].startswith(f"{loser}-")
+                assert number not in await given(session), "closing before starting"
+                assert await owners(session) == before, "whoever works on it holds it until he has done"
+                claims.may.clear()
+                done.set()
+                assert await until_state(session, State.STARTING) == ({number: "c"}, {})
+                assert number not in await owners(session)
+                claims.may.set()
+                await until_state(session, State.STABLE)
+                assert await owners(session) == {**before, number: name_of(c)}
+
+
+async def test_a_new_leader_recovers_the_state_in_the_middle_of_closing(stage: Stage) -> None:
+    """The leader dies. Whoever succeeds it finds what is to close, and gives it to nobody before it is closed."""
+    done = asyncio.Event()
+
+    async def work(_: aiokcc.Gate) -> None:
+        await done.wait()
+
+    six: dict[str, Any] = {"topics": {"orders": 6}}
+    async with Proxy(upstream(stage)) as proxy, stage.looking() as session:
+        lost: dict[str, Any] = {"url": through(proxy, stage), "session_timeout": 1.5, "expect": 2, "join_window": 30}
+        async with stage.member("a", **lost, **six) as a, stage.member("b", work, expect=2, **six) as b:
+            assignment = await shared(session, "a", "b")
+            async with stage.member("c", **six):
+                await until_node(session, paths.state("orders"), lambda data: b"toClose b:" in data)
+                closing = {number for number, who in assignment.items() if who == "b"} - {
+                    number for number, who in (await given(session)).items() if who == "b"
+                }
+                assert len(closing) == 1
+                assert (await generation(session)).leader == name_of(a)
+                break_off(proxy)
+                await until_node(session, paths.GENERATION, lambda data: b" a-" not in data)
+                path = paths.assignment("orders")
+                await until_node(session, path, lambda data: b"a:" not in data and b"c:" in data)
+                held = await owners(session)
+                assert not closing & (await given(session)).keys(), "it was given away while somebody ran it"
+                assert {held[number] for number in closing} == {name_of(b)}
+                done.set()
+                after = await shared(session, "b", "c")
+                assert sorted(after) == list(range(6))
