@@ -16,6 +16,7 @@ In a managed group:
 
 * :mod:`~aiokcc.core.subscriptions`: what a member may be given, and its registration
 * :mod:`~aiokcc.core.takers`, :mod:`~aiokcc.core.assignors`: who may take what; range, round robin and sticky assignors
+* :mod:`~aiokcc.core.pipelines`: partitions that go together, to one of the drivers of a pipeline
 * :mod:`~aiokcc.core.sticky`, :mod:`~aiokcc.core.loads`: even with the fewest moves; even by the user's weights
 * :mod:`~aiokcc.core.assignments`, :mod:`~aiokcc.core.group`: how an assignment stands; the machine that changes it
 * :mod:`~aiokcc.core.wheel`, :mod:`~aiokcc.core.delayed`: the timing wheel; operations that end by an event or at a deadline

@@ -19,6 +19,9 @@ What holds for all of them:
 * As many partitions as possible are given, each to one member. Where the limits do not reach for all of a topic, the rest is in
   nobody's hands, and missing in the result.
 
+Partitions that go together, those of a pipeline, are given first and as a whole (:mod:`aiokcc.core.pipelines`); the rule is
+for the rest, and for the other members.
+
 A *weight* (sticky only) is the user's function of a partition and a member: how heavy the one is on the other. 1 is the usual;
 a partition that lags is heavier everywhere, one that is read from another rack is heavier there. The loads, which are the sums
 of the weights, are then balanced instead of the numbers (:mod:`aiokcc.core.loads`).
@@ -31,6 +34,7 @@ from typing import Final
 
 from aiokcc.core.loads import Weight, balance_loads
 from aiokcc.core.partitions import Partition
+from aiokcc.core.pipelines import give_whole
 from aiokcc.core.sticky import assign_sticky
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.takers import Takers
@@ -50,12 +54,14 @@ def assign(
 ) -> dict[Partition, str]:
     """A member for each partition that can have one. ``current`` is who has what now; it may name who or what is gone."""
     check_assignor(assignor)
-    takers = Takers.of(members, partitions)
-    if weight is None:
-        return ASSIGNORS[assignor](takers, current)
-    if assignor != DEFAULT:
+    if weight is not None and assignor != DEFAULT:
         raise UsageError(f"a weight is given, but {assignor!r} does not weigh; it needs {DEFAULT!r}")
-    return balance_loads(takers, current, weight)
+    partitions = frozenset(partitions)
+    whole = give_whole(members, partitions, current).given
+    others = {name: wants for name, wants in members.items() if wants.pipeline is None}
+    takers = Takers.of(others, partitions - whole.keys())
+    rest = ASSIGNORS[assignor](takers, current) if weight is None else balance_loads(takers, current, weight)
+    return dict(sorted({**rest, **whole}.items())) if whole else rest
 
 
 def check_assignor(name: object) -> str:

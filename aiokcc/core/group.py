@@ -27,6 +27,7 @@ from aiokcc.core.assignments import Topic, shares
 from aiokcc.core.assignors import DEFAULT, assign, check_assignor
 from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
+from aiokcc.core.pipelines import give_whole
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import UsageError
 
@@ -172,6 +173,11 @@ class Group:
         """The topics whose locks tell what to do next."""
         moving = {name for name, topic in self.topics.items() if topic.to_start or topic.to_close}
         return frozenset(moving.union(p.topic for p in self._refused))
+
+    @property
+    def contested(self) -> Mapping[str, tuple[Partition, str]]:
+        """The pipelines that get nothing: a partition that each wants, and the pipeline that has it."""
+        return give_whole(self.eligible, self.partitions, self._assigned()).refused
 
     # -- the rule -----------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,9 @@ A subscription is one of:
 It says what a member *may* be given, never what it runs: that is the assignment. It is plain data, so that the leader decides
 on exactly what the members registered, and equal subscriptions are equal values.
 
+A subscription may stand for a *pipeline*: then all that it covers goes together, to one of the members that subscribed in the
+pipeline's name (:mod:`~aiokcc.core.pipelines`). Such a registration has a field more, ``"pipeline": "revenue"``.
+
 The registration, ``ids/<member>``, is JSON that a person can read; a leader that cannot read it says which node it is::
 
     {"version": 1, "id": "worker-1-a1b2", "host": "machine-7", "pid": 4711, "timestamp": 1700000000000,
@@ -38,6 +41,7 @@ from aiokcc.errors import CorruptNodeError, UsageError
 __all__ = ["EVERYTHING", "Registration", "Subscription"]
 
 MAX_PATTERN: Final = 1000
+_PIPELINE: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,100}")
 _ALL: Final = "all"
 _FORMS: Final = (
     'a list of topics like ["orders", "payments"], the most streams of each like {"orders": 4}, '
@@ -56,16 +60,22 @@ class Subscription:
     """These partitions, by name."""
     pattern: str | None = None
     """All topics whose whole name matches this regular expression."""
+    pipeline: str | None = None
+    """In whose name: all that is covered goes together to one of its members, or none of it. None: each partition by itself."""
 
     @classmethod
-    def check(cls, topics: object = None, *, pattern: object = None) -> Subscription:
+    def check(cls, topics: object = None, *, pattern: object = None, pipeline: str | None = None) -> Subscription:
         """The subscription from what a user wrote; UsageError if it cannot be meant. Nothing at all means everything."""
+        if pipeline is not None and not _PIPELINE.fullmatch(pipeline):
+            raise UsageError(
+                f"name {pipeline!r} cannot name a pipeline; expected letters, digits, '.', '_' and '-', at most 100"
+            )
         if pattern is not None:
             if topics is not None:
                 raise UsageError("topics and a pattern are both given; a member subscribes by one of them")
-            return cls(pattern=_check_pattern(pattern))
+            return cls(pattern=_check_pattern(pattern), pipeline=pipeline)
         if topics is None:
-            return EVERYTHING
+            return EVERYTHING if pipeline is None else cls(pipeline=pipeline)
         if isinstance(topics, str):
             topics = [topics]
         if isinstance(topics, Mapping):
@@ -82,9 +92,13 @@ class Subscription:
             if spec is None or (isinstance(spec, int) and not isinstance(spec, bool)):
                 parse_topics({topic: 1})  # says what is wrong with the name
                 whole[topic] = _check_streams(topic, spec)
+                if pipeline is not None and spec is not None:
+                    raise UsageError(
+                        f"a pipeline takes all of {topic!r} or names its partitions; at most {spec} of them cannot be meant"
+                    )
             else:
                 named |= parse_topics({topic: spec})
-        return cls(dict(sorted(whole.items())), frozenset(named))
+        return cls(dict(sorted(whole.items())), frozenset(named), pipeline=pipeline)
 
     @property
     def everything(self) -> bool:
@@ -107,11 +121,13 @@ class Subscription:
 
     def __str__(self) -> str:
         if self.pattern is not None:
-            return f"topics that match {self.pattern}"
-        if self.everything:
-            return "everything"
-        parts = [topic if most is None else f"{topic} (at most {most})" for topic, most in self.topics.items()]
-        return ", ".join([*parts, *map(str, sorted(self.partitions))])
+            what = f"topics that match {self.pattern}"
+        elif self.everything:
+            what = "everything"
+        else:
+            parts = [topic if most is None else f"{topic} (at most {most})" for topic, most in self.topics.items()]
+            what = ", ".join([*parts, *map(str, sorted(self.partitions))])
+        return what if self.pipeline is None else f"{what}, all for the pipeline {self.pipeline}"
 
     def to_json(self) -> tuple[object, str | None]:
         """The fields ``subscription`` and ``pattern`` of a registration."""
@@ -125,13 +141,15 @@ class Subscription:
         return wanted, self.pattern
 
     @classmethod
-    def from_json(cls, subscription: object, pattern: object) -> Subscription:
+    def from_json(cls, subscription: object, pattern: object, pipeline: object = None) -> Subscription:
         """The reverse; ValueError if it is something else."""
+        if pipeline is not None and not isinstance(pipeline, str):
+            raise ValueError(pipeline)
         if subscription == _ALL and pattern is None:
-            return EVERYTHING
+            return cls.check(pipeline=pipeline)
         if not isinstance(subscription, dict) or bool(subscription) == (pattern is not None):
             raise ValueError(subscription)
-        return cls.check(subscription or None, pattern=pattern)
+        return cls.check(subscription or None, pattern=pattern, pipeline=pipeline)
 
 
 EVERYTHING: Final = Subscription()
@@ -190,6 +208,7 @@ class Registration:
     def encode(self) -> bytes:
         """The node's content."""
         subscription, pattern = self.subscription.to_json()
+        pipeline = self.subscription.pipeline
         return json.dumps(
             {
                 "version": 1,
@@ -199,6 +218,7 @@ class Registration:
                 "timestamp": self.timestamp,
                 "subscription": subscription,
                 "pattern": pattern,
+                **({} if pipeline is None else {"pipeline": pipeline}),
                 "running": encode_partitions(self.running).decode(),
             }
         ).encode()
@@ -216,7 +236,7 @@ class Registration:
             timestamp, pid = raw["timestamp"], raw["pid"]
             if type(timestamp) is not int or not 0 <= timestamp <= MAX_LIMIT or not (pid is None or type(pid) is int):
                 raise ValueError(timestamp)
-            subscription = Subscription.from_json(raw["subscription"], raw["pattern"])
+            subscription = Subscription.from_json(raw["subscription"], raw["pattern"], raw.get("pipeline"))
             partitions = decode_partitions(path, running.encode()) if running else frozenset()
         except (ValueError, KeyError, TypeError, CorruptNodeError, RecursionError):
             raise CorruptNodeError(path, data, _FORM) from None

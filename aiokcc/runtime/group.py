@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -71,6 +71,7 @@ class Assigning:
         self._window: Delayed | None = None
         """The join window: it closes when everybody expected is there, at its deadline at the latest."""
         self._said = ""
+        self._contested: Mapping[str, object] = {}
         self._stepped = Signal()
         """Set when all that was due has been written."""
         self._over = False
@@ -209,6 +210,18 @@ class Assigning:
         self._stepped.set()
 
     def _wait(self, decision: Await) -> None:
+        contested, before = self.group.contested, self._contested
+        for pipeline, (partition, other) in contested.items():
+            if pipeline not in before:
+                log.warning(
+                    "the pipelines %s and %s both want %s: %s is given nothing while %s is there",
+                    other,
+                    pipeline,
+                    partition,
+                    pipeline,
+                    other,
+                )
+        self._contested = contested
         if decision.reason != self._said:
             self._said = decision.reason
             log.info("assignment: %s", decision.reason)

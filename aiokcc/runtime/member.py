@@ -81,6 +81,8 @@ class Member:
         """What we bring to a managed group; None where everybody says for himself which partitions he runs."""
         self.assigned: frozenset[Partition] | None = None
         """What is given to us; None while this session has not read it. Only in a managed group."""
+        self.on_assigned: Callable[[], None] | None = None
+        """Called when that has changed."""
         self.leaving = False
         """Whether we take part in the managed group no longer: what we give back goes to others at once."""
         self.on_set: Callable[[], None] | None = None
@@ -179,6 +181,8 @@ class Member:
         if assigned != self.assigned:
             self.assigned = assigned
             self.moved.set()
+            if self.on_assigned is not None:
+                self.on_assigned()
         if self.incarnation is not None:
             self.incarnation.want.set()
 

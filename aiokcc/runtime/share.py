@@ -75,7 +75,9 @@ class Share:
 
     def registration(self) -> bytes:
         """The content of our node."""
-        return encode_member(**self._facts, running=encode_partitions(self._ran).decode())
+        wants = None if self._member.group is None else self._member.group.subscription
+        more = {} if wants is None or wants.pipeline is None else {"pipeline": wants.pipeline}
+        return encode_member(**self._facts, **more, running=encode_partitions(self._ran).decode())
 
     # -- the id is ours alone -----------------------------------------------------------------------------------------
 

@@ -192,6 +192,15 @@ class Company(Staff):
                     assert (
                         process.running[partition] <= self.handled.get(partition, 0) or not process.running[partition]
                     )
+        agreed, drivers = self.agreed, dict[str, str]()
+        for process in self.processes.values():
+            if (
+                (pipeline := process.wants.pipeline) is not None
+                and process.connected
+                and process.running.keys() & agreed
+            ):
+                other = drivers.setdefault(pipeline, process.name)
+                assert other == process.name, f"{other} and {process.name} both drive the pipeline {pipeline}"
         sessions = {node.session: name.rpartition("-")[0] for name, node in self._registered()}
         for name, topic in self.topics.items():
             for number, member in topic.assignment.items():

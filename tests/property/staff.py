@@ -14,7 +14,7 @@ from tests.property.tree import Check, Create, Delete, Node, Op, Refused, Set, T
 
 __all__ = ["RULES", "Process", "Staff", "Term", "Write"]
 
-RULES = ("proof", "assignment in claim", "deadline", "take-over")
+RULES = ("proof", "assignment in claim", "deadline", "take-over", "set after claim")
 
 
 @dataclass(eq=False)
@@ -63,6 +63,11 @@ class Process:
         if not {p.topic for p in self.agreed} <= self.seen.keys():
             return None
         return frozenset(p for _, part in self.seen.values() for p in part) & self.agreed
+
+    @property
+    def whole(self) -> frozenset[Partition]:
+        """Of a driver: what its pipeline runs, as far as it knows. It starts with all of that or not at all."""
+        return frozenset(filter(self.wants.covers, self.agreed))
 
 
 @dataclass(eq=False)
@@ -305,6 +310,8 @@ class Staff:
         if not process.connected or self.busy(process) or not self.alone(process) or mine is None:
             return
         gone = frozenset(process.opened - mine)
+        if process.wants.pipeline is not None and (gone or not (process.running or process.whole <= mine)):
+            gone, mine = frozenset(process.opened), frozenset()  # whatever is taken away, all of it stops
         for partition in gone & process.running.keys():
             process.drained[partition] = process.running.pop(partition)
         new = frozenset(mine - process.running.keys())
@@ -332,9 +339,13 @@ class Staff:
             return
         if write.answer and not write.answer.startswith(f"{paths.OWNERS}/"):
             return  # another assignment: to be read first
-        for partition in write.partitions:
-            if self.holder(partition) == process.session:
-                process.running[partition] = self.committed(partition)
+        held = [p for p in sorted(write.partitions) if self.holder(p) == process.session]
+        if process.wants.pipeline is not None and not process.running and self.has("set after claim"):
+            self.see_agreed(process)  # it has the locks; now it looks whether that is still all there is
+            if not process.whole <= set(held):
+                return
+        for partition in held:
+            process.running[partition] = self.committed(partition)
 
     def commit_running(self, process: Process) -> None:
         if process.connected and not self.busy(process) and process.running:

@@ -24,6 +24,16 @@ subscriptions = st.one_of(
 )
 
 
+whole_subscriptions = st.sampled_from(
+    [
+        Subscription.check("a", pipeline="p"),
+        Subscription.check({"a": [0, 2], "b": [1]}, pipeline="q"),
+        Subscription.check("b", pipeline="r"),
+        Subscription.check(pipeline="s"),
+    ]
+)
+
+
 class Situation(NamedTuple):
     members: dict[str, Subscription]
     partitions: list[Partition]
@@ -161,6 +171,40 @@ def test_a_member_that_joins_or_leaves_moves_no_more_than_its_share(situation: S
     rest = {name: EVERYTHING for name in members if name != gone}
     left = assign("sticky", rest, situation.partitions, before)
     assert all(left[partition] == before[partition] for partition in left if before[partition] != gone)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    assignors,
+    situations(),
+    st.dictionaries(st.sampled_from(["d", "e", "f"]), whole_subscriptions, min_size=1),
+    st.data(),
+)
+def test_what_goes_together_goes_to_one_driver_and_the_rest_as_if_nothing_had_been(
+    assignor: str, situation: Situation, drivers: dict[str, Subscription], data: st.DataObject
+) -> None:
+    partitions, members = situation.partitions, {**situation.members, **drivers}
+    held = st.dictionaries(st.sampled_from(partitions), st.sampled_from(sorted(drivers)))
+    current = {**situation.current, **(data.draw(held) if partitions else {})}
+    result = assign(assignor, members, partitions, current)
+    wanted = {wants.pipeline: {p for p in partitions if wants.covers(p)} for wants in drivers.values()}
+    reserved: set[Partition] = set()
+    for pipeline, whole in wanted.items():
+        mine = {name for name, wants in drivers.items() if wants.pipeline == pipeline}
+        owners = {result.get(p) for p in whole}
+        if owners & mine:
+            assert len(owners) == 1, f"{pipeline} is shared out"
+            reserved |= whole
+            had = Counter(current.get(p) for p in partitions)
+            (owner,) = owners
+            assert had[owner] == max(had[name] for name in mine), "who has most keeps it"
+        else:  # nothing, and only because another pipeline has one of them
+            assert not whole or any(whole & other for name, other in wanted.items() if name != pipeline)
+    # The others have what they would have if there were neither pipelines nor these partitions.
+    rest = [p for p in partitions if p not in reserved]
+    assert {p: m for p, m in result.items() if p not in reserved} == assign(assignor, situation.members, rest, current)
+    assert not {p for p, m in result.items() if p not in reserved and m in drivers}
+    assert assign(assignor, members, partitions, result) == result
 
 
 @given(situations(5), st.dictionaries(st.integers(0, 5), st.floats(0.1, 50)))

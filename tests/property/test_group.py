@@ -16,6 +16,13 @@ from tests.property.company import Company, Process, Term
 
 NAMES = "vwxyz"
 ALL = [Partition(topic, n) for topic, count in (("a", 3), ("b", 2), ("c", 1)) for n in range(count)]
+PIPELINES = [
+    Subscription.check("a", pipeline="p"),
+    Subscription.check("a", pipeline="p"),
+    Subscription.check({"b": [0], "c": None}, pipeline="q"),
+    Subscription.check({"b": [0], "c": None}, pipeline="q"),
+    Subscription.check(pattern="[ab]", pipeline="r"),
+]
 subscriptions = st.sampled_from(
     [
         EVERYTHING,
@@ -25,6 +32,7 @@ subscriptions = st.sampled_from(
         Subscription.check({"a": 1, "b": None}),
         Subscription.check({"a": [0, 1]}),
         Subscription.check(pattern="[bc]"),
+        *PIPELINES,
     ]
 )
 agreed_sets = st.frozensets(st.sampled_from(ALL), min_size=1)
@@ -48,12 +56,30 @@ def at_rest(company: Company) -> None:
     possible = assign(company.settings.assignor, eligible, company.agreed, given)
     assert len(given) == len(possible), "something could be run, and is not"
     assert set(given.values()) <= eligible.keys()
+    each_pipeline_has_one_driver(company, eligible, given)
     for topic in company.topics.values():
         assert not topic.to_start
         assert not topic.to_close
     if all(wants == EVERYTHING for wants in eligible.values()) and company.settings.assignor == "sticky":
         counts = Counter(given.values())
         assert max(counts[name] for name in eligible) - min(counts[name] for name in eligible) <= 1
+
+
+def each_pipeline_has_one_driver(
+    company: Company, eligible: dict[str, Subscription], given: dict[Partition, str]
+) -> None:
+    """All of its partitions are at one of its drivers; or none is, and then another pipeline wants one of them."""
+    wanted = {
+        wants.pipeline: frozenset(filter(wants.covers, company.agreed))
+        for wants in eligible.values()
+        if wants.pipeline is not None
+    }
+    for pipeline, whole in wanted.items():
+        owners = {given.get(partition) for partition in whole}
+        drivers = {name for name, wants in eligible.items() if wants.pipeline == pipeline}
+        if owners & drivers or not any(whole & other for name, other in wanted.items() if name != pipeline):
+            assert len(owners) == bool(whole), f"{pipeline} is shared out: {owners}"
+            assert owners <= drivers, f"{pipeline} has drivers, and {owners} run it"
 
 
 class TheGroup(RuleBasedStateMachine):

@@ -9,17 +9,20 @@ import pytest
 
 from aiokcc.core.assignors import ASSIGNORS
 from aiokcc.core.group import GroupSettings
+from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from tests.property.company import RULES, Company, Process, Term
-from tests.property.test_group import ALL, NAMES, at_rest
+from tests.property.test_group import ALL, NAMES, PIPELINES, at_rest
 
 
 def wander(seed: int, steps: int, without: frozenset[str] = frozenset()) -> Counter[str]:
     """A long history: mostly progress, with faults in between. What happened, counted."""
     chance = random.Random(seed)
-    wanted = (
-        [EVERYTHING] if seed % 2 else [EVERYTHING, Subscription.check({"a": 1, "b": None}), Subscription.check("a")]
-    )
+    wanted = [EVERYTHING]
+    if seed % 3 == 1:
+        wanted += [Subscription.check({"a": 1, "b": None}), Subscription.check("a")]
+    elif seed % 3 == 2:
+        wanted += PIPELINES
     group = GroupSettings.check(assignor=chance.choice(list(ASSIGNORS)), join_window=1.0)
     company = Company(frozenset(ALL), group, without)
     happened: Counter[str] = Counter()
@@ -261,3 +264,44 @@ def test_the_history_that_breaks_without_a_rule_is_harmless_with_it(missing: str
     HISTORIES[missing](frozenset())
     with pytest.raises(AssertionError, match=r"was given to v before x had closed it"):
         HISTORIES[missing](frozenset({missing}))
+
+
+def a_driver_that_missed_how_the_set_has_changed(without: frozenset[str]) -> tuple[Process, Process]:
+    """One drives all that there is, v; x stands by, and knows the set as it was two changes ago."""
+    first, second = Partition("a", 0), Partition("a", 1)
+    company = Company(frozenset({second}), GroupSettings.check(join_window=0), without)
+    for name in "vx":
+        company.start(name, PIPELINES[0])
+    at_rest(company)
+    v, x = company.processes["v"], company.processes["x"]
+    term = v.term
+    assert term is not None
+    for agreed in ({first}, {first, second}):
+        company.change_set(term, frozenset(agreed))
+        settle(company)
+        for _ in range(4):
+            lead(company, term, "lead", random.Random(0))
+            settle(company)
+            if agreed == {first}:
+                see_all(company, v)
+                company.follow(v)
+                settle(company)
+    assert v.running.keys() == {first}
+    company.isolate("v")
+    for _ in range(3):  # the second is closed at once, for v does not hold it, and goes to x
+        lead(company, term, "lead", random.Random(0))
+        settle(company)
+    company.see_generation(x)
+    company.see_assignment(x, "a")
+    assert x.mine == x.whole == {second}
+    company.follow(x)
+    settle(company)
+    at_rest(company)
+    return v, x
+
+
+def test_a_driver_looks_at_the_set_once_it_has_the_locks() -> None:
+    v, x = a_driver_that_missed_how_the_set_has_changed(frozenset())
+    assert (len(v.running), len(x.running)) == (0, 2)
+    with pytest.raises(AssertionError, match="v and x both drive the pipeline p"):
+        a_driver_that_missed_how_the_set_has_changed(frozenset({"set after claim"}))
