@@ -19,7 +19,8 @@ import anyio
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
-from aiokcc.errors import PartitionError, RunEnded, UsageError
+from aiokcc.core.subscriptions import Subscription
+from aiokcc.errors import FencedError, PartitionError, PartitionRevoked, RunEnded, SessionLostError, UsageError
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.kafka.growth import discover
 from aiokcc.kafka.reading import unwrapped
@@ -40,6 +41,7 @@ from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
 from aiokcc.spark.source import read
+from aiokcc.spark.turns import check_company, in_turn, take_whole
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:
@@ -73,6 +75,8 @@ class Options:
     store_timeout: float
     clock: Callable[[], int]
     join: Callable[..., AbstractAsyncContextManager[Coordinator]]
+    subscription: Subscription | None
+    """In a managed group: what the pipeline runs."""
 
 
 @asynccontextmanager
@@ -82,7 +86,8 @@ async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
     cluster = Cluster(settings, options.connect_timeout)
     async with cluster.connected():
         everything = await cluster.partitions(settings.topics)
-        outside = sorted((settings.partitions or everything) - everything)
+        named = settings.partitions if options.subscription is None else options.subscription.partitions
+        outside = sorted((named or everything) - everything)
         if outside:
             count = sum(p.topic == outside[0].topic for p in everything)
             raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
@@ -159,13 +164,47 @@ class AsyncReplay:
         options, settings = self._options, self._options.settings
         member = coordinator._member
         began = time.monotonic()
-        worker = Worker(options.spark)
         participant = Participant(coordinator, options.store_timeout)
+        worker, line = Worker(options.spark), Line()
+        drive = partial(self._drive, participant, worker, function, target, line)
+        member.on_set = member.moved.set
+        try:
+            async with unwrapped() as tasks:
+                if settings.end is None:
+                    tasks.start_soon(discover, settings, self._cluster, coordinator)
+                if options.subscription is None:
+                    await drive(settings.partitions or coordinator.partitions)
+                else:
+                    await self._check_company(participant, options.subscription, target)
+                    await in_turn(participant, drive)
+                tasks.cancel_scope.cancel()
+        finally:
+            member.on_set = None
+            line.end()
+            member.leave()  # in a managed group: what we give back goes to whoever stands by
+            with anyio.CancelScope(shield=True):
+                await participant.close()
+            worker.close()
+            self.summary.seconds += time.monotonic() - began
+        return self.summary
+
+    async def _drive(
+        self,
+        participant: Participant,
+        worker: Worker,
+        function: Callable[[DataFrame, Periods], Any],
+        sink: Sink,
+        line: Line,
+        mine: frozenset[Partition],
+    ) -> None:
+        """Take these partitions, fence out whoever drove before us, go on where it stopped, to the end."""
+        options, settings = self._options, self._options.settings
+        is_managed = options.subscription is not None
+        member = participant.member
         probe = Probe(settings)
         finder = self._finder(worker, participant, probe)
         records = Records(member.store, options.name, participant.session)
         pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
-        grows = settings.end is None and settings.partitions is None
         frames = partial(
             read,
             options.spark,
@@ -175,20 +214,18 @@ class AsyncReplay:
             lateness=settings.lateness or None,
             start=settings.start if isinstance(settings.start, int) else None,
         )
-        line = Line()
         on_progress = options.progress if callable(options.progress) else line.show
         if options.progress is False:
             on_progress = _ignore
-        start = settings.start if isinstance(settings.start, int) else 0
         planner = Planner(
             participant,
             finder,
             pace,
             period=options.period,
-            start=start,
+            start=settings.start if isinstance(settings.start, int) else 0,
             end=settings.end if isinstance(settings.end, int) else None,
             lateness=settings.lateness,
-            alone=settings.partitions is None,
+            alone=settings.partitions is None and not is_managed,
             clock=options.clock,
         )
         pipeline = Pipeline(
@@ -198,40 +235,50 @@ class AsyncReplay:
             finder,
             worker,
             Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
-            target,
+            sink,
             pace,
             self.summary,
-            grows=grows,
+            grows=settings.end is None and (is_managed or settings.partitions is None),
             retries=options.retries,
             sample=probe.mean_size,
             on_progress=on_progress,
             after=self.after_step,
         )
-        member.on_set = member.moved.set
-        try:
-            async with probe.open(), unwrapped() as tasks:
-                if settings.end is None:
-                    tasks.start_soon(discover, settings, self._cluster, coordinator)
-                # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
-                await participant.open(settings.partitions or coordinator.partitions)
-                definition = self._definition(target)
-                past = await worker.call(target.last_attempt, options.name) if options.from_scratch else 0
-                await records.begin(
-                    definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
-                )
+        async with probe.open():
+            # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
+            await (take_whole(participant, mine) if is_managed else participant.open(mine))
+            definition = self._definition(sink)
+            past = await worker.call(sink.last_attempt, options.name) if options.from_scratch else 0
+            await records.begin(
+                definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
+            )
+            try:
                 if options.from_scratch:
-                    await worker.call(target.reset, options.name, records.attempt)
-                await worker.call(target.begin, options.name, records.attempt)
+                    await worker.call(sink.reset, options.name, records.attempt)
+                await worker.call(sink.begin, options.name, records.attempt)
                 await pipeline.run()
-                tasks.cancel_scope.cancel()
-        finally:
-            member.on_set = None
-            line.end()
-            with anyio.CancelScope(shield=True):
-                await participant.close()
-            worker.close()
-            self.summary.seconds += time.monotonic() - began
-        return self.summary
+            except FencedError as fenced:
+                if is_managed and await records.is_superseded():  # else it is the sink that knows another driver
+                    raise PartitionRevoked(str(fenced)) from fenced
+                raise
+
+    async def _check_company(self, participant: Participant, subscription: Subscription, sink: Sink) -> None:
+        """Whether the pipeline fits in with the others of the group, and with what its name stands for."""
+        member = participant.member
+        records = Records(member.store, self._options.name, participant.session)
+        while True:
+            session = await participant.session()
+            incarnation = member.incarnation
+            if incarnation is not None:
+                try:
+                    await check_company(
+                        member.store, session, incarnation.name, subscription, self._options.settings.topics
+                    )
+                    await records.check(session, self._definition(sink))
+                except SessionLostError:
+                    continue
+                return
+            await member.moved.wait()
 
     def _finder(self, worker: Worker, participant: Participant, probe: Probe) -> Finder:
         """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's or the index misleads."""
@@ -287,6 +334,7 @@ class AsyncReplay:
             "source": settings.source,
             "timestamp": None if options.timestamp is None else str(options.timestamp),
             "sink": sink.describe(),
+            **({} if options.subscription is None else {"subscription": str(options.subscription)}),
         }
 
 

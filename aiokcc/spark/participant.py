@@ -76,12 +76,51 @@ class Participant:
         self._ledger = self.member.ledger
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
+        self._subscription = None if self.member.group is None else self.member.group.subscription
+        self._asked = frozenset[Partition]()
+        """The partitions whose locks we have, or are about to take."""
+
+    # -- in a managed group ---------------------------------------------------------------------------------------------
+
+    def whole(self, agreed: frozenset[Partition]) -> frozenset[Partition]:
+        """All partitions of the pipeline, of a managed group's agreed set."""
+        assert self._subscription is not None
+        return frozenset(filter(self._subscription.covers, agreed))
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether one of our partitions has been taken away."""
+        return self.member.assigned is not None and not self._asked <= self.member.assigned
+
+    @property
+    def joined(self) -> frozenset[Partition]:
+        """Partitions that are to be run as well: they have joined the set, and in a managed group they are given to us."""
+        if self._subscription is None:
+            return self.coordinator.partitions - self.tracks.keys()
+        return (self.member.assigned or frozenset()) - self.tracks.keys()
+
+    async def surrender(self) -> None:
+        """Nothing runs any more: give the locks back, finished partitions too, in one transaction."""
+        tracks, self.tracks, self._asked = self.tracks, {}, frozenset()
+        async with unwrapped() as tasks:
+            for partition in tracks:
+                tasks.start_soon(self.member.relinquish, partition)
+
+    async def concluded(self) -> None:
+        """All of ours is done: return when we may leave. In a managed group that is the end of the run, as for all."""
+        if self._subscription is None:
+            await self.member.settled()
+            return
+        while self._ledger.limit.mode is Mode.GATED:
+            self.check()
+            await self.member.moved.wait()
 
     # -- gates ----------------------------------------------------------------------------------------------------------
 
     async def open(self, partitions: Iterable[Partition]) -> None:
         """Take the locks of these partitions, side by side. They stand at the run's start until something else is known."""
         gates = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        self._asked |= gates.keys()
         opened: list[Gate] = []
 
         async def open_one(gate: Gate) -> None:
@@ -92,8 +131,7 @@ class Participant:
                 for gate in gates.values():
                     opening.start_soon(open_one, gate)
         except BaseException:
-            for gate in opened:
-                await gate.__aexit__(None, None, None)
+            await _close(opened)
             raise
         for partition, gate in gates.items():
             bounds = self.member.bounds[partition]
@@ -102,9 +140,7 @@ class Participant:
     async def close(self) -> None:
         """Close all gates: finished ones keep their word, the others are given up."""
         tracks, self.tracks = self.tracks, {}
-        with anyio.move_on_after(_CLOSE_SECONDS, shield=True):  # a store that is away does not keep us
-            for track in tracks.values():
-                await track.gate.__aexit__(None, None, None)
+        await _close(track.gate for track in tracks.values())
 
     def check(self) -> None:
         """Raise what stands in the way of going on: the group's failure, or a lock that is lost to somebody else."""
@@ -209,6 +245,14 @@ class Participant:
     def done(self) -> None:
         """All has been said: if that makes a report, it is written."""
         self.member.arrived()
+
+
+async def _close(gates: Iterable[Gate]) -> None:
+    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us."""
+    with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+        async with anyio.create_task_group() as tasks:
+            for gate in gates:
+                tasks.start_soon(gate.__aexit__, None, None, None)
 
 
 def _steps(partition: Partition, stretches: Sequence[Stretch]) -> list[tuple[int, Place]]:

@@ -112,7 +112,7 @@ class Pipeline:
             await planner.look(limit)
             planner.say(limit)
             if all(track.is_finished for track in participant.tracks.values()):
-                await participant.member.settled()
+                await participant.concluded()
                 break
             plan = await planner.plan(records.published + 1, limit)
             if plan is None:
@@ -152,10 +152,8 @@ class Pipeline:
 
     async def _grow(self) -> None:
         """Take the partitions that have joined the set since."""
-        if self._grows:
-            new = self._participant.coordinator.partitions - self._participant.tracks.keys()
-            if new:
-                await self._participant.open(new)
+        if self._grows and (new := self._participant.joined):
+            await self._participant.open(new)
 
     async def _measure(self) -> None:
         """Look at how large records are, where the next batch begins."""

@@ -134,13 +134,18 @@ class Records:
                 written.data, written.version = data, written.version + 1
         self._read()
 
+    async def check(self, session: Session, definition: Mapping[str, Any]) -> bool:
+        """Whether there is such a pipeline; without taking over. PipelineMismatchError as in :meth:`begin`."""
+        node = await session.find(self._definition)
+        if node is not None:
+            self._compare(node, definition)
+        return node is not None
+
     async def is_complete(self, definition: Mapping[str, Any]) -> bool:
         """Whether everything that was decided is published; without taking over. PipelineMismatchError as in :meth:`begin`."""
         session = await self._session()
-        node = await session.find(self._definition)
-        if node is None:
+        if not await self.check(session, definition):
             return False
-        self._compare(node, definition)
         for written in (self._intent, self._published):
             written.data = (await self._get(session, written.path)).data
         self._read()
@@ -179,6 +184,14 @@ class Records:
         """Record that a batch is published."""
         await self._write(self._published, str(number).encode())
         self.published = number
+
+    async def is_superseded(self) -> bool:
+        """Whether another driver has begun since."""
+        try:
+            await self.confirm()
+        except FencedError:
+            return True
+        return False
 
     async def confirm(self) -> None:
         """FencedError if another driver has begun since. Asked right before publishing."""

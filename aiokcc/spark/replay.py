@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from aiokcc.core.loads import Weight
 from aiokcc.core.periods import parse_duration
+from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.runtime.coordinator import connect, wall_clock
@@ -46,6 +49,12 @@ def replay(
     start: str | int | datetime = "earliest",
     end: str | int | datetime | None = None,
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
+    assignment: Literal["managed"] | None = None,
+    subscription: object = None,
+    assignor: str = "sticky",
+    weight: Weight | None = None,
+    join_window: float | None = None,
+    expect: int | None = None,
     lookahead: int | None = None,
     timestamp: Column | str | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
@@ -84,8 +93,14 @@ def replay(
     :param start: a time, or ``"earliest"``
     :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
     :param partitions: which partitions Spark runs, where others of the group run the rest; by default all
+    :param assignment: ``"managed"``: the pipeline takes part in a group whose leader says who runs which partitions. All of the
+        pipeline's go together, to one driver; others that are started with the same name, on any machine, stand by, and one
+        of them goes on when the one that runs leaves, dies or is isolated. Asynchronous members share the rest
+    :param subscription: managed: which topics the pipeline runs, of those the group replays: ``["orders"]``, or a compiled
+        regular expression; by default all. Or ``partitions``. For ``assignor``, ``weight``, ``join_window`` and ``expect``
+        see :func:`aiokcc.connect`
     :param lookahead: how many periods a participant may run ahead of the slowest. All of a group give the same; by default
-        0 with ``partitions``, and many without, for then there is nobody to wait for
+        0 with ``partitions`` or in a managed group, and many without, for then there is nobody to wait for
     :param timestamp: event time as a column expression over the Kafka source's columns; Kafka's timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
     :param max_periods: the most periods with records in one job; 1: each frame holds one period
@@ -128,6 +143,17 @@ def replay(
         isolation_level=isolation_level,
         consumer=consumer,
     )
+    if settings.rule is not None:
+        raise UsageError("partitions is a function; a pipeline's result depends on which they are, so list them")
+    wanted = None
+    if assignment == "managed":
+        wanted = _pipeline(name, settings, subscription)
+        settings = replace(settings, managed=True)
+        if from_scratch:
+            raise UsageError(
+                "from_scratch does not go with a managed group, where a driver that stood by would throw away what another one "
+                "has published; give the pipeline another name, or another root"
+            )
     if settings.start == "committed":
         raise UsageError(
             'start="committed" is for consumer groups; a pipeline goes on by its name. Give a time or "earliest"'
@@ -138,7 +164,8 @@ def replay(
         raise UsageError(f"progress is {progress!r}; expected a function of a Progress, or False")
     if not isinstance(target_seconds, int | float) or isinstance(target_seconds, bool) or not target_seconds > 0:
         raise UsageError(f"target_seconds is {target_seconds!r}; expected a number of seconds above 0")
-    chosen = lookahead if lookahead is not None else 0 if partitions is not None else LOOKAHEAD
+    alone = partitions is None and wanted is None
+    chosen = lookahead if lookahead is not None else LOOKAHEAD if alone else 0
     if isinstance(store, Store):
         if store_options:
             raise UsageError("store_options go with a store's URL; give them to the store you made")
@@ -161,6 +188,12 @@ def replay(
         clock=clock,
         source=settings.source,
         grows=settings.end is None,
+        assignment=assignment,
+        subscription=subscription if wanted is None else wanted,
+        assignor=assignor,
+        weight=weight,
+        join_window=join_window,
+        expect=expect,
     )
     join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
     return Opening(
@@ -184,8 +217,26 @@ def replay(
             store_timeout,
             clock or wall_clock,
             join,
+            wanted,
         )
     )
+
+
+def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subscription:
+    """What a pipeline of a managed group runs: all topics, those it subscribes to, or the partitions it names."""
+    if settings.partitions is not None:
+        if subscription is not None:
+            raise UsageError("partitions and subscription both say what the pipeline runs; give one of them")
+        return Subscription(partitions=settings.partitions, pipeline=name)
+    if isinstance(subscription, re.Pattern):
+        wanted = Subscription.check(pattern=subscription, pipeline=name)
+    else:
+        wanted = Subscription.check(subscription, pipeline=name)
+    strange = sorted({*wanted.topics, *(p.topic for p in wanted.partitions)} - set(settings.topics))
+    if strange or not (wanted.partitions or any(map(wanted.covers_topic, settings.topics))):
+        what = f"names the topic {strange[0]!r}" if strange else f"is {wanted.pattern!r}, which no topic matches"
+        raise UsageError(f"subscription {what}; the group replays {', '.join(settings.topics)}")
+    return wanted
 
 
 def _told_by_spark(record: Any) -> int:

@@ -34,6 +34,9 @@ class Spec:
     stop: list[Any] = field(default_factory=list)
     """The step, the number of the batch, and the signal; empty: go on to the end."""
     max_periods: int = 2
+    member: str | None = None
+    expect: int = 0
+    """Not 0: it is a driver of so many in a managed group."""
     endless: bool = False
     """Whether to compute something that never ends, by the blocking call, until somebody presses Ctrl-C."""
 
@@ -73,12 +76,15 @@ async def drive(spec: Spec) -> None:
     spark = await asyncio.to_thread(attached)
     sink = StoppingSink(spec.out)
     sink.stopper = Stopper(spec)
+    managed: dict[str, Any] = {"assignment": "managed", "expect": spec.expect} if spec.expect else {}
     async with aiokcc.spark.replay(
         spark,
         *spec.topics,
         bootstrap_servers=spec.bootstrap,
         store=spec.store,
         name="killed",
+        member=spec.member,
+        **managed,
         end="now",
         period="1m",
         max_periods=spec.max_periods,

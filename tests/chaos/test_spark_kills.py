@@ -134,6 +134,37 @@ async def test_a_driver_that_fell_asleep_cannot_publish_after_its_successor_bega
     check(spark, out, [log])
 
 
+async def test_drivers_that_stand_by_go_on_after_one_that_was_killed_and_one_that_fell_asleep(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    chance = random.Random(12)
+    log = await pipelines.write(kafka, "turns", [some_records(chance, 40, minutes=6) for _ in range(2)])
+    out = tmp_path / "out"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), max_periods=1, expect=3)
+    stops = {"a": ["staged", 1, int(signal.SIGKILL)], "b": ["publishing", 3, int(signal.SIGSTOP)], "c": []}
+    async with AsyncExitStack() as stack:
+        drivers = [
+            Driver(spark, replace(spec, member=name, stop=stop), tmp_path / f"{name}.log")
+            for name, stop in stops.items()
+        ]
+        for driver in drivers:
+            await driver.start()
+            stack.push_async_callback(driver.kill)
+        killed, sleeper, last = drivers
+        assert await killed.end() == -signal.SIGKILL, (tmp_path / "a.log").read_text()[-4000:]
+        await sleeper.until("publishing 3")
+        await last.until("staged 3")
+        sleeper.process.send_signal(signal.SIGCONT)
+        # It was fenced out, and that is no error here: it stands by again, to the end.
+        assert await sleeper.end() == 0, (tmp_path / "b.log").read_text()[-4000:]
+        assert await last.end() == 0, (tmp_path / "c.log").read_text()[-4000:]
+    assert "published 3" not in sleeper.said
+    assert "planned 2" in sleeper.said  # it drove meanwhile
+    assert not {"planned 0", "planned 1", "planned 2"} & set(last.said)
+    assert sleeper.said[-1] == last.said[-1] == "done"
+    check(spark, out, [log])
+
+
 async def test_ctrl_c_stops_the_running_job_and_publishes_nothing(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:

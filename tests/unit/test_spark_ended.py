@@ -28,6 +28,7 @@ def driver(store: Store, *, from_scratch: bool) -> AsyncReplay:
         connect_timeout=10.0,
         period=10,
         timestamp=None,
+        subscription=None,
         settings=SimpleNamespace(topics=["t"], partitions=None, source={}),
     )
     cluster: Any = None

@@ -1,0 +1,138 @@
+"""Spark pipelines in a managed group: beside asynchronous members, and with drivers that stand by."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aiokcc
+from aiokcc import local
+from aiokcc.runtime.operator import isolate
+from aiokcc.spark import Batch, Periods, Summary
+from aiokcc.spark.pipeline import Step
+from aiokcc.stores import open_store
+from tests import pipelines
+from tests.integration.test_spark_mixed import History
+from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
+from tests.replays import BASE, MINUTE, at, topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def managed(kafka: local.Kafka, store: str, **settings: Any) -> dict[str, Any]:
+    usual = {"period": "1m", "end": "now", "assignment": "managed", "session_timeout": 5}
+    return {"bootstrap_servers": kafka.bootstrap, "store": store, **usual, **settings}
+
+
+def count(frame: DataFrame, periods: Periods) -> DataFrame:
+    return frame.groupBy("period").count()
+
+
+async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    chance = random.Random(12)
+    orders = await pipelines.write(kafka, "orders", [some_records(chance, 40, minutes=4) for _ in range(2)])
+    payments = await pipelines.write(kafka, "payments", [some_records(chance, 40, minutes=4) for _ in range(2)])
+    common = managed(kafka, zk_root, expect=2)
+    history, sink = History(), MemorySink()
+    read: list[tuple[str, int, int]] = []
+    seen: list[aiokcc.Status] = []
+
+    async def consume() -> None:
+        async with aiokcc.replay(orders.name, payments.name, member="async", **common) as replay:
+
+            async def handle(record: Any) -> None:
+                period = (record.timestamp - BASE) // MINUTE
+                history.note(f"async-{record.partition}", "start", period)
+                read.append((record.topic, record.partition, record.offset))
+                if period == 2 and not seen:
+                    seen.append(await replay.coordinator.status())
+                history.note(f"async-{record.partition}", "done", period)
+
+            await replay.run(handle)
+
+    def after(step: Step, batch: Batch) -> None:
+        for period in batch.periods:
+            if period.ranges and step in {Step.PLANNED, Step.PUBLISHED}:
+                what = "start" if step is Step.PLANNED else "done"
+                history.note("spark", what, (period.start - BASE) // MINUTE)
+
+    async def compute() -> None:
+        only = {"subscription": [orders.name], "name": "sums", "member": "spark", "progress": False, "check": False}
+        async with aiokcc.spark.replay(spark, orders.name, payments.name, **only, **common) as replay:
+            replay.after_step = after
+            await replay.for_each_period(totals, sink)
+
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(consume())
+        tasks.create_task(compute())
+    # Each record once, on one side: the other member may take everything, but what the pipeline runs is the pipeline's.
+    assert totals_of(sink.rows) == totals_in_python([orders])
+    check_tiling([batch for batch, _ in sink.batches.values()], [orders])
+    assert sorted(read) == [(payments.name, p, n) for p in range(2) for n in range(40)]
+    history.check(0, {who: max(history.periods(who)) for who in ("spark", "async-0", "async-1")})
+    status = seen[0]
+    assert status.group is not None
+    assert {w.name: (w.subscription, w.assigned, w.running) for w in status.group.workers} == {
+        "async": ("everything", *2 * [tuple(f"{payments.name}.{n}" for n in range(2))]),
+        "spark": (
+            f"{orders.name}, all for the pipeline sums",
+            *2 * [tuple(f"{orders.name}.{n}" for n in range(2))],
+        ),
+    }
+
+
+async def test_the_job_of_an_isolated_driver_is_stopped_and_its_batch_done_by_who_stood_by(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    name = await topic(kafka, [at(n) for n in range(4)], [at(n) for n in range(4)])
+    common = managed(kafka, zk_root, expect=2, name="p", progress=False, max_periods=1)
+    sink = MemorySink()
+    started, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def endless(frame: DataFrame, periods: Periods) -> DataFrame:
+        if periods.start < at(1):
+            return count(frame, periods)
+        rows = frame.sparkSession.range(10**13, numPartitions=1).agg(F.sum(F.hash("id")).alias("x"))
+        loop.call_soon_threadsafe(started.set)
+        return frame.select("period").crossJoin(rows)
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        first = await stack.enter_async_context(aiokcc.spark.replay(spark, name, member="a", **common))
+        second = await stack.enter_async_context(aiokcc.spark.replay(spark, name, member="b", **common))
+        stuck = tasks.create_task(first.for_each_period(endless, sink))
+        stands_by = tasks.create_task(second.for_each_period(count, sink))
+        await started.wait()
+        for more, error, words in (
+            ({"name": "q"}, aiokcc.PartitionError, f"{name}.0 belongs to the pipeline 'p', which a-"),
+            ({"partitions": {name: [1]}}, aiokcc.PipelineMismatchError, "all drivers of a pipeline run the same"),
+        ):
+            with pytest.raises(error, match=words):
+                async with aiokcc.spark.replay(spark, name, member="c", **{**common, **more}) as third:
+                    await third.for_each_period(count, sink)
+        with pytest.raises(aiokcc.GroupMismatchError, match="assignment=managed there"):
+            async with aiokcc.spark.replay(spark, name, **{**common, "assignment": None, "expect": None}, lookahead=0):
+                pytest.fail("it was let in")
+        store = open_store(zk_root)
+        async with store.session(timeout=10) as operator:
+            status = await aiokcc.runtime.status.read_status(store, operator)
+            assert status.group is not None
+            assert [(w.name, len(w.running)) for w in status.group.workers if w.name < "c"] == [("a", 2), ("b", 0)]
+            await isolate(store, operator, "a", by="a test", now=0)
+        summaries: list[Summary] = [await stuck, await stands_by]
+    assert {millis(row["period"]): row["count"] for row in sink.rows} == {at(n): 2 for n in range(4)}
+    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(name, [[()] * 4] * 2)])  # type: ignore[list-item]
+    assert [summary.jobs for summary in summaries] == [1, 3]
+    decided, done = (batch for batch in sink.staged if batch.number == 1)
+    assert decided == done  # as it was recorded
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
