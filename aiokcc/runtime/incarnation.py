@@ -315,15 +315,18 @@ class Incarnation:
                 # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
                 assigned = self.member.assigned or frozenset()
                 wanted = [p for p in wanted if p in assigned] if not asked & assigned else []
-            for n in range(0, len(wanted), _BATCH):
-                taken, refused = await self._take(wanted[n : n + _BATCH])
+            batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
+            # Taken down now: a claim rests on the assignment by which it is wanted, whatever is read while it is on its way.
+            conditions = [[] if self.share is None else self.share.conditions(batch) for batch in batches]
+            for batch, resting_on in zip(batches, conditions, strict=True):
+                taken, refused = await self._take(batch, resting_on)
                 for partition in refused:
                     asked.add(partition)
                     self._tasks.start_soon(self._await_release, partition, asked)
                 if taken:
                     await self._read_after_claim(taken)
 
-    async def _take(self, wanted: list[Partition]) -> tuple[list[Partition], list[Partition]]:
+    async def _take(self, wanted: list[Partition], conditions: list[Check]) -> tuple[list[Partition], list[Partition]]:
         """Take all of these locks in one transaction, without those that somebody else holds; both lists.
 
         In a managed group the transaction rests on the assignment too, and one lock that somebody else holds keeps us from all.
@@ -335,7 +338,6 @@ class Incarnation:
             await self.session.ensure(f"{paths.OWNERS}/{topic}")
         while wanted:
             locks = [Create(paths.owner(p), self.name.encode(), ephemeral=True) for p in wanted]
-            conditions = [] if share is None else share.conditions(wanted)
             try:
                 await self.session.commit(Check(paths.GENERATION, self.generation_version), *conditions, *locks)
             except BadVersionError as error:
@@ -343,6 +345,11 @@ class Incarnation:
                     wanted = []  # there is another assignment; when we have read it we shall know what to want
                     break
                 self.see_generation(await self.session.get(paths.GENERATION))
+            except NoNodeError as error:
+                if not error.path.startswith(f"{paths.ASSIGNMENTS}/"):
+                    raise
+                wanted = []  # the topic has left the set since; we shall be told
+                break
             except NodeExistsError as error:
                 place = (error.index or 1) - 1 - len(conditions)
                 if share is not None:

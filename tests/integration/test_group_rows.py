@@ -20,7 +20,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.runtime.election import queue
 from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.operator import isolate
-from aiokcc.stores import open_store
+from aiokcc.stores import Check, open_store
 from tests.faults import Proxy
 from tests.managed import (
     Stage,
@@ -45,29 +45,47 @@ def stage(zk_root: str) -> Stage:
 
 
 class Claims:
-    """Holds claims up right before they are sent."""
+    """Holds members' claims up right before they are sent."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.may = asyncio.Event()
-        self.may.set()
+        self.held: set[str] = set()
+        """Whose claims have to wait."""
         self.tried: list[tuple[str, list[Partition]]] = []
-        self.waiting = asyncio.Event()
-        self.done = asyncio.Event()
-        self.only: str | None = None
-        """Whose; None: everybody's."""
+        self._changed = asyncio.Condition()
+        self._waiting: set[str] = set()
         take = Incarnation._take
 
-        async def take_when_told(us: Incarnation, wanted: list[Partition]) -> tuple[list[Partition], list[Partition]]:
-            if self.only in {None, us.member.name}:
-                self.waiting.set()
-                await self.may.wait()
-            result = await take(us, wanted)
-            self.tried.append((us.member.name, wanted))
-            if self.only in {None, us.member.name}:
-                self.done.set()
+        async def take_when_told(
+            us: Incarnation, wanted: list[Partition], conditions: list[Check]
+        ) -> tuple[list[Partition], list[Partition]]:
+            name = us.member.name
+            async with self._changed:
+                self._waiting.add(name)
+                self._changed.notify_all()
+                await self._changed.wait_for(lambda: name not in self.held)
+            result = await take(us, wanted, conditions)
+            async with self._changed:
+                self._waiting.discard(name)
+                self.tried.append((name, wanted))
+                self._changed.notify_all()
             return result
 
         patch.setattr(Incarnation, "_take", take_when_told)
+
+    async def let(self, *names: str) -> None:
+        async with self._changed:
+            self.held.difference_update(names)
+            self._changed.notify_all()
+
+    async def waiting(self, name: str) -> None:
+        """Return when a claim of this member is about to be sent."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: name in self._waiting)
+
+    async def answered(self, name: str) -> None:
+        """Return when a claim of this member has been answered."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: name in {who for who, _ in self.tried})
 
 
 # -- who is there -------------------------------------------------------------------------------------------------------
@@ -183,14 +201,13 @@ async def test_a_lock_names_its_owner_and_is_released_on_close(stage: Stage) -> 
 
 async def test_a_rebalance_takes_all_of_its_claims_or_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     claims = Claims(monkeypatch)
-    claims.may.clear()
+    claims.held = {"a"}
     async with stage.looking() as session, stage.member("a") as a:
-        await claims.waiting.wait()
+        await claims.waiting("a")
         async with open_store(stage.url).session(timeout=10) as somebody:
-            path = paths.owner(Partition("orders", 2))
-            await somebody.create(path, b"somebody", ephemeral=True)
-            claims.may.set()
-            await claims.done.wait()
+            await somebody.create(paths.owner(Partition("orders", 2)), b"somebody", ephemeral=True)
+            await claims.let("a")
+            await claims.answered("a")
             assert claims.tried == [("a", [Partition("orders", n) for n in range(4)])]
             assert await owners(session) == {2: "somebody"}, "half of the claims were left behind"
             assert not stage.events, "something runs without its lock"
@@ -199,22 +216,45 @@ async def test_a_rebalance_takes_all_of_its_claims_or_none(stage: Stage, monkeyp
 
 
 async def test_a_member_that_missed_a_rebalance_claims_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It claims by an assignment that has been replaced since: its generation and its version are refused."""
+    """Nobody holds the locks yet; but the assignment that the claim rests on has been replaced."""
     claims = Claims(monkeypatch)
-    claims.only = "b"
     async with stage.member("a", expect=2, join_window=30) as a, stage.looking() as session:
-        claims.may.clear()
+        claims.held = {"b"}
         async with stage.member("b", expect=2) as b:
-            await claims.waiting.wait()
-            stale = await generation(session)
-            assert len(b.assigned) == 2
+            await claims.waiting("b")
+            await claims.answered("a")
+            stale, mine = await generation(session), await owners(session)
+            assert len(mine) == len(b.assigned) == 2
+            claims.held = {"a", "b"}
             await isolate(a._member.store, session, "b", by="a test", now=0)
-            assert set((await shared(session, "a")).values()) == {"a"}
+            await until_state(session, State.STARTING)
+            await until_node(session, paths.assignment("orders"), lambda data: data == b"a:0,1,2,3;")
             assert (await generation(session)).number > stale.number
-            claims.may.set()
-            await claims.done.wait()
+            await claims.let("b")
+            await claims.answered("b")
+            assert await owners(session) == mine
+            await claims.let("a")
+            await shared(session, "a")
             assert await owners(session) == dict.fromkeys(range(4), name_of(a))
             assert not [event for event in stage.events if event[1] == "b"]
+
+
+async def test_a_topic_that_leaves_while_it_is_being_claimed_is_no_fault(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(monkeypatch)
+    claims.held = {"b"}
+    both: dict[str, Any] = {"topics": {"orders": 2, "payments": 2}, "grows": True}
+    async with stage.member("a", expect=2, join_window=30, **both) as a, stage.looking() as session:
+        await until_state(session, State.INITIAL)
+        async with stage.member("b", expect=2, **both) as b:
+            await claims.waiting("b")
+            assert {p.topic for p in b.assigned} == {"orders", "payments"}
+            assert a.remove(frozenset(Partition("payments", n) for n in range(2)))
+            await until_children(session, paths.ASSIGNMENTS, lambda names: names == ("orders",))
+            await claims.let("b")
+            assert sorted((await shared(session, "a", "b")).values()) == ["a", "b"]
+            assert set((await owners(session)).values()) == {name_of(a), name_of(b)}
 
 
 async def test_members_run_what_the_assignment_says(stage: Stage) -> None:
@@ -235,21 +275,32 @@ async def test_members_run_what_the_assignment_says(stage: Stage) -> None:
 
 
 async def test_what_was_taken_ends_before_what_was_given_begins(stage: Stage) -> None:
-    """With round_robin a third member moves nearly everything: the others lose partitions and get partitions."""
+    """With round_robin nearly everything moves when a member comes or goes: the others lose partitions and get partitions."""
     six: dict[str, Any] = {"topics": {"orders": 6}, "assignor": "round_robin"}
+    two, three = dict(enumerate("ababab")), dict(enumerate("abcabc"))
     async with stage.member("a", expect=2, **six), stage.member("b", expect=2, **six), stage.looking() as session:
-        assert await shared(session, "a", "b") == {0: "a", 1: "b", 2: "a", 3: "b", 4: "a", 5: "b"}
+        assert await shared(session, "a", "b") == two
         await stage.until(lambda: len(stage.events) == 6)
         async with stage.member("c", **six):
-            assert await shared(session, "a", "b", "c") == {0: "a", 1: "b", 2: "c", 3: "a", 4: "b", 5: "c"}
-            await stage.until(lambda: len(stage.events) == 6 + 4 + 4)
-            moved = stage.events[6:]
-    for who, lost, got in (("a", {2, 4}, {3}), ("b", {3, 5}, {4})):
-        own = [(what, number) for what, name, number in moved if name == who]
-        assert set(own[:2]) == {("ends", number) for number in lost}, "it began something before it had ended all"
-        assert set(own[2:]) == {("begins", number) for number in got}
-    for number in (2, 3, 4, 5):
-        assert [what for what, _, moves in moved if moves == number] == ["ends", "begins"], "it ran twice at a time"
+            assert await shared(session, "a", "b", "c") == three
+            await stage.until(lambda: len(stage.events) == 6 + 8)
+            joined = stage.events[6:]
+        assert await shared(session, "a", "b") == two
+        await stage.until(lambda: len(stage.events) == 6 + 8 + 8)
+        left = stage.events[6 + 8 :]
+    for moves, before, after in ((joined, two, three), (left, three, two)):
+        for who in "ab":
+            own = [(what, number) for what, name, number in moves if name == who]
+            lost = {("ends", n) for n in before if before[n] == who != after[n]}
+            got = {("begins", n) for n in before if before[n] != who == after[n]}
+            assert set(own[: len(lost)]) == lost, "it began something before it had ended all"
+            assert set(own[len(lost) :]) == got
+        for number in before:
+            of_it = [(what, name) for what, name, moved in moves if moved == number]
+            if before[number] != after[number]:
+                assert of_it == [("ends", before[number]), ("begins", after[number])], "it ran twice at a time"
+            else:
+                assert of_it == []
 
 
 # -- states -------------------------------------------------------------------------------------------------------------
@@ -260,7 +311,7 @@ async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closin
 ) -> None:
     """While a handler is at work on a partition that moves, it is nobody's by the assignment; then it is the new one's."""
     claims = Claims(monkeypatch)
-    claims.may.clear()
+    claims.held = {"a", "b", "c"}
     done = asyncio.Event()
 
     async def work(_: aiokcc.Gate) -> None:
@@ -272,7 +323,7 @@ async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closin
             to_start, to_close = await until_state(session, State.STARTING)
             assert (sorted(to_start.items()), to_close) == ([(0, "a"), (1, "b"), (2, "a"), (3, "b")], {})
             assert await owners(session) == {}
-            claims.may.set()
+            await claims.let("a", "b")
             await until_state(session, State.STABLE)
             before = await owners(session)
             assert before == {0: name_of(a), 1: name_of(b), 2: name_of(a), 3: name_of(b)}
@@ -283,11 +334,10 @@ async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closin
                 assert before[number].startswith(f"{loser}-")
                 assert number not in await given(session), "closing before starting"
                 assert await owners(session) == before, "whoever works on it holds it until he has done"
-                claims.may.clear()
                 done.set()
                 assert await until_state(session, State.STARTING) == ({number: "c"}, {})
                 assert number not in await owners(session)
-                claims.may.set()
+                await claims.let("c")
                 await until_state(session, State.STABLE)
                 assert await owners(session) == {**before, number: name_of(c)}
 
