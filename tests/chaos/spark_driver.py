@@ -88,7 +88,7 @@ async def drive(spec: Spec) -> None:
         end="now",
         period="1m",
         max_periods=spec.max_periods,
-        session_timeout=1.0,
+        session_timeout=3.0 if spec.expect else 1.0,
         connect_timeout=60,
         claim_timeout=60,
         progress=False,
