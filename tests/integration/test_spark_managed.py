@@ -11,12 +11,16 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from aiokcc.runtime.coordinator import wall_clock
 from aiokcc.runtime.operator import isolate
+from aiokcc.runtime.status import read_status
 from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import Step
 from aiokcc.stores import open_store
-from tests import pipelines
+from tests import kafka_topics, pipelines
+from tests.integration.test_replay_growth import add_partitions
 from tests.integration.test_spark_mixed import History
+from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
 from tests.replays import BASE, MINUTE, at, topic
 
@@ -66,7 +70,13 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
                 history.note("spark", what, (period.start - BASE) // MINUTE)
 
     async def compute() -> None:
-        only = {"subscription": [orders.name], "name": "sums", "member": "spark", "progress": False, "check": False}
+        only: dict[str, Any] = {
+            "subscription": [orders.name],
+            "name": "sums",
+            "member": "spark",
+            "progress": False,
+            "check": False,
+        }
         async with aiokcc.spark.replay(spark, orders.name, payments.name, **only, **common) as replay:
             replay.after_step = after
             await replay.for_each_period(totals, sink)
@@ -125,14 +135,45 @@ async def test_the_job_of_an_isolated_driver_is_stopped_and_its_batch_done_by_wh
                 pytest.fail("it was let in")
         store = open_store(zk_root)
         async with store.session(timeout=10) as operator:
-            status = await aiokcc.runtime.status.read_status(store, operator)
+            status = await read_status(store, operator)
             assert status.group is not None
             assert [(w.name, len(w.running)) for w in status.group.workers if w.name < "c"] == [("a", 2), ("b", 0)]
             await isolate(store, operator, "a", by="a test", now=0)
         summaries: list[Summary] = [await stuck, await stands_by]
     assert {millis(row["period"]): row["count"] for row in sink.rows} == {at(n): 2 for n in range(4)}
-    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(name, [[()] * 4] * 2)])  # type: ignore[list-item]
+    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(name, [[(0, {})] * 4] * 2)])
     assert [summary.jobs for summary in summaries] == [1, 3]
     decided, done = (batch for batch in sink.staged if batch.number == 1)
     assert decided == done  # as it was recorded
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
+
+
+async def test_a_partition_that_joins_goes_to_the_driver_and_from_there_to_who_comes_after_it(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(0), at(1), at(2)])
+    sink, changed = MemorySink(), asyncio.Event()
+    common = managed(kafka, zk_root, end=None, period="1s", metadata_max_age_ms=200, expect=2, name="p", check=False)
+
+    async def until(records: int) -> None:
+        while sum(row["count"] for row in sink.rows) < records:
+            changed.clear()
+            await changed.wait()
+
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        running = []
+        for member in "ab":
+            settings: dict[str, Any] = {**common, "member": member, "progress": lambda _: changed.set()}
+            replay = await stack.enter_async_context(aiokcc.spark.replay(spark, name, **settings))
+            running.append(tasks.create_task(replay.for_each_period(count, sink)))
+        await until(3)
+        await add_partitions(kafka.bootstrap, name, 2)
+        await kafka_topics.write(kafka.bootstrap, name, [Row(1, wall_clock())])
+        await until(4)
+        assert [attempt for _, attempt in sink.began] == [1]
+        running[0].cancel()  # it leaves, and gives all back
+        await kafka_topics.write(kafka.bootstrap, name, [Row(0, wall_clock()), Row(1, wall_clock())])
+        await until(6)
+        assert [attempt for _, attempt in sink.began] == [1, 2]
+        running[1].cancel()
+    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(name, [[(0, {})] * 4, [(0, {})] * 2])])
