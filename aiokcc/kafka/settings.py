@@ -14,6 +14,7 @@ from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
+from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import UsageError
 
 __all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
@@ -85,6 +86,10 @@ class ReplaySettings:
             what += f" offsets={self.offset_storage}"
         return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
+    def replays(self, topic: str) -> bool:
+        """Whether the topic is among those that are replayed."""
+        return topic in self.topics if self.pattern is None else self.pattern.fullmatch(topic) is not None
+
     def wants(self, partition: Partition) -> bool:
         """Whether this process runs the partition, where nobody assigns it."""
         if self.rule is not None:
@@ -121,9 +126,11 @@ class ReplaySettings:
         if pattern is not None:
             if topics:
                 raise UsageError("name the topics or give a pattern, not both")
-            pattern = _pattern(pattern)
+            wanted: Sequence[str] | re.Pattern[str] = _pattern(pattern)
         elif not topics or not all(isinstance(topic, str) and topic for topic in topics):
             raise UsageError('name the topics to replay: aiokcc.replay("orders", "payments", …)')
+        else:
+            wanted = topics
         if len(set(topics)) != len(topics):
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
         listed = bootstrap_servers if isinstance(bootstrap_servers, list | tuple) else [bootstrap_servers]
@@ -166,10 +173,10 @@ class ReplaySettings:
         return cls(
             tuple(topics),
             ",".join(map(str, listed)),
-            pattern,
+            wanted if isinstance(wanted, re.Pattern) else None,
             begin,  # type: ignore[arg-type]
             finish,  # type: ignore[arg-type]
-            None if callable(partitions) else _partitions(topics, partitions),
+            None if callable(partitions) else _partitions(wanted, partitions),
             _rule(partitions) if callable(partitions) else None,
             group_id,
             assignment in {None, "group"} and group_id is not None and partitions is None,
@@ -177,7 +184,7 @@ class ReplaySettings:
             commit,
             str(offset_storage),
             timestamp,
-            _lateness(topics, lateness),
+            _lateness(wanted, lateness),
             str(late),
             str(poison),
             str(on_error),
@@ -191,12 +198,17 @@ class ReplaySettings:
 
 
 def _pattern(value: object) -> re.Pattern[str]:
-    if isinstance(value, re.Pattern):
-        value = value.pattern
-    try:
-        return re.compile(value)  # type: ignore[call-overload, no-any-return]
-    except (re.error, TypeError) as error:
-        raise UsageError(f"pattern {value!r} is not a regular expression over topic names: {error}") from None
+    """As members subscribe by one: a text, or compiled without flags, so that all of a group can compare it."""
+    return re.compile(Subscription.check(pattern=value).pattern or "")
+
+
+def _check_replayed(what: str, topic: object, wanted: Sequence[str] | re.Pattern[str]) -> None:
+    """UsageError for a topic that is not among those that are replayed."""
+    if isinstance(wanted, re.Pattern):
+        if not isinstance(topic, str) or wanted.fullmatch(topic) is None:
+            raise UsageError(f"{what} names the topic {topic!r}, which does not match the pattern {wanted.pattern!r}")
+    elif topic not in wanted:
+        raise UsageError(f"{what} names the topic {topic!r}, which is not replayed; it has {', '.join(wanted)}")
 
 
 def _time(value: object, what: str, words: Sequence[str]) -> int:
@@ -233,20 +245,19 @@ def _count(what: str, value: object, least: int) -> int:
     return value
 
 
-def _lateness(topics: Sequence[str], value: object) -> dict[str, int]:
+def _lateness(wanted: Sequence[str] | re.Pattern[str], value: object) -> dict[str, int]:
     if value is None:
         return {}
     if isinstance(value, Mapping):
         for topic in value:
-            if topics and topic not in topics:
-                raise UsageError(
-                    f"lateness names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}"
-                )
+            _check_replayed("lateness", topic, wanted)
         return {topic: parse_duration(bound, what=f"lateness of {topic}", least=0) for topic, bound in value.items()}
     bound = parse_duration(value, what="lateness", least=0)
-    if not topics and bound:
-        raise UsageError("with a pattern, give lateness by topic: the topics are not known yet")
-    return dict.fromkeys(topics, bound)
+    if isinstance(wanted, re.Pattern):
+        if bound:
+            raise UsageError("with a pattern, give lateness by topic: the topics are not known yet")
+        return {}
+    return dict.fromkeys(wanted, bound)
 
 
 def _rule(value: Callable[..., Any]) -> Callable[[str, int], object]:
@@ -262,7 +273,7 @@ def _rule(value: Callable[..., Any]) -> Callable[[str, int], object]:
     return value
 
 
-def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | None:
+def _partitions(wanted: Sequence[str] | re.Pattern[str], value: object) -> frozenset[Partition] | None:
     if value is None:
         return None
     form = 'expected partitions like {"orders": [0, 1]}, [("orders", 0), ("orders", 1)] or a function of both'
@@ -281,8 +292,7 @@ def _partitions(topics: Sequence[str], value: object) -> frozenset[Partition] | 
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError(f"partitions has {pair!r}; {form}")
         topic, number = pair
-        if topics and topic not in topics:
-            raise UsageError(f"partitions names the topic {topic!r}, which is not replayed; it has {', '.join(topics)}")
+        _check_replayed("partitions", topic, wanted)
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise UsageError(f"partitions has {number!r} of {topic!r}; expected a whole number from 0 up")
         result.add(Partition(topic, number))

@@ -42,6 +42,7 @@ _BYTES: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 def replay(
     spark: SparkSession,
     *topics: str,
+    pattern: str | None = None,
     bootstrap_servers: str | list[str],
     store: str | Store,
     name: str,
@@ -55,6 +56,7 @@ def replay(
     weight: Weight | None = None,
     join_window: float | None = None,
     expect: int | None = None,
+    offset_storage: Literal["kafka", "zookeeper"] = "kafka",
     lookahead: int | None = None,
     timestamp: Column | str | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
@@ -87,11 +89,13 @@ def replay(
     With ``async with`` the same in an asyncio program: ``await replay.for_each_period(…)``. What is passed is checked at once.
 
     :param spark: a session with the Kafka connector, such as :func:`aiokcc.spark.session` makes
+    :param pattern: instead of topics, a regular expression that the whole name of a topic must match
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
     :param name: identifies the pipeline under the store's root: started again, it goes on after what it has published
     :param period: how long a period is: ``"1h"``, a timedelta, or milliseconds
     :param start: a time, or ``"earliest"``
-    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever
+    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever: then
+        partitions that are added later, and topics that come to match the pattern, join while it runs
     :param partitions: which partitions Spark runs, where others of the group run the rest; by default all
     :param assignment: ``"managed"``: the pipeline takes part in a group whose leader says who runs which partitions. All of the
         pipeline's go together, to one driver; others that are started with the same name, on any machine, stand by, and one
@@ -99,6 +103,7 @@ def replay(
     :param subscription: managed: which topics the pipeline runs, of those the group replays: ``["orders"]``, or a compiled
         regular expression; by default all. Or ``partitions``. For ``assignor``, ``weight``, ``join_window`` and ``expect``
         see :func:`aiokcc.connect`
+    :param offset_storage: where asynchronous members of the group commit; a pipeline does not, but all of a group give the same
     :param lookahead: how many periods a participant may run ahead of the slowest. All of a group give the same; by default
         0 with ``partitions`` or in a managed group, and many without, for then there is nobody to wait for
     :param timestamp: event time as a column expression over the Kafka source's columns; Kafka's timestamp by default
@@ -124,6 +129,7 @@ def replay(
         raise UsageError(f"spark is {spark!r}; expected a SparkSession, such as aiokcc.spark.session() makes")
     settings = ReplaySettings.check(
         topics,
+        pattern=pattern,
         bootstrap_servers=bootstrap_servers,
         start=start,
         end=end,
@@ -131,6 +137,7 @@ def replay(
         group_id=None,
         assignment=None,
         commit=False,
+        offset_storage=offset_storage,
         timestamp=None if timestamp is None else _told_by_spark,
         lateness=lateness,
         late="deliver",
@@ -187,7 +194,8 @@ def replay(
         claim_timeout=claim_timeout,
         clock=clock,
         source=settings.source,
-        grows=settings.end is None,
+        # To a run that has an end belong the topics that matched when it was founded, whatever matches now.
+        grows=settings.end is None or settings.pattern is not None,
         assignment=assignment,
         subscription=subscription if wanted is None else wanted,
         assignor=assignor,
@@ -195,7 +203,7 @@ def replay(
         join_window=join_window,
         expect=expect,
     )
-    join(topics=dict.fromkeys(settings.topics, 1))  # checks every argument now; connects nothing
+    join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
     return Opening(
         Options(
             spark,
@@ -232,10 +240,16 @@ def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subs
         wanted = Subscription.check(pattern=subscription, pipeline=name)
     else:
         wanted = Subscription.check(subscription, pipeline=name)
-    strange = sorted({*wanted.topics, *(p.topic for p in wanted.partitions)} - set(settings.topics))
-    if strange or not (wanted.partitions or any(map(wanted.covers_topic, settings.topics))):
+    strange = sorted(t for t in {*wanted.topics, *(p.topic for p in wanted.partitions)} if not settings.replays(t))
+    if settings.pattern is not None:
+        replayed = f"what matches {settings.pattern.pattern}"
+        matches = True  # which topics there are is asked later
+    else:
+        replayed = ", ".join(settings.topics)
+        matches = bool(wanted.partitions) or any(map(wanted.covers_topic, settings.topics))
+    if strange or not matches:
         what = f"names the topic {strange[0]!r}" if strange else f"is {wanted.pattern!r}, which no topic matches"
-        raise UsageError(f"subscription {what}; the group replays {', '.join(settings.topics)}")
+        raise UsageError(f"subscription {what}; the group replays {replayed}")
     return wanted
 
 

@@ -30,7 +30,7 @@ from aiokcc.errors import (
 from aiokcc.spark.participant import Participant
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["check_company", "in_turn", "take_whole"]
+__all__ = ["check_company", "in_turn", "take_whole", "taken_away"]
 
 log = logging.getLogger("aiokcc.spark")
 
@@ -92,6 +92,8 @@ async def take_whole(participant: Participant, mine: frozenset[Partition]) -> No
     """
     member = participant.member
     known = member.settings.partitions
+    if gone := mine - known:
+        raise PartitionRevoked(f"{min(gone)} has left the group's set")
     await participant.open(mine)
     while True:
         await participant.ready()
@@ -100,13 +102,19 @@ async def take_whole(participant: Participant, mine: frozenset[Partition]) -> No
             agreed = await _agreed(member.store, session)
         except SessionLostError:
             continue
-        break
-    missing = participant.whole(agreed) - participant.tracks.keys()
-    if missing:
-        while member.settings.partitions == known and participant.limit.mode is not Mode.END:
-            participant.check()
-            await member.moved.wait()  # until we have heard of it ourselves, or we would only try the same again
-        raise PartitionRevoked(f"{min(missing)} belongs to the pipeline as well")
+        missing = participant.whole(agreed) - participant.tracks.keys()
+        if not missing:
+            return
+        if member.settings.partitions != known or participant.limit.mode is Mode.END:
+            raise PartitionRevoked(f"{min(missing)} belongs to the pipeline as well")
+        await member.moved.wait()  # until we have heard of it ourselves, or we would only try the same again
+
+
+async def taken_away(participant: Participant) -> None:
+    """Wait until a partition is taken away, which ends this call as it ends all else; or return if the run is over."""
+    while participant.limit.mode is not Mode.END:
+        participant.check()
+        await participant.member.moved.wait()
 
 
 async def _agreed(store: Store, session: Session) -> frozenset[Partition]:
@@ -117,7 +125,7 @@ async def _agreed(store: Store, session: Session) -> frozenset[Partition]:
 
 
 async def check_company(
-    store: Store, session: Session, incarnation: str, mine: Subscription, topics: tuple[str, ...]
+    store: Store, session: Session, incarnation: str, mine: Subscription, replays: Callable[[str], bool]
 ) -> None:
     """Whether a pipeline fits in with the others that are there, and came before it; an error that says why it does not.
 
@@ -125,7 +133,7 @@ async def check_company(
     the leader decides by a rule, and says so in its log.
     """
     agreed = await _agreed(store, session)
-    others = sorted({p.topic for p in agreed} - set(topics))
+    others = sorted({p.topic for p in agreed if not replays(p.topic)})
     if others:
         raise GroupMismatchError(
             f"the group under {store.describe('')} replays {', '.join(others)} as well; name all topics of the group, and "

@@ -11,13 +11,15 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from aiokcc.core.partitions import Partition
 from aiokcc.runtime.coordinator import wall_clock
+from aiokcc.runtime.offsets import find_offsets
 from aiokcc.runtime.operator import isolate
 from aiokcc.runtime.status import read_status
 from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import Step
 from aiokcc.stores import open_store
-from tests import kafka_topics, pipelines
+from tests import kafka_topics, pipelines, replays
 from tests.integration.test_replay_growth import add_partitions
 from tests.integration.test_spark_mixed import History
 from tests.kafka_topics import Row
@@ -45,13 +47,14 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
     chance = random.Random(12)
     orders = await pipelines.write(kafka, "orders", [some_records(chance, 40, minutes=4) for _ in range(2)])
     payments = await pipelines.write(kafka, "payments", [some_records(chance, 40, minutes=4) for _ in range(2)])
-    common = managed(kafka, zk_root, expect=2)
+    both = f"{orders.name}|{payments.name}"
+    common = managed(kafka, zk_root, expect=2, pattern=both, offset_storage="zookeeper")
     history, sink = History(), MemorySink()
     read: list[tuple[str, int, int]] = []
     seen: list[aiokcc.Status] = []
 
     async def consume() -> None:
-        async with aiokcc.replay(orders.name, payments.name, member="async", **common) as replay:
+        async with aiokcc.replay(member="async", **common) as replay:
 
             async def handle(record: Any) -> None:
                 period = (record.timestamp - BASE) // MINUTE
@@ -77,7 +80,10 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
             "progress": False,
             "check": False,
         }
-        async with aiokcc.spark.replay(spark, orders.name, payments.name, **only, **common) as replay:
+        async with aiokcc.spark.replay(spark, **only, **common) as replay:
+            with pytest.raises(aiokcc.GroupMismatchError, match="offsets=zookeeper"):
+                async with aiokcc.spark.replay(spark, **{**only, **common, "offset_storage": "kafka", "member": None}):
+                    pytest.fail("it was let in")
             replay.after_step = after
             await replay.for_each_period(totals, sink)
 
@@ -89,6 +95,11 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
     check_tiling([batch for batch, _ in sink.batches.values()], [orders])
     assert sorted(read) == [(payments.name, p, n) for p in range(2) for n in range(40)]
     history.check(0, {who: max(history.periods(who)) for who in ("spark", "async-0", "async-1")})
+    store = open_store(zk_root)
+    async with store.session(timeout=10) as session:
+        everything = {Partition(log.name, n) for log in (orders, payments) for n in range(2)}
+        committed = await find_offsets(store, session, everything)
+    assert {p: commit.offset for p, commit in committed.items()} == {Partition(payments.name, n): 40 for n in range(2)}
     status = seen[0]
     assert status.group is not None
     assert {w.name: (w.subscription, w.assigned, w.running) for w in status.group.workers} == {
@@ -148,24 +159,25 @@ async def test_the_job_of_an_isolated_driver_is_stopped_and_its_batch_done_by_wh
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
 
 
-async def test_a_partition_that_joins_goes_to_the_driver_and_from_there_to_who_comes_after_it(
+async def test_partitions_and_topics_that_join_go_to_whoever_drives(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     name = await topic(kafka, [at(0), at(1), at(2)])
     sink, changed = MemorySink(), asyncio.Event()
     common = managed(kafka, zk_root, end=None, period="1s", metadata_max_age_ms=200, expect=2, name="p", check=False)
+    common |= {"pattern": f"{name}.*", "offset_storage": "zookeeper"}
 
     async def until(records: int) -> None:
         while sum(row["count"] for row in sink.rows) < records:
             changed.clear()
             await changed.wait()
 
-    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        running = []
-        for member in "ab":
-            settings: dict[str, Any] = {**common, "member": member, "progress": lambda _: changed.set()}
-            replay = await stack.enter_async_context(aiokcc.spark.replay(spark, name, **settings))
-            running.append(tasks.create_task(replay.for_each_period(count, sink)))
+    async def drive(member: str) -> None:
+        async with aiokcc.spark.replay(spark, member=member, progress=lambda _: changed.set(), **common) as replay:
+            await replay.for_each_period(count, sink)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(drive(member)) for member in "ab"]
         await until(3)
         await add_partitions(kafka.bootstrap, name, 2)
         await kafka_topics.write(kafka.bootstrap, name, [Row(1, wall_clock())])
@@ -175,5 +187,43 @@ async def test_a_partition_that_joins_goes_to_the_driver_and_from_there_to_who_c
         await kafka_topics.write(kafka.bootstrap, name, [Row(0, wall_clock()), Row(1, wall_clock())])
         await until(6)
         assert [attempt for _, attempt in sink.began] == [1, 2]
+        more = f"{name}-more"
+        await kafka_topics.create(kafka.bootstrap, more)
+        await kafka_topics.write(kafka.bootstrap, more, [Row(0, wall_clock())])
+        await until(7)
         running[1].cancel()
-    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(name, [[(0, {})] * 4, [(0, {})] * 2])])
+    logs = [pipelines.Log(name, [[(0, {})] * 4, [(0, {})] * 2]), pipelines.Log(more, [[(0, {})]])]
+    check_tiling([batch for batch, _ in sink.batches.values()], logs)
+
+
+async def test_a_topic_that_is_deleted_leaves_the_pipeline(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a deleted topic Kafka tells nothing, and the driver finds out before the leader takes it out of the set."""
+    stem = kafka_topics.fresh_name("wild")
+    for n, name in enumerate(("one", "two")):
+        await kafka_topics.create(kafka.bootstrap, f"{stem}-{name}")
+        await replays.append(kafka, f"{stem}-{name}", 0, [at(n)])
+    sink, changed = MemorySink(), asyncio.Event()
+    impatient = managed(kafka, zk_root, end=None, period="1s", metadata_max_age_ms=3000, connect_timeout=2)
+
+    async def until(records: int) -> None:
+        while sum(row["count"] for row in sink.rows) < records:
+            changed.clear()
+            await changed.wait()
+
+    async def drive() -> None:
+        settings: dict[str, Any] = {**impatient, "pattern": f"{stem}-.*", "name": "p", "check": False}
+        async with aiokcc.spark.replay(spark, progress=lambda _: changed.set(), **settings) as replay:
+            await replay.for_each_period(count, sink)
+
+    async with asyncio.TaskGroup() as tasks:
+        driving = tasks.create_task(drive())
+        await until(2)
+        async with kafka_topics.admin(kafka.bootstrap) as client:
+            await client.delete_topics([f"{stem}-two"])
+        await replays.append(kafka, f"{stem}-one", 0, [wall_clock()])
+        await until(3)
+        driving.cancel()
+    assert [attempt for _, attempt in sink.began] == [1, 2]
+    assert f"{stem}-two was deleted; the leader takes it out of the set" in caplog.messages

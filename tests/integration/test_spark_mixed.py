@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.spark import Batch
+from aiokcc.runtime.coordinator import wall_clock
+from aiokcc.spark import Batch, Periods
 from aiokcc.spark.pipeline import Step
-from tests import pipelines, replays
-from tests.pipelines import MemorySink, millis, some_records, totals, totals_in_python, totals_of
+from tests import kafka_topics, pipelines, replays
+from tests.kafka_topics import Row
+from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
 from tests.replays import BASE, MINUTE
 
 if TYPE_CHECKING:
@@ -160,3 +163,140 @@ async def test_a_released_group_goes_on_in_periods(spark: SparkSession, kafka: l
         await replay.for_each_period(count, sink)
     assert {millis(r["period"]): r["count"] for r in sink.rows} == {replays.at(n): 2 for n in range(4)}
     assert sink.full == [2, 2]
+
+
+# -- topics by pattern --------------------------------------------------------------------------------------------------
+
+
+def count(frame: DataFrame, periods: Periods) -> DataFrame:
+    return frame.groupBy("period").count()
+
+
+async def topics_of(kafka: local.Kafka, **logs: list[int]) -> str:
+    """New topics with a stem in common, and records of these times; the stem."""
+    stem = kafka_topics.fresh_name("wild")
+    for name, stamps in logs.items():
+        await kafka_topics.create(kafka.bootstrap, f"{stem}-{name}")
+        await kafka_topics.write(kafka.bootstrap, f"{stem}-{name}", [Row(0, ts) for ts in stamps])
+    return stem
+
+
+async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers_beside_it(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    """In static groups: a pipeline alone takes all that matches; beside consumers it takes what it lists, and they the rest."""
+    stem = await topics_of(kafka, one=[replays.at(0), replays.at(1)], two=[replays.at(0)])
+    common: dict[str, Any] = {
+        "pattern": f"{stem}-.*",
+        "bootstrap_servers": kafka.bootstrap,
+        "period": "1s",
+        "metadata_max_age_ms": 200,
+    }
+    alone, beside, changed = MemorySink(), MemorySink(), asyncio.Event()
+    read: list[Any] = []
+
+    async def until(of_alone: int, of_beside: int, of_read: int) -> None:
+        while (
+            sum(row["count"] for row in alone.rows) < of_alone
+            or sum(row["count"] for row in beside.rows) < of_beside
+            or len(read) < of_read
+        ):
+            changed.clear()
+            await changed.wait()
+
+    async def compute(sink: MemorySink, store: str, **more: Any) -> None:
+        async with aiokcc.spark.replay(
+            spark, name="p", store=store, check=False, progress=lambda _: changed.set(), **common, **more
+        ) as replay:
+            await replay.for_each_period(count, sink)
+
+    async def consume(store: str) -> None:
+        def mine(topic: str, number: int) -> bool:
+            return topic != f"{stem}-one"
+
+        async with aiokcc.replay(store=store, partitions=mine, **common) as replay:
+
+            async def handle(record: Any) -> None:
+                read.append((record.topic, record.offset))
+                changed.set()
+
+            await replay.run(handle)
+
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(compute(alone, f"{zk_root}/alone")),
+            tasks.create_task(compute(beside, f"{zk_root}/beside", partitions={f"{stem}-one": [0]})),
+            tasks.create_task(consume(f"{zk_root}/beside")),
+        ]
+        await until(3, 2, 1)
+        await kafka_topics.create(kafka.bootstrap, f"{stem}-three")
+        now = wall_clock()
+        for name in ("one", "three"):
+            await kafka_topics.write(kafka.bootstrap, f"{stem}-{name}", [Row(0, now)])
+        await until(5, 3, 2)
+        for task in running:
+            task.cancel()
+    logs = {
+        name: pipelines.Log(f"{stem}-{name}", [[(0, {})] * n]) for name, n in (("one", 3), ("two", 1), ("three", 1))
+    }
+    check_tiling([batch for batch, _ in alone.batches.values()], logs.values())
+    check_tiling([batch for batch, _ in beside.batches.values()], [logs["one"]])
+    assert sorted(read) == [(f"{stem}-three", 0), (f"{stem}-two", 0)]
+
+
+@pytest.mark.parametrize("assignment", [None, "managed"])
+async def test_to_a_run_with_an_end_belong_the_topics_that_matched_when_it_was_founded(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, assignment: Any
+) -> None:
+    """Whoever goes on with it finds more topics that match; they are not for this run."""
+    stem = await topics_of(kafka, one=[replays.at(n) for n in range(4)])
+    common: dict[str, Any] = {
+        "pattern": f"{stem}-.*",
+        "bootstrap_servers": kafka.bootstrap,
+        "store": zk_root,
+        "period": "1m",
+        "end": "now",
+        "name": "p",
+        "assignment": assignment,
+        "max_periods": 1,
+        "progress": False,
+        "retries": 0,
+    }
+    sink = MemorySink()
+
+    def fails(frame: DataFrame, periods: Periods) -> DataFrame:
+        if periods.start >= replays.at(2):
+            raise LookupError("no such customer")
+        return count(frame, periods)
+
+    with pytest.raises(aiokcc.SparkJobError, match="no such customer"):
+        async with aiokcc.spark.replay(spark, **common) as replay:
+            await replay.for_each_period(fails, sink)
+    await kafka_topics.create(kafka.bootstrap, f"{stem}-two")
+    await kafka_topics.write(kafka.bootstrap, f"{stem}-two", [Row(0, replays.at(3))])
+    if assignment is not None:
+        with pytest.raises(aiokcc.UsageError, match=f"was founded with {stem}-one, and none of it .* takes {stem}-two"):
+            async with aiokcc.spark.replay(spark, **{**common, "name": "q", "subscription": [f"{stem}-two"]}) as replay:
+                await replay.for_each_period(count, MemorySink())
+    async with aiokcc.spark.replay(spark, **common) as replay:
+        await replay.for_each_period(count, sink)
+    check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(f"{stem}-one", [[(0, {})] * 4])])
+
+
+async def test_what_kafka_does_not_have_is_told(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+    stem = await topics_of(kafka, one=[replays.at(0)])
+    common: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "store": zk_root, "period": "1m", "name": "p"}
+    wild = {"pattern": f"{stem}-.*", "assignment": "managed"}
+    wrong: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"pattern": f"{stem}x.*"}, aiokcc.UsageError, f"no topic of Kafka matches the pattern '{stem}x.*'; it has "),
+        ({"pattern": stem}, aiokcc.UsageError, "no topic of Kafka matches"),
+        ({**wild, "pattern": f"{stem}x.*"}, aiokcc.UsageError, f"no topic of Kafka matches the pattern '{stem}x.*'"),
+        ({**wild, "subscription": [f"{stem}-two"]}, aiokcc.UsageError, f"no topic '{stem}-two'; the group replays {stem}-one"),
+        ({**wild, "subscription": re.compile(f"{stem}-t.*")}, aiokcc.UsageError, "which no topic matches; the group replays"),
+        ({**wild, "partitions": {f"{stem}-two": [0]}}, aiokcc.UsageError, f"Kafka has no topic '{stem}-two'"),
+        ({**wild, "partitions": {f"{stem}-one": [1]}}, aiokcc.PartitionError, f"{stem}-one.1 does not exist; {stem}-one has 1"),
+    ]  # fmt: skip
+    for more, error, words in wrong:
+        with pytest.raises(error, match=words):
+            async with aiokcc.spark.replay(spark, **common, **more):
+                pytest.fail("it was let in")

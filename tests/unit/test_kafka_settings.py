@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -169,6 +170,39 @@ def test_no_topics_at_all() -> None:
 def test_a_topic_named_twice() -> None:
     with pytest.raises(aiokcc.UsageError, match="twice: orders, orders"):
         check("orders", "orders")
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"pattern": ""}, "the pattern is empty, so no topic matches it"),
+        ({"pattern": "orders-("}, "'orders-\\(' is not a regular expression"),
+        ({"pattern": 5}, "pattern 5 is not a text"),
+        ({"pattern": re.compile("orders", re.IGNORECASE)}, r"has flags, which a text does not carry.*like \(\?i\)"),
+        ({"pattern": re.compile(b"orders")}, "has flags|is not a text"),
+        ({"pattern": "orders-.*", "topics": ["orders"]}, "name the topics or give a pattern, not both"),
+        ({"partitions": {"bills": [0]}}, "partitions names the topic 'bills', which does not match the pattern 'orders-.*'"),
+        ({"lateness": {"bills": "1s"}}, "lateness names the topic 'bills', which does not match the pattern"),
+        ({"lateness": "1s"}, "with a pattern, give lateness by topic"),
+    ],
+)  # fmt: skip
+def test_a_wrong_pattern_or_what_does_not_match_it(changed: dict[str, Any], message: str) -> None:
+    settings = {"bootstrap_servers": "h:1", "store": "zk://h:1/x", "period": "1m", "pattern": "orders-.*", **changed}
+    with pytest.raises(aiokcc.UsageError, match=message):
+        aiokcc.replay(*settings.pop("topics", ()), **settings)  # type: ignore[misc, arg-type]
+
+
+def test_a_pattern_matches_whole_names() -> None:
+    settings = settings_of(
+        pattern=re.compile("orders-.*|bills"), lateness={"bills": "1s"}, partitions={"orders-x": [0]}
+    )
+    assert [topic for topic in ("orders-x", "orders", "bills", "bills-x") if settings.replays(topic)] == [
+        "orders-x",
+        "bills",
+    ]
+    assert settings.lateness == {"bills": 1000}
+    assert settings_of(pattern="orders", lateness=0).lateness == {}
+    assert settings_of(pattern="orders").source != settings_of(pattern="bills").source
 
 
 def test_servers_may_be_a_list() -> None:
