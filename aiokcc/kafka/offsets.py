@@ -142,6 +142,9 @@ class Committer:
 def committer(settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> Committer:
     """The one that a replay's settings ask for."""
     if settings.offset_storage == "zookeeper":
-        return Committer(Offsets(member), member, enabled=settings.commit)
+        offsets = Offsets(member)
+        if settings.commit:
+            member.on_claim = offsets.claimed
+        return Committer(offsets, member, enabled=settings.commit)
     enabled = settings.commit and settings.group_id is not None
     return Committer(KafkaOffsets(consumer, cluster, member), member, enabled=enabled)

@@ -35,7 +35,7 @@ from aiokcc.errors import (
     RunEnded,
     SessionLostError,
 )
-from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.cuts import limit_and_cut
 from aiokcc.runtime.election import campaign
 from aiokcc.runtime.office import Office
 from aiokcc.runtime.share import Share
@@ -385,8 +385,10 @@ class Incarnation:
             self.share.runs(frozenset(self._held))
 
     async def _read_after_claim(self, taken: list[Partition]) -> None:
-        node = await self.session.get(paths.COORDINATOR)
-        cut = await last_cut(self.store, self.session, node.version)
+        async with anyio.create_task_group() as tasks:
+            if self.member.on_claim is not None:
+                tasks.start_soon(self.member.on_claim, self.session, taken)
+            node, cut = await limit_and_cut(self.store, self.session, self.member.version)
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
         if cut is not None:
             self.member.ledger.closed(cut.limit)
@@ -435,22 +437,35 @@ class Incarnation:
         self._say.set()
         return done
 
-    async def _give_up(self, partitions: list[Partition]) -> None:
-        """The report without these partitions and the deletion of their locks, in one transaction."""
+    async def _give_up(self, partitions: list[Partition], *, look: bool = False) -> None:
+        """The report without these partitions and the deletion of their locks, in one transaction.
+
+        Only our own locks are deleted. What we have taken and is still assigned to us nobody else can have taken since, so
+        there it is enough to check the assignment; otherwise, or if that is refused, we look.
+        """
         report = self.member.ledger.report(even_running=True)
         content = b"" if report is None else report.encode()
+        share = None if look or not self._held.issuperset(partitions) else self.share
+        resting_on = None if share is None else share.proof(partitions)
+        ours = await self._which_are_ours(partitions) if resting_on is None else partitions
         try:
-            ours = await self._which_are_ours(partitions)
             await self.session.commit(
                 Check(paths.GENERATION, self.generation_version),
+                *(resting_on or ()),
                 Set(paths.progress(self.name), content, ANY_VERSION),
                 *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
                 *(() if self.share is None else self.share.farewell()),
             )
-        except BadVersionError:
-            self.see_generation(await self.session.get(paths.GENERATION))
+        except BadVersionError as error:
+            if error.path == paths.GENERATION:
+                self.see_generation(await self.session.get(paths.GENERATION))
+            else:
+                await self._give_up(partitions, look=True)
             return
-        except NoNodeError as error:  # our node, or a lock since we looked
+        except NoNodeError as error:  # our node, or a lock
+            if resting_on is not None and error.path.startswith((f"{paths.OWNERS}/", f"{paths.ASSIGNMENTS}/")):
+                await self._give_up(partitions, look=True)
+                return
             if self.share is not None and error.path == paths.member(self.name):
                 self.share.gone = True
             await self.restore()

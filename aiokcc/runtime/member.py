@@ -29,7 +29,8 @@ from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from typing import Any
 
     from aiokcc.core.group import GroupSettings
     from aiokcc.core.run import Bounds, Settings
@@ -100,9 +101,11 @@ class Member:
         """Called when every partition has arrived, but what they brought is withheld."""
         self.on_close: Callable[[dict[Partition, int]], None] | None = None
         """Called when the limit has moved, with where the boundary lies in each of our partitions, if all had arrived."""
+        self.on_claim: Callable[[Session, list[Partition]], Coroutine[Any, Any, None]] | None = None
+        """Called with locks that we have just taken, while the limit is read: for what else is to be read before they begin."""
         self.closed = 0
         """How many boundaries have closed since we joined, whether we saw each of them or several at once."""
-        self._version: int | None = None
+        self.version: int | None = None
         """Of the limit we have seen last."""
         self.moved = Signal()
         """Set whenever the limit has moved or we have joined again: for the one task that waits for the end."""
@@ -316,11 +319,11 @@ class Member:
         before = self.ledger.limit
         if not self.ledger.see(limit):
             return
-        if self._version is not None:
+        if self.version is not None:
             # Each version is one step, and we may see several at once. Neither the first step, to where anybody has a
             # record, nor a release closes a boundary.
-            self.closed += max(0, version - self._version - (before.floor == 0) - (limit.mode is Mode.OPEN))
-        self._version = version
+            self.closed += max(0, version - self.version - (before.floor == 0) - (limit.mode is Mode.OPEN))
+        self.version = version
         if self.on_close is not None:
             self.on_close(closing)
         if self.incarnation is not None:

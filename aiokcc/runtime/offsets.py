@@ -5,7 +5,8 @@ read. Who has missed a generation reads it, and looks whether the locks are stil
 lost its session cannot write at all, for the session refuses. Within a run an offset never goes back: what stands there is
 read before it is replaced. So a commit whose answer was lost is read again and decided again.
 
-Only what has changed is written, and what was written is remembered with its version: a commit costs one round trip.
+Only what has changed is written, and what was written is remembered with its version: a commit costs one round trip. What
+stands there is read when a lock is taken, together with the limit: neither the start nor the first commit waits for it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aiokcc.errors import (
     BadVersionError,
     CoordinationError,
     CorruptNodeError,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
@@ -66,6 +68,25 @@ class Offsets:
     def __init__(self, member: Member) -> None:
         self._member = member
         self._known: dict[Partition, _Known] = {}
+        self._looked: set[Partition] = set()
+        """Whose offset was read when we took the lock, and has not been asked for since."""
+        self._topics: set[str] = set()
+        """Those that have a directory."""
+
+    async def claimed(self, session: Session, partitions: list[Partition]) -> None:
+        """We have just taken these locks: read what stands there, and make room for what is going to."""
+        async with anyio.create_task_group() as tasks:
+            for topic in {p.topic for p in partitions} - self._topics:
+                tasks.start_soon(self._prepare, session, topic)
+            await self._look(session, partitions)
+        self._looked.update(partitions)
+
+    async def _prepare(self, session: Session, topic: str) -> None:
+        try:
+            await session.ensure(f"{paths.OFFSETS}/{topic}")
+        except NoAuthError:
+            return  # whoever commits is told
+        self._topics.add(topic)
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """What this run has committed. Asked with the locks in hand; what cannot be read does not count.
@@ -77,9 +98,10 @@ class Offsets:
             return {}
         wanted = list(partitions)
         try:
-            await self._look(us.session, wanted)
+            await self._look(us.session, [p for p in wanted if p not in self._looked or p not in self._known])
         except SessionLostError:
             return {}
+        self._looked.difference_update(wanted)
         run, known = self._member.founded, self._known
         found = {p: known[p].commit for p in wanted}
         return {p: commit.offset for p, commit in found.items() if commit is not None and commit.counts_for(run)}

@@ -179,6 +179,14 @@ class Share:
             for topic in sorted({p.topic for p in partitions})
         ]
 
+    def proof(self, partitions: Iterable[Partition]) -> list[Check] | None:
+        """What proves that nobody else holds these, now that we have taken them: the assignment, while it gives them to us.
+
+        For a claim rests on the assignment, and nobody else has our id. None if it gives us one of them no longer.
+        """
+        partitions = list(partitions)
+        return self.conditions(partitions) if all(p in self._mine.get(p.topic, ()) for p in partitions) else None
+
     def farewell(self) -> list[Delete]:
         """What goes with the locks that we give back: our registration, if we are leaving, so that others get them at once."""
         return [Delete(self._registration, ANY_VERSION)] if self._member.leaving and not self.gone else []
