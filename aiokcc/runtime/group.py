@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -62,6 +62,8 @@ class Assigning:
         self._assignments: dict[str, int] = {}
         """The versions of the nodes, by topic."""
         self._states: dict[str, int] = {}
+        self._nodes: dict[str, tuple[Node | None, Node | None]] = {}
+        """Of the topics, as they were read and have not been looked at yet: the assignment and the state."""
         self._registered: dict[str, Subscription | None] = {}
         """By incarnation; None where the registration cannot be read."""
         self._seen: set[str] = set()
@@ -78,27 +80,57 @@ class Assigning:
 
     # -- taking office ------------------------------------------------------------------------------------------------
 
+    async def read(self) -> None:
+        """Read how the assignment stands and who is there, side by side."""
+        await asyncio.gather(self._read_topics(), self._read_members())
+
     async def take(self, partitions: frozenset[Partition]) -> None:
-        """Read how the assignment stands; whoever led before us may have stopped anywhere.
+        """Go on from what was read, with this agreed set; whoever led before us may have stopped anywhere.
 
         CorruptNodeError if a node cannot be read: who may run what is not guessed.
         """
-        session = self._session
         self.group.partitions = partitions
-        topics = sorted({p.topic for p in partitions} | set(await session.children(paths.ASSIGNMENTS)))
-        nodes = await asyncio.gather(
-            *(session.find(paths.assignment(topic)) for topic in topics),
-            *(session.find(paths.state(topic)) for topic in topics),
-        )
-        for topic, given, state in zip(topics, nodes[: len(topics)], nodes[len(topics) :], strict=True):
-            if given is None or state is None:
+        agreed = {p.topic for p in partitions}
+        await self._read_nodes(agreed - self._nodes.keys())  # topics that have joined the set since we saw it
+        for topic, (given, state) in sorted(self._nodes.items()):
+            if given is not None and state is not None:
+                self.group.topics[topic] = Topic.decode(
+                    self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
+                )
+                self._assignments[topic], self._states[topic] = given.version, state.version
+            elif topic in agreed or given is not None:
                 await self._found(topic, given, state)
-                continue
-            self.group.topics[topic] = Topic.decode(
-                self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
-            )
-            self._assignments[topic], self._states[topic] = given.version, state.version
+        self._nodes.clear()
         self.due = True
+
+    async def _read_topics(self) -> None:
+        """Of the agreed set as we know it, and of all that were ever assigned."""
+        there = {p.topic for p in self._us.member.settings.partitions}
+        await self._read_nodes(there.union(await self._session.children(paths.ASSIGNMENTS)))
+
+    async def _read_nodes(self, topics: Iterable[str]) -> None:
+        topics = list(topics)
+        nodes = await asyncio.gather(
+            *(self._session.find(paths.assignment(topic)) for topic in topics),
+            *(self._session.find(paths.state(topic)) for topic in topics),
+        )
+        self._nodes.update(zip(topics, zip(nodes[: len(topics)], nodes[len(topics) :], strict=True), strict=True))
+
+    async def _read_members(self) -> None:
+        async def isolated() -> None:
+            self.group.isolated = frozenset(await self._names(paths.ISOLATED))
+
+        async def members() -> None:
+            await self._learn_members(await self._names(paths.IDS))
+
+        await asyncio.gather(isolated(), members())
+        self._seen |= {paths.IDS, paths.ISOLATED}
+
+    async def _names(self, path: str) -> tuple[str, ...]:
+        try:
+            return await self._session.children(path)
+        except NoNodeError:
+            return ()
 
     async def _found(self, topic: str, given: Node | None, state: Node | None) -> None:
         """A topic that has no nodes yet, or only one: then it begins anew."""
@@ -303,4 +335,5 @@ class Assigning:
         self.group.topics.clear()
         self._assignments.clear()
         self._states.clear()
+        await self._read_topics()
         await self.take(self.group.partitions)

@@ -8,6 +8,7 @@ time; what is refused, or what nobody knows the outcome of, is read again and de
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait
 from aiokcc.core.limit import Limit, Mode, Request
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.progress import Report
+from aiokcc.core.progress import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     BadVersionError,
@@ -27,7 +28,7 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
 )
-from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.cuts import last_cut, limit_and_cut
 from aiokcc.runtime.group import Assigning
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
@@ -70,25 +71,28 @@ class Office:
 
     async def take(self, candidate: str) -> bool:
         """Take office: bump the generation, and only then read. False: our candidate node is gone, stand again."""
+        us = self._us
+        # We follow it; if it has moved on since, we are refused, and read it.
+        number, version = us.generation.number, us.generation_version
         while True:
-            node = await self._get(paths.GENERATION)
-            before = Generation.decode(self._store.describe(node.path), node.data)
-            self.epoch = before.number + 1
-            mine = Generation(self.epoch, self._us.name, "took office")
-            facts = encode_member(id=self._us.name, timestamp=self._member.clock(), epoch=self.epoch)
+            self.epoch = number + 1
+            mine = Generation(self.epoch, us.name, "took office")
+            facts = encode_member(id=us.name, timestamp=self._member.clock(), epoch=self.epoch)
             try:
                 results = await self._session.commit(
-                    Set(paths.GENERATION, mine.encode(), node.version), Set(candidate, facts, ANY_VERSION)
+                    Set(paths.GENERATION, mine.encode(), version), Set(candidate, facts, ANY_VERSION)
                 )
             except NoNodeError as error:
                 if error.index == 1:
                     return False
                 raise MissingNodeError(self._store.describe(paths.GENERATION)) from error
             except (BadVersionError, OutcomeUnknownError):
+                node = await self._get(paths.GENERATION)
+                number, version = Generation.decode(self._store.describe(node.path), node.data).number, node.version
                 continue
             assert isinstance(results[0], int)
             self.generation_version = results[0]
-            self._us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
+            us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
             try:
                 await self._read_everything()
             except BadVersionError:  # somebody has taken over while we read
@@ -96,28 +100,30 @@ class Office:
             return True
 
     async def _read_everything(self) -> None:
-        listed = await self._get(paths.TOPIC_PARTITIONS)
+        """Side by side: all of it was asked for after the take-over."""
+        listed, run, limit, *_ = await asyncio.gather(
+            self._get(paths.TOPIC_PARTITIONS),
+            self._get(paths.RUN),
+            limit_and_cut(self._store, self._session, self._member.version),
+            *(() if self.assigning is None else (self.assigning.read(),)),
+        )
         partitions = decode_partitions(self._store.describe(listed.path), listed.data)
         self._listed_version = listed.version
-        await self._read_run(partitions)
+        self._learn_run(run, partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
-        await self._read_limit()
+        self._learn_limit(*limit)
         if self.assigning is not None:
             await self.assigning.take(partitions)
 
-    async def _read_run(self, partitions: frozenset[Partition] | None = None) -> None:
-        node = await self._get(paths.RUN)
-        known = self._run.settings.partitions if partitions is None else partitions
-        self._run = Run.decode(self._store.describe(node.path), node.data, known)
+    def _learn_run(self, node: Node, partitions: frozenset[Partition]) -> None:
+        self._run = Run.decode(self._store.describe(node.path), node.data, partitions)
         self._run_version = node.version
 
-    async def _read_limit(self) -> None:
+    def _learn_limit(self, node: Node, cut: Cut | None) -> None:
         """The limit, and what the cut that led to it proves."""
         leader = self._leader
-        node = await self._get(paths.COORDINATOR)
         limit = Limit.decode(self._store.describe(node.path), node.data)
         if node.version != leader.version:
-            cut = await last_cut(self._store, self._session, node.version)
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
@@ -322,10 +328,12 @@ class Office:
         if node.version != self.generation_version:
             self.depose()
             await anyio.lowlevel.checkpoint()
-        await self._read_limit()
+        node = await self._get(paths.COORDINATOR)
+        known = node.version == self._leader.version
+        self._learn_limit(node, None if known else await last_cut(self._store, self._session, node.version))
         self._learn_request(await self._session.find(paths.PERIOD))
         if isinstance(error, NodeError) and error.path == paths.RUN:
-            await self._read_run()
+            self._learn_run(await self._get(paths.RUN), self._run.settings.partitions)
         elif isinstance(error, NodeError) and error.path in self._watched:
             self._learn_report(Change(error.path, await self._session.find(error.path)))
         elif isinstance(error, NoNodeError):
