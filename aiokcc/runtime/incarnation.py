@@ -208,6 +208,7 @@ class Incarnation:
                     node = change.now
                     if change.path == paths.TOPIC_PARTITIONS:
                         await self._see_set(node)
+                        self.member.moved.set()  # even if it is as we knew it: who has read another one meanwhile looks again
                     elif not isinstance(node, Node):
                         raise MissingNodeError(self.store.describe(change.path))
                     elif change.path == paths.GENERATION:

@@ -93,6 +93,11 @@ class Participant:
         return self.member.assigned is not None and not self._asked <= self.member.assigned
 
     @property
+    def is_done(self) -> bool:
+        """Whether we run partitions, and all of them will bring nothing more."""
+        return bool(self.tracks) and all(track.is_finished for track in self.tracks.values())
+
+    @property
     def joined(self) -> frozenset[Partition]:
         """Partitions that are to be run as well: they have joined the set, and in a managed group they are given to us."""
         if self._subscription is None:
@@ -138,7 +143,14 @@ class Participant:
             self.tracks[partition] = Track(gate, bounds, Place(bounds.start, bounds.start))
 
     async def close(self) -> None:
-        """Close all gates: finished ones keep their word, the others are given up."""
+        """Close all gates: finished ones keep their word, the others are given up.
+
+        In a managed group all are: the next driver needs the finished ones too, or it could not start.
+        """
+        if self._subscription is not None:
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                await self.surrender()
+            return
         tracks, self.tracks = self.tracks, {}
         await _close(track.gate for track in tracks.values())
 

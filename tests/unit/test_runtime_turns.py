@@ -13,11 +13,13 @@ import anyio
 import pytest
 
 import aiokcc
-from aiokcc.core.partitions import Partition
+from aiokcc.core import paths
+from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import GroupMismatchError, PartitionError, PartitionRevoked, PipelineMismatchError
 from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.spark import turns
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.turns import check_company, in_turn, take_whole
 from tests.unit.world import World
@@ -206,6 +208,48 @@ async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(worl
         assert owned(world) == {}
         await take_whole(participant, ALL - {Partition("payments", 0)})
         await participant.close()
+
+
+async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver has read the larger set, and hears of nothing but the one that it knows."""
+    there = ALL | {Partition("orders", 2)}
+
+    async def agreed(store: Any, session: Any) -> frozenset[Partition]:
+        return there
+
+    monkeypatch.setattr(turns, "_agreed", agreed)
+    async with joining(world, "a", ORDERS) as coordinator, world.store.session() as session:
+        participant = Participant(coordinator, 60.0)
+        participant.member.on_set = participant.member.moved.set
+        await asyncio.sleep(2)
+        taking = asyncio.ensure_future(take_whole(participant, ALL - {Partition("payments", 0)}))
+        await asyncio.sleep(2)
+        assert not taking.done()
+        there = ALL
+        await session.set(paths.TOPIC_PARTITIONS, encode_partitions(ALL), -1)  # again, and nothing of what was between
+        await asyncio.wait_for(taking, 10)
+        assert owned(world) == {"orders.0": "a", "orders.1": "a"}
+        await participant.close()
+
+
+async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World) -> None:
+    """Or whoever stands by would wait for it until this process leaves the group."""
+    told: list[str] = []
+    async with joining(world, "a", ORDERS) as coordinator, driver(world, "b", told):
+        participant = Participant(coordinator, 60.0)
+        await asyncio.sleep(2)
+        await take_whole(participant, ALL - {Partition("payments", 0)})
+        track = participant.tracks[Partition("orders", 0)]
+        participant.finish(track)
+        participant.done()
+        await asyncio.sleep(2)
+        assert told == []
+        coordinator._member.leave()
+        await participant.close()
+        await asyncio.sleep(2)
+        assert told == ["b drives orders.0, orders.1"]
 
 
 async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(world: World) -> None:
