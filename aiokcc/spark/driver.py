@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import Subscription
@@ -36,6 +37,7 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.runtime.coordinator import Coordinator
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation, Periods
+from aiokcc.spark.ended import check_ended
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.jobs import Worker
 from aiokcc.spark.pace import Pace
@@ -199,6 +201,8 @@ class AsyncReplay:
                 else:
                     await self._check_company(participant, options.subscription, target)
                     await in_turn(participant, drive)
+                    if participant.limit.mode is Mode.END and not participant.is_done:
+                        await self._confirm_end(target)
                 tasks.cancel_scope.cancel()
         finally:
             member.on_set = None
@@ -357,8 +361,7 @@ class AsyncReplay:
     async def _confirm_end(self, sink: Sink) -> None:
         """The run has ended: that is no error for a pipeline that has published all of it, unless it is to start again."""
         options = self._options
-        assert self._ended is not None
-        if options.from_scratch:
+        if self._ended is not None and options.from_scratch:
             raise self._ended
         async with _session(options) as session:
 
@@ -366,10 +369,14 @@ class AsyncReplay:
                 return session
 
             records = Records(options.store, options.name, present)
-            if not await records.is_complete(self._definition(sink)):
+            is_complete = await records.is_complete(self._definition(sink))
+            if options.subscription is not None:
+                await check_ended(options.store, session, options.subscription, records)
+            elif not is_complete:
+                assert self._ended is not None
                 raise self._ended
-            assert records.intent is not None
-            self.summary.event_time = records.intent.periods[-1][1]
+            if records.intent is not None:
+                self.summary.event_time = records.intent.periods[-1][1]
             log.info("%s: everything is published already", options.name)
 
     def _definition(self, sink: Sink) -> dict[str, Any]:

@@ -96,6 +96,10 @@ class Intent:
             result.append(Stretch(start, end, {p: places[first + n + 1] for p, places in self.places.items()}))
         return result
 
+    def beginnings(self) -> dict[Partition, Place]:
+        """Where the batch begins in each partition: all before it is published."""
+        return {p: places[len(self.walked)] for p, places in self.places.items()}
+
     def positions(self) -> dict[Partition, Place]:
         """Where the batch ends in each partition: the next one begins there."""
         return {p: places[-1] for p, places in self.places.items()}

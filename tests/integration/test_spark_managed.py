@@ -227,3 +227,67 @@ async def test_a_topic_that_is_deleted_leaves_the_pipeline(
         driving.cancel()
     assert [attempt for _, attempt in sink.began] == [1, 2]
     assert f"{stem}-two was deleted; the leader takes it out of the set" in caplog.messages
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_what_others_run_while_no_driver_is_there_is_computed_later_or_told(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, comes_back: bool
+) -> None:
+    """They go on from the last cut, and may come to the end. What the pipeline publishes is all of it, or that is an error."""
+    orders = await topic(kafka, *[[at(n) for n in range(6)]] * 2, stem="orders")
+    payments = await topic(kafka, [at(n) for n in range(6)], stem="payments")
+    common = managed(kafka, zk_root)
+    sink, read = MemorySink(), list[tuple[str, int, int]]()
+    far, again, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def consume() -> None:
+        async with aiokcc.replay(orders, payments, member="async", expect=2, **common) as replay:
+
+            async def handle(record: Any) -> None:
+                read.append((record.topic, record.partition, record.offset))
+                if (record.topic, record.offset) == (payments, 4):
+                    far.set()
+                    await go_on.wait()
+
+            await replay.run(handle)
+
+    async def drive(after: Any, **more: Any) -> None:
+        only: dict[str, Any] = {"subscription": [orders], "name": "p", "progress": False, **common, **more}
+        async with aiokcc.spark.replay(spark, orders, payments, **only) as replay:
+            replay.after_step = after
+            await replay.for_each_period(count, sink)
+
+    def leave_after_two(step: Step, batch: Batch) -> None:
+        if (step, batch.number) == (Step.REPORTED, 1):
+            first.cancel()
+
+    def tell_when_it_goes_on(step: Step, batch: Batch) -> None:
+        if (step, batch.number) == (Step.REPORTED, 2):
+            again.set()
+
+    async with asyncio.TaskGroup() as tasks:
+        consuming = tasks.create_task(consume())
+        first = tasks.create_task(drive(leave_after_two, expect=2))
+        await far.wait()  # with the pipeline's partitions, or it would not have come so far
+        if comes_back:
+            second = tasks.create_task(drive(tell_when_it_goes_on))
+            await again.wait()
+            go_on.set()
+            await second
+        go_on.set()
+        await consuming
+    if not comes_back:
+        for name, done in (("p", 2), ("another", 0)):
+            words = (
+                rf"pipeline '{name}' has not published all of it: {orders}\.0 up to {done} of 6. Other members have run"
+            )
+            with pytest.raises(aiokcc.RunEnded, match=words):
+                await drive(None, name=name)
+    published = 6 if comes_back else 2
+    assert {millis(row["period"]): row["count"] for row in sink.rows} == {at(n): 2 for n in range(published)}
+    stood_in = sorted(place for place in read if place[0] == orders)
+    begin = stood_in[0][2]
+    assert begin in {1, 2}, "at the last cut, which the last report may have reached or not"
+    if not comes_back:
+        assert stood_in == [(orders, p, n) for p in range(2) for n in range(begin, 6)]
+    assert sorted(set(read) - set(stood_in)) == [(payments, 0, n) for n in range(6)]

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
-from aiokcc.core.partitions import Partition
+from aiokcc.core import paths
+from aiokcc.core.partitions import Partition, encode_partitions
+from aiokcc.core.progress import Cut, Mark
+from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
+from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import RunEnded
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.plan import Intent, Place
@@ -19,7 +23,7 @@ from aiokcc.stores import Session, Store, open_store
 INTENT = Intent(0, (), ((0, 10),), {Partition("t", 0): (Place(0, 0), Place(5, 5))})
 
 
-def driver(store: Store, *, from_scratch: bool) -> AsyncReplay:
+def driver(store: Store, *, from_scratch: bool = False, subscription: Subscription | None = None) -> AsyncReplay:
     options: Any = SimpleNamespace(
         store=store,
         from_scratch=from_scratch,
@@ -28,7 +32,7 @@ def driver(store: Store, *, from_scratch: bool) -> AsyncReplay:
         connect_timeout=10.0,
         period=10,
         timestamp=None,
-        subscription=None,
+        subscription=subscription,
         settings=SimpleNamespace(topics=["t"], partitions=None, source={}),
     )
     cluster: Any = None
@@ -64,4 +68,48 @@ async def test_a_run_that_is_over(from_scratch: bool, checkpointed: bool) -> Non
         assert (summary.jobs, summary.event_time) == (0, 10)
     else:
         with pytest.raises(RunEnded):
+            await replay.for_each_period(nothing, sink)
+
+
+async def over(store: Store, *marks: int) -> None:
+    """A run that has ended, with a cut that says how far each partition was run."""
+    partitions = frozenset(Partition("t", number) for number in range(len(marks)))
+    settings = Settings.check(topics={"t": len(marks)}, period=10)
+    cut = Cut(1, 0, 10, 1, {"somebody": {p: Mark(marks[p.number], finished=True) for p in partitions}})
+    async with store.session(timeout=10) as session:
+        await session.ensure(paths.CUTS)
+        for path, data in {
+            paths.COORDINATOR: b"0",
+            paths.TOPIC_PARTITIONS: encode_partitions(partitions),
+            paths.RUN: Run(settings, ended=True, bounds={p: Bounds(0, 9) for p in partitions}).encode(),
+            paths.cut(1, CUT_SLOTS): cut.encode(),
+        }.items():
+            await session.create(path, data)
+        await session.set(paths.COORDINATOR, b"end", 0)
+
+
+@pytest.mark.parametrize(
+    ("marks", "checkpointed", "left"),
+    [
+        ([5], True, None),
+        ([6], True, r"t\.0 up to 5 of 6"),
+        ([5], False, r"t\.0 up to 0 of 5"),
+        ([5, 0], True, None),
+        ([5, 3], True, r"t\.1 up to 0 of 3"),
+    ],
+    ids=["all", "more", "decided-only", "an-empty-one", "one-it-never-saw"],
+)
+async def test_a_managed_run_is_over_but_is_the_pipeline(
+    marks: list[int], checkpointed: bool, left: str | None
+) -> None:
+    """Others may have run its partitions to the end."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    sink = FunctionSink(nothing)
+    replay = driver(store, subscription=Subscription.check(pipeline="p"))
+    await over(store, *marks)
+    await written(store, replay, sink, checkpointed=checkpointed)
+    if left is None:
+        assert (await replay.for_each_period(nothing, sink)).event_time == 10
+    else:
+        with pytest.raises(RunEnded, match=f"pipeline 'p' has not published all of it: {left}"):
             await replay.for_each_period(nothing, sink)
