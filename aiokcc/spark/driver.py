@@ -24,7 +24,6 @@ from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import (
     FencedError,
     KafkaError,
-    PartitionError,
     PartitionRevoked,
     RunEnded,
     SessionLostError,
@@ -51,7 +50,8 @@ from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
 from aiokcc.spark.source import read
-from aiokcc.spark.turns import check_company, in_turn, take_whole, taken_away
+from aiokcc.spark.topics import check_there, explain
+from aiokcc.spark.turns import check_company, in_turn, take_whole
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
     cluster = Cluster(settings, options.connect_timeout)
     async with cluster.connected():
         everything = await cluster.partitions(await cluster.topics(settings))
-        _check_there(options, everything)
+        check_there(everything, settings.partitions, options.subscription)
 
         async def resolve() -> Mapping[Partition, Bounds]:
             return await cluster.bounds(everything, options.clock())
@@ -120,24 +120,6 @@ async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
                 raise
         else:
             await join.__aexit__(None, None, None)
-
-
-def _check_there(options: Options, everything: frozenset[Partition]) -> None:
-    """Whether Kafka has what the pipeline is to run: PartitionError or UsageError for the first thing that it has not."""
-    wanted = options.subscription
-    named = options.settings.partitions if wanted is None else wanted.partitions
-    outside = sorted((named or everything) - everything)
-    topics = sorted({p.topic for p in everything})
-    if outside and outside[0].topic in topics:
-        count = sum(p.topic == outside[0].topic for p in everything)
-        raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
-    missing = [p.topic for p in outside] + sorted(({} if wanted is None else wanted.topics).keys() - topics)
-    if missing:
-        raise UsageError(f"Kafka has no topic {missing[0]!r}; the group replays {', '.join(topics)}")
-    if wanted is not None and not any(map(wanted.covers, everything)):
-        raise UsageError(
-            f"subscription is {wanted.pattern!r}, which no topic matches; the group replays {', '.join(topics)}"
-        )
 
 
 def _session(options: Options) -> AbstractAsyncContextManager[Session]:
@@ -290,25 +272,9 @@ class AsyncReplay:
             except KafkaError as error:
                 pending = records.pending
                 needed = {} if pending is None else pending.batch(options.name).ranges
-                await self._explain(error, participant, {p.topic for p in needed})
+                is_followed = is_managed and settings.end is None
+                await explain(error, self._cluster, participant, {p.topic for p in needed}, options.name, is_followed)
                 raise
-
-    async def _explain(self, error: KafkaError, participant: Participant, needed: set[str]) -> None:
-        """Of a topic that was deleted Kafka tells nothing: say so. Where the leader takes it out of the set, wait for that."""
-        topics = needed | {p.topic for p in participant.tracks}
-        try:
-            gone = sorted(topics - {p.topic for p in await self._cluster.present(topics)})
-        except KafkaError:
-            return
-        if not gone:
-            return
-        if self._options.subscription is None or self._options.settings.end is not None or needed & {*gone}:
-            raise KafkaError(
-                f"{', '.join(gone)} was deleted under the pipeline {self._options.name!r}, with records that belong to it. "
-                f"Nothing was skipped; to go on without them, give the pipeline another name"
-            ) from error
-        log.warning("%s was deleted; the leader takes it out of the set", ", ".join(gone))
-        await taken_away(participant)
 
     async def _check_company(self, participant: Participant, subscription: Subscription, sink: Sink) -> None:
         """Whether the pipeline fits in with the others of the group, and with what its name stands for."""

@@ -1,0 +1,65 @@
+"""What a driver makes of a topic that Kafka does not know any more. Without Spark and without Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from aiokcc.core.limit import Limit
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import KafkaError, PartitionRevoked
+from aiokcc.runtime.signal import Signal
+from aiokcc.spark.topics import explain
+
+ONE, TWO = Partition("one", 0), Partition("two", 0)
+ERROR = KafkaError("no answer within 10 s")
+
+
+class Cluster:
+    """Answers one thing after the other, and the last one for ever."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+
+    async def present(self, topics: Any) -> frozenset[Partition]:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return frozenset(answer)
+
+
+async def look(cluster: Any, *, is_followed: bool = True, needed: Any = ()) -> None:
+    member = SimpleNamespace(moved=Signal())
+    participant: Any = SimpleNamespace(
+        tracks={ONE: None, TWO: None}, limit=Limit((0,)), check=lambda: None, member=member
+    )
+    await explain(ERROR, cluster, participant, set(needed), "p", is_followed, again=0.001)
+
+
+async def test_where_nothing_is_gone_or_nobody_knows_there_is_nothing_to_explain() -> None:
+    await look(Cluster([ONE, TWO]))
+    await look(Cluster(KafkaError("away")))
+
+
+@pytest.mark.parametrize("how", [{"is_followed": False}, {"needed": ["two"]}], ids=str)
+async def test_records_that_belong_to_the_pipeline_are_gone_with_it(how: dict[str, Any]) -> None:
+    with pytest.raises(
+        KafkaError, match="two was deleted under the pipeline 'p'.*give the pipeline another name"
+    ) as told:
+        await look(Cluster([ONE]), **how)
+    assert told.value.__cause__ is ERROR
+
+
+async def test_where_the_leader_takes_it_out_that_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(TimeoutError):  # time is the event: it waits until somebody ends it
+        await asyncio.wait_for(look(Cluster([ONE])), 0.2)
+    assert caplog.messages == ["two was deleted; the leader takes it out of the set"]
+
+
+async def test_a_topic_that_is_there_again_keeps_nobody_waiting() -> None:
+    """A broker that has just come up may not know all of its topics; then the leader takes nothing out."""
+    with pytest.raises(PartitionRevoked, match="two is there again"):
+        await look(Cluster([ONE], [ONE], [ONE, TWO]))
