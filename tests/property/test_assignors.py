@@ -207,10 +207,17 @@ def test_what_goes_together_goes_to_one_driver_and_the_rest_as_if_nothing_had_be
     assert assign(assignor, members, partitions, result) == result
 
 
-@given(situations(5), st.dictionaries(st.integers(0, 5), st.floats(0.1, 50)))
-def test_no_single_move_would_balance_the_loads_better(situation: Situation, weights: dict[int, float]) -> None:
+@settings(deadline=None, max_examples=300)
+@given(
+    situations(5),
+    st.dictionaries(st.integers(0, 5), st.floats(0.1, 50)),
+    st.dictionaries(st.tuples(st.integers(0, 5), st.sampled_from("xyzw")), st.sampled_from([0.5, 2, 7.3])),
+)
+def test_no_single_move_would_balance_the_loads_better(
+    situation: Situation, weights: dict[int, float], nearness: dict[tuple[int, str], float]
+) -> None:
     def weight(partition: Partition, member: str) -> float:
-        return weights.get(partition.number, 1.0) * (1 + (member == "x"))
+        return weights.get(partition.number, 1.0) * nearness.get((partition.number, member), 1)
 
     result = assign("sticky", *situation, weight)
     assert within_limits(situation, result)

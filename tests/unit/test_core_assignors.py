@@ -203,6 +203,14 @@ def test_a_weight_that_is_none(weight: float) -> None:
         assign("sticky", everybody("ab"), numbered("orders", 1), {}, lambda *_: weight)
 
 
+def test_a_weight_is_checked_for_every_partition() -> None:
+    """Also where it equals one that is right."""
+    with pytest.raises(UsageError, match=r"the weight of orders\.1 on b is True"):
+        assign(
+            "sticky", everybody("ab"), numbered("orders", 2), {}, lambda p, m: True if (p.number, m) == (1, "b") else 1
+        )
+
+
 @pytest.mark.parametrize("assignor", ["range", "round_robin"])
 def test_only_sticky_weighs(assignor: str) -> None:
     with pytest.raises(UsageError, match="does not weigh; it needs 'sticky'"):
