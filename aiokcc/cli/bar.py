@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
 
-from aiokcc.cli.words import span
+from aiokcc.cli.words import count, span
 from aiokcc.core.periods import format_time
 
-__all__ = ["Bar", "LineBar", "Pace", "PlainBar", "View", "choose_bar", "on_terminal", "write_view"]
+__all__ = ["Bar", "LineBar", "Pace", "PlainBar", "View", "choose_bar", "on_terminal", "say", "write_view"]
 
 _WIDTH: Final = 24
 _LINE_SECONDS: Final = 5.0
@@ -76,7 +76,7 @@ def write_view(view: View) -> str:
     parts = ["starting" if view.reached is None else format_time(view.reached)]
     if view.share is not None:
         parts.append(f"{int(view.share * 100)}%")
-    parts.append(f"{view.records:,} records")
+    parts.append(count(view.records, "record"))
     if view.per_second is not None:
         parts.append(f"{view.per_second:,.0f}/s")
     if view.seconds_left is not None:
@@ -98,6 +98,17 @@ def choose_bar() -> AbstractContextManager[Bar]:
 
         return ColourBar()
     return PlainBar()
+
+
+def say(text: str) -> None:
+    """Our own words. If nobody reads them any more that is no reason to leave off.
+
+    Ctrl-C in ``aiokcc replay … 2>&1 | tee log`` ends tee too, and we have still to stop in good order.
+    """
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 class PlainBar:
@@ -148,7 +159,7 @@ class LineBar:
         """A line, if the last is long enough ago."""
         if view.reached is not None and self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
-            print(write_view(view), file=sys.stderr, flush=True)
+            say(write_view(view))
 
     def write(self, line: str) -> None:
         """As it is."""

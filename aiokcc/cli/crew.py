@@ -1,4 +1,8 @@
-"""The worker processes of ``aiokcc replay``: started, heard, and stopped together."""
+"""The worker processes of ``aiokcc replay``: started, heard, and stopped together.
+
+A worker that is *asked* to stop ends in good order, and takes the time that its handlers take. One whose input is closed stops
+where it stands; if it does not within seconds, it is killed, and at once if we are told to hurry while we wait for it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,10 @@ from typing import Any, Final
 
 import anyio
 
-__all__ = ["Crew", "Report", "crew_of", "how_it_ended"]
+__all__ = ["STOP", "Crew", "Report", "crew_of", "how_it_ended"]
+
+STOP: Final = b"stop\n"
+"""What a worker that is asked to stop finds on its input."""
 
 _STOP_SECONDS: Final = 5.0
 _LAST_WORDS_SECONDS: Final = 1.0
@@ -97,18 +104,27 @@ class Crew:
         finally:
             self._heard[number].set()
 
+    def ask(self) -> None:
+        """Ask all to end in good order. They say so when they have."""
+        for process in self.processes:
+            assert process.stdin is not None
+            if not process.stdin.is_closing():
+                process.stdin.write(STOP)
+
     async def stop(self) -> None:
-        """Tell all to stop, and wait; those that do not listen are killed."""
+        """Tell all to stop where they are, and wait; those that do not listen are killed."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
-        with anyio.move_on_after(_STOP_SECONDS):
+        try:
+            with anyio.move_on_after(_STOP_SECONDS):
+                for process in self.processes:
+                    await process.wait()
+        finally:  # also if our own task is cancelled here, by a signal: no scope shields us from that
             for process in self.processes:
-                await process.wait()
-        for process in self.processes:
-            if process.returncode is None:
-                with suppress(ProcessLookupError):
-                    process.kill()
+                if process.returncode is None:
+                    with suppress(ProcessLookupError):
+                        process.kill()
         for process in self.processes:
             await process.wait()
         # To the end of what they had to say, unless a process they left behind holds the pipe.

@@ -17,7 +17,7 @@ __all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords",
 
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 USAGE: Final = """\
-aiokcc replay MODULE:HANDLER --topic TOPIC [--topic …] --period TIME
+aiokcc replay MODULE:HANDLER (--topic TOPIC [--topic …] | --pattern REGEX) --period TIME
                      [--from TIME] [--to TIME | --follow] [--processes N] [--assignment managed]
                      [--bootstrap-servers HOST:PORT,…] [--store URL] [more below]"""
 BRIEF: Final = "run a handler over Kafka topics, all partitions in step in event time"
@@ -37,13 +37,19 @@ examples:
       --bootstrap-servers 127.0.0.1:9092 --store zk://127.0.0.1:2181/january --processes 4
   aiokcc replay handlers:handle --topic orders --period 1h --store memory://once     one process, no ZooKeeper
   aiokcc replay handlers:handle --topic orders --period 1m --follow                  history, then the present
+  aiokcc replay handlers:handle --pattern 'orders-.*' --period 1m --follow           new topics that match join
   aiokcc replay handlers:handle … --assignment managed         again in other terminals, on other machines: they share it
   aiokcc replay handlers:handle_all --batches …                a list of records at a time: faster
   aiokcc replay handlers:handle … > result.csv                 what the handler prints; our own words go to stderr
 
+stopping:
+  Ctrl-C or SIGTERM stops in good order: no further record is begun, handlers that run return, offsets are committed, partitions
+  are given up. A second one stops at once, whatever a handler does. Exit code 130 or 143.
+
 going on:
-  Interrupted, killed or failed, the same command goes on where the last period closed: nothing is lost, at most the open period
-  is handled again. A run that has ended stays so; to run it again, use another root (the end of the store's URL).
+  Stopped, killed or failed, the same command goes on where the last period closed: nothing is lost, at most the open period
+  is handled again. Stopped in good order with --offset-storage zookeeper or --group-id, it goes on with the very next record.
+  A run that has ended stays so; to run it again, use another root (the end of the store's URL).
   With memory:// nothing is remembered; --group-id and --from committed go on by what was committed to Kafka.
 
 times:
@@ -57,7 +63,10 @@ environment:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """All of them but --store and --timeout, which other verbs have too."""
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
-    parser.add_argument("--topic", action="append", required=True, metavar="TOPIC", help="to replay; for each again")
+    topics = parser.add_mutually_exclusive_group()
+    topics.add_argument("--topic", action="append", metavar="TOPIC", help="to replay; for each again")
+    what = "or all topics whose whole name matches, such as 'orders-.*'; with --follow also those that come later"
+    topics.add_argument("--pattern", metavar="REGEX", help=what)
     parser.add_argument(
         "--period",
         type=_checked(parse_duration, "the period"),
@@ -119,6 +128,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
     """What :func:`aiokcc.replay` is called with, apart from topics and functions: plain data, which JSON can carry."""
     return {
+        "pattern": options.pattern,
         "bootstrap_servers": options.bootstrap_servers,
         "store": options.store,
         "period": options.period,

@@ -1,7 +1,9 @@
 """One of the processes of ``aiokcc replay``. :mod:`aiokcc.cli.crew` starts it; nobody else has a reason to.
 
-Its orders come as one line of JSON on standard input. When that input ends, be it that the command closes it or is gone itself,
-the worker stops as after Ctrl-C. What it has to say goes, a line of JSON at a time, to the file descriptor it is given.
+Its orders come as one line of JSON on standard input. A second line asks it to stop in good order: running handlers end,
+offsets are committed, the partitions are given up; so does SIGTERM. When the input ends, be it that the command closes it or
+is gone itself, the worker stops where it stands. What it has to say goes, a line of JSON at a time, to the file descriptor it
+is given.
 """
 
 from __future__ import annotations
@@ -14,22 +16,25 @@ import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import anyio
 
 import aiokcc
 from aiokcc.cli.functions import load, place
-from aiokcc.errors import AiokccError, HandlerError
+from aiokcc.errors import AiokccError, HandlerError, SessionLostError
 
 __all__ = ["main"]
 
 _COUNT_SECONDS: Final = 0.2
-_COUNTS_PER_STATUS: Final = 4
+_STATUS_SECONDS: Final = 0.8
 _BLOCKING: Final = 3
+_GRACE_SECONDS: Final = 7.0
 
 
 class Reports:
@@ -48,7 +53,10 @@ def main() -> int:
     """Do as the orders say; the exit code tells nothing that the reports do not."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears it, and tells us
     reports = Reports(int(sys.argv[1]))
-    orders = json.loads(sys.stdin.readline())
+    line, more = _first_line(0)
+    if not line:  # the command was gone before it had said anything
+        return 0
+    orders = json.loads(line)
     control = os.dup(0)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)  # a handler that reads its input does not read ours
@@ -63,7 +71,7 @@ def main() -> int:
         for name in ("aiokcc", "aiokafka"):
             logging.getLogger(name).addHandler(logging.NullHandler())
     try:
-        asyncio.run(_until_told(control, _work(orders, reports)))
+        asyncio.run(_until_told(control, more, orders, reports))
     except asyncio.CancelledError:
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the command says it
@@ -74,20 +82,104 @@ def main() -> int:
     return 0
 
 
-async def _until_told(control: int, work: Any) -> None:
+def _first_line(descriptor: int) -> tuple[bytes, bytes]:
+    """The first line, and what came with it: nothing is left in a buffer that nobody looks into."""
+    data = b""
+    while b"\n" not in data and (more := os.read(descriptor, 1 << 16)):
+        data += more
+    line, _, rest = data.partition(b"\n")
+    return line, rest
+
+
+class Stop:
+    """Ends the replay in good order, once it is asked to and there is one."""
+
+    def __init__(self, reports: Reports) -> None:
+        self._reports = reports
+        self._replay: Any = None
+        self._task = asyncio.current_task()
+        self.asked = False
+
+    @property
+    def early(self) -> bool:
+        """Whether it was asked to before there was anything to stop."""
+        return self.asked and self._replay is None
+
+    def ask(self) -> None:
+        """Somebody asks; more than once is as good as once."""
+        if self.asked:
+            return
+        self.asked = True
+        logging.getLogger("aiokcc").addHandler(_Trouble(self._reports))
+        if self._replay is not None:
+            self._replay.stop()
+        else:
+            assert self._task is not None
+            self._task.cancel()
+
+    def begin(self, replay: Any) -> None:
+        """Here it is."""
+        self._replay = replay
+        if self.asked:
+            replay.stop()
+
+
+class _Trouble(logging.Handler):
+    """Tells of offsets that could not be committed while a replay stops: the next start handles their records again."""
+
+    def __init__(self, reports: Reports) -> None:
+        super().__init__(logging.WARNING)
+        self._reports = reports
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell the command."""
+        if record.module == "offsets":
+            self._reports.send("trouble", text=record.getMessage())
+
+
+async def _until_told(control: int, more: bytes, orders: dict[str, Any], reports: Reports) -> None:
     task = asyncio.current_task()
     assert task is not None
+    stop = Stop(reports)
+    loop = asyncio.get_running_loop()
+    if not orders["verbose"]:
+        loop.set_exception_handler(_unless_aiokafkas)
+    # Who ends all processes of a service, as systemd does, means us too; the command tells us the same.
+    loop.add_signal_handler(signal.SIGTERM, stop.ask)
+    threading.Thread(target=_listen, args=(control, loop, stop.ask, task.cancel), daemon=True).start()
+    try:
+        if more:
+            stop.ask()
+            await asyncio.sleep(0)
+        await _work(orders, reports, stop)
+    except (asyncio.CancelledError, AiokccError):
+        if not stop.early:
+            raise
+        reports.send("done", released=False, stopped=True)  # nothing was begun
 
-    def heard() -> None:
-        if not os.read(control, 1024):
-            asyncio.get_running_loop().remove_reader(control)
-            task.cancel()
 
-    asyncio.get_running_loop().add_reader(control, heard)
-    await work
+def _unless_aiokafkas(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Nobody waits for the tasks that aiokafka leaves behind when a broker goes away; what matters the replay says itself."""
+    coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
+    code = getattr(coroutine, "cr_code", None)
+    if code is None or "aiokafka" not in Path(code.co_filename).parts:
+        loop.default_exception_handler(context)
 
 
-async def _work(orders: dict[str, Any], reports: Reports) -> None:
+def _listen(
+    control: int, loop: asyncio.AbstractEventLoop, ask: Callable[[], object], cancel: Callable[[], object]
+) -> None:
+    """Hear what comes after the orders: in a thread, for a handler may keep the loop and never give it back."""
+    while os.read(control, 1024):
+        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+            loop.call_soon_threadsafe(ask)
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(cancel)
+    threading.Event().wait(_GRACE_SECONDS)  # if we still are, the command is gone too, or it would have killed us
+    os._exit(1)
+
+
+async def _work(orders: dict[str, Any], reports: Reports, stop: Stop) -> None:
     arguments = dict(orders["arguments"])
     handler = load(orders["handler"], "a record")
     for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
@@ -96,19 +188,21 @@ async def _work(orders: dict[str, Any], reports: Reports) -> None:
     if len(orders["shares"]) > 1:
         arguments["partitions"] = rule_of(orders["shares"], orders["number"])
     async with aiokcc.replay(*orders["topics"], **arguments) as replay:
+        stop.begin(replay)
         bounds = replay.bounds.values()
         total = sum(b.end - b.start for b in bounds if b.end is not None)
         reports.send("joined", total=total if all(b.end is not None for b in bounds) else None)
         counted = Counted(handler)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_keep_telling, replay, counted, reports)
+                tasks.start_soon(_keep_counting, replay, counted, reports)
+                tasks.start_soon(_keep_looking, replay, reports)
                 await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
                 tasks.cancel_scope.cancel()
         finally:
             reports.send("counts", **_counts(replay, counted))
-        released = replay.coordinator.released
-    reports.send("done", released=released)
+        released, stopped = replay.coordinator.released, stop.asked and not replay.coordinator.ended
+    reports.send("done", released=released, stopped=stopped)
 
 
 def rule_of(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, int], bool]:
@@ -148,16 +242,21 @@ class Counted:
         self.records += len(records)
 
 
-async def _keep_telling(replay: Any, counted: Counted, reports: Reports) -> None:
-    turn = 0
+async def _keep_counting(replay: Any, counted: Counted, reports: Reports) -> None:
     while True:
         reports.send("counts", **_counts(replay, counted))
-        if turn % _COUNTS_PER_STATUS == 0:
-            # Away for a while, or not to be read: the display stays as it is. If it matters, the replay itself says so.
-            with contextlib.suppress(AiokccError):
-                reports.send("status", **_status(await replay.coordinator.status()))
-        turn += 1
         await asyncio.sleep(_COUNT_SECONDS)
+
+
+async def _keep_looking(replay: Any, reports: Reports) -> None:
+    while True:
+        try:
+            reports.send("status", **_status(await replay.coordinator.status()))
+        except SessionLostError:
+            reports.send("status", state="away")
+        except AiokccError:  # not to be read: the display stays as it is. If it matters, the replay itself says so
+            pass
+        await asyncio.sleep(_STATUS_SECONDS)
 
 
 def _counts(replay: Any, counted: Counted) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import pytest
 from aiokcc import local
 from tests.integration.test_cli import AIOKCC, Ended, Terminal, environment, on_terminal
 from tests.integration.test_replay_growth import add_partitions
-from tests.kafka_topics import Row, create_fresh, write
+from tests.kafka_topics import Row, create, create_fresh, fresh_name, write
 
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
 MINUTE = 60_000
@@ -56,7 +55,7 @@ class Place:
     variables: dict[str, str]
 
     def words(self, handler: str, *more: str) -> list[str]:
-        topics = [word for topic in self.topics for word in ("--topic", topic)]
+        topics = [] if "--pattern" in more else [word for topic in self.topics for word in ("--topic", topic)]
         return ["replay", f"handlers:{handler}", *topics, "--period", "1m", *more]
 
     async def run(self, handler: str, *more: str, **variables: str) -> Ended:
@@ -91,6 +90,10 @@ class Place:
 
 @pytest.fixture
 async def place(tmp_path: Path, kafka: local.Kafka, zk_root: str) -> Place:
+    return await create_place(tmp_path, kafka, zk_root)
+
+
+async def create_place(tmp_path: Path, kafka: local.Kafka, zk_root: str) -> Place:
     (tmp_path / "handlers.py").write_text(HANDLERS)
     orders = await create_fresh(kafka.bootstrap, "orders", partitions=2)
     payments = await create_fresh(kafka.bootstrap, "payments", partitions=1)
@@ -156,6 +159,45 @@ async def test_following_in_several_processes_takes_partitions_that_are_added(pl
     )
 
 
+async def test_a_pattern_names_the_topics_and_following_it_takes_those_that_come_to_match(
+    place: Place, kafka: local.Kafka
+) -> None:
+    stem = fresh_name("shop")
+    await create(kafka.bootstrap, f"{stem}-a", f"{stem}-b", f"other-{stem}-a")
+    for name in (f"{stem}-a", f"{stem}-b", f"other-{stem}-a"):
+        await write(kafka.bootstrap, name, [Row(0, START + minute * MINUTE) for minute in range(MINUTES)])
+    pattern = ("--pattern", f"{stem}-.*")
+    bounded = await place.run("show", *pattern, "--processes", "2")
+    assert bounded.code == 0, bounded.err
+    assert {topic for topic, *_ in handled(bounded.out)} == {f"{stem}-a", f"{stem}-b"}, "the whole name must match"
+    assert bounded.err.startswith(f"Replaying {stem}-a (1 partition) and {stem}-b (1 partition) from earliest to now")
+    more = (*pattern, "--processes", "2", "--follow", "--consumer", "metadata_max_age_ms=200")
+    async with place.started("show", *more, AIOKCC_STORE=f"{place.variables['AIOKCC_STORE']}-follow") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        said = (await process.stderr.readline()).decode()
+        lines = [await process.stdout.readline() for _ in range(2 * MINUTES)]
+        await create(kafka.bootstrap, f"{stem}-c", f"{stem}-d")
+        for name in (f"{stem}-c", f"{stem}-d"):
+            await write(kafka.bootstrap, name, [Row(0, START + MINUTES * MINUTE)])
+        lines += [await process.stdout.readline() for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        out, err = await process.communicate()
+    assert process.returncode == 130
+    assert f"and what else comes to match '{stem}-.*', from earliest and then the present" in said
+    assert b"Traceback" not in err
+    records = handled(b"".join([*lines, out]).decode())
+    assert len(records) == len(set(records)) == 2 * MINUTES + 2
+    assert {topic for topic, *_ in records[-2:]} == {f"{stem}-c", f"{stem}-d"}
+
+
+async def test_a_pattern_that_names_nothing_is_told_what_there_is(place: Place) -> None:
+    ended = await place.run("show", "--pattern", "nothing-like-this.*")
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("aiokcc: no topic of Kafka matches the pattern 'nothing-like-this.*'; it has ")
+    assert place.topics[0] in ended.err
+
+
 async def test_a_run_that_has_ended_stays_so(place: Place) -> None:
     from_to = ("--from", "2026-01-01T00:02Z", "--to", "2026-01-01T00:04Z")
     first = await place.run("show", *from_to)
@@ -174,30 +216,6 @@ async def test_batches_in_one_process_without_zookeeper(place: Place) -> None:
     assert ended.code == 0
     assert sum(int(line.rpartition(" ")[2]) for line in lists) == 2 * MINUTES * EACH
     assert all(line.count("(") == 1 for line in lists)  # of one partition and one minute each
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-async def test_stopped_it_says_how_to_go_on_and_that_works(place: Place, number: signal.Signals, code: int) -> None:
-    async with place.started("stop_in_minute_five", "--processes", "3") as process:
-        assert process.stdout is not None
-        seen = []
-        while not (line := (await process.stdout.readline()).decode()).startswith("waiting"):
-            seen.append(line)
-        process.send_signal(number)
-        out, err = (part.decode() for part in await process.communicate())
-    assert process.returncode == code
-    assert "Traceback" not in err
-    assert re.search(r"^Stopped: \d+ records in \d+ periods", err, re.MULTILINE)
-    said, command = err.splitlines()[-2:]
-    assert said == "The same command goes on at 2026-01-01T00:05:00Z:"
-    assert command.strip() == f"aiokcc {' '.join(place.words('stop_in_minute_five', '--processes', '3'))}"
-    (place.directory / "handlers.py").write_text(HANDLERS.replace("+ 5 * 60_000 + 500", "* 2"))
-    again = await place.run("stop_in_minute_five", "--processes", "3")
-    assert again.code == 0
-    assert "everything before 2026-01-01T00:05:00Z is done" in again.err
-    times = Counter(handled("".join(seen) + out) + handled(again.out))
-    assert len(times) == 2 * MINUTES * EACH
-    assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} <= {5}
 
 
 async def test_a_handler_that_fails_stops_all_and_is_named_once(place: Place) -> None:
@@ -239,6 +257,8 @@ async def test_a_terminal_shows_how_far_it_is_and_who_is_waited_for(place: Place
         await terminal.shows("waits for ")
         await terminal.shows("2026-01-01T00:06:00Z")
         assert "\x1b[2K" in terminal.screen  # redrawn in place
+        terminal.process.send_signal(signal.SIGINT)
+        await terminal.shows("a second Ctrl-C stops at once")
         terminal.process.send_signal(signal.SIGINT)
         await terminal.shows("The same command goes on at 2026-01-01T00:05:00Z")
         assert await terminal.process.wait() == 130
@@ -283,6 +303,8 @@ async def test_another_command_under_the_same_root_is_told_both_sides(place: Pla
         (["zk://h/x", "--late", "dead-letter"], "dead_letter"),
         (["zk://h/x", "--consumer", "enable_auto_commit=true"], "enable_auto_commit cannot be passed through"),
         (["zk://h/x", "--timestamp", "handlers:nope"], "handlers has no 'nope'"),
+        (["zk://h/x", "--pattern", ""], "the pattern is empty"),
+        (["zk://h/x", "--pattern", "orders-("], "pattern 'orders-(' is not a regular expression"),
     ],
 )
 async def test_what_cannot_be_meant_is_refused_without_asking_anybody(

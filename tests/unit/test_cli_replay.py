@@ -67,6 +67,7 @@ class TestWords:
             (["--consumer", "fast"], "'fast' is no setting; expected NAME=VALUE"),
             (["--late", "never"], "invalid choice: 'never'"),
             (["--to", "now", "--follow"], "not allowed with"),
+            (["--pattern", "orders-.*"], "--pattern: not allowed with argument --topic"),
             (["--speed", "9"], "replay has no option --speed"),
         ],
     )
@@ -77,13 +78,31 @@ class TestWords:
     def test_what_is_missing(self) -> None:
         with pytest.raises(UsageError, match="where do the processes meet.* memory://once"):
             parse(WORDS, {})
-        with pytest.raises(UsageError, match="--topic, --period"):
+        with pytest.raises(UsageError, match="required: --period"):
             parse(["replay", "a:b"], ENVIRONMENT)
+
+    def test_no_topics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["replay", "a:b", "--period", "1m", "zk://h/x"]) == 2
+        assert (
+            capsys.readouterr().err == "aiokcc: which topics? Give --topic TOPIC, for each again, or --pattern REGEX\n"
+        )
+
+    def test_a_pattern_instead_of_topics(self) -> None:
+        options = parse(["replay", "a:b", "--pattern", "orders-.*", "--period", "1m"], ENVIRONMENT)
+        assert options.topic is None
+        assert as_keywords(options)["pattern"] == "orders-.*"
 
     def test_the_help_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", "--help"]) == 0
         text = capsys.readouterr().out
-        for word in ("examples:", "--processes 4", "async def handle(record)", "the same command goes on", "--follow"):
+        for word in (
+            "examples:",
+            "--processes 4",
+            "async def handle(record)",
+            "the same command goes on",
+            "--follow",
+            "stopping:",
+        ):
             assert word in text
         assert main(["--help"]) == 0
         assert "replay" in capsys.readouterr().out

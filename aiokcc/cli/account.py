@@ -1,0 +1,286 @@
+"""What the workers of ``aiokcc replay`` have said so far, and what that comes to, for people.
+
+They are left alone until all are done. If one fails, the others are stopped where they are. If they are asked to stop, each of
+them is given the time it takes, also if one of them fails on the way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from aiokcc.cli.bar import Bar, Pace, View, on_terminal, say
+from aiokcc.cli.before import Before
+from aiokcc.cli.crew import Crew, Report, how_it_ended
+from aiokcc.cli.replay_arguments import member_name
+from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.core.periods import MAX_LIMIT, format_time
+
+__all__ = ["Account"]
+
+_REDRAW: Final = 0.1
+_SILENT: Final = 3.0
+_SLOW: Final = 1.0
+_RARE: Final = {
+    "late": "came after their period had closed",
+    "outside": "lay before the start and were left out",
+    "poisoned": "had no usable timestamp",
+    "retried": "were tried again",
+    "dead_lettered": "went to the dead-letter function",
+}
+
+
+class Account:
+    """What the workers have said so far, and what that comes to."""
+
+    def __init__(self, options: argparse.Namespace, before: Before) -> None:
+        self._options, self._before = options, before
+        self._joined: float | None = None
+        """When the first worker had joined the group."""
+        self._moved = 0.0
+        """When a record was last handled."""
+        self._reached: int | None = None
+        self._there: set[int] = set()
+        self._counts: dict[int, dict[str, Any]] = {}
+        self._status: dict[str, Any] = {}
+        self._heard = [time.monotonic()] * options.processes
+        self._done: set[int] = set()
+        self._gone: set[int] = set()
+        self._replaced: set[int] = set()
+        """Those who left alone, and whose part others have taken."""
+        self._total: int | None = None
+        self._released = False
+        self._records, self._time = Pace(), Pace()
+        self._crew: Crew | None = None
+        self._tell: Callable[[str], None] = say
+        self._asked: float | None = None
+        """When all were asked to stop."""
+        self._untold = False
+        """Whether one was killed before it had said how far it had come."""
+        self._troubled: set[int] = set()
+        """Who could not commit its offsets when it stopped."""
+        self.failure: str | None = None
+        self.stopped = False
+        """Whether a worker has stopped before the run was over, because it was told to."""
+
+    def stop(self) -> None:
+        """Ask all workers to end in good order; those that are still to be started, too."""
+        self._asked = self._asked or time.monotonic()
+        if self._crew is not None:
+            self._crew.ask()
+
+    def warn(self, what: str) -> None:
+        """Say that they have been asked, since that takes a while, and what ends it."""
+        if self._crew is not None:
+            when = " when the handlers that run have returned" if self._there else ""
+            self._tell(f"Stopping{when}; a second {what} stops at once.")
+
+    async def run(self, crew: Crew, bar: Bar) -> None:
+        """Listen and show until all are done, or one has failed."""
+        self._crew, self._tell = crew, bar.write if on_terminal() else say
+        if self._asked is not None:
+            crew.ask()
+        drawn = 0.0
+        try:
+            while len(self._gone) < len(crew.processes) and (self.failure is None or self._asked is not None):
+                report = await crew.next_report(_SLOW)
+                if report is not None:
+                    self.hear(report)
+                now = time.monotonic()
+                if now - drawn >= _REDRAW:
+                    drawn = now
+                    bar.show(self._view(now))
+        except asyncio.CancelledError:
+            self._tell("Stopping at once.")
+            raise
+        finally:
+            self._crew, self._tell = None, say
+
+    def hear_out(self, left: Iterable[Report]) -> None:
+        """What was said while they were ended: how far they had come. How they took it is no news."""
+        for report in left:
+            if report.kind == "counts":
+                self.hear(report)
+            elif report.kind == "ended" and report.facts["code"] < 0:
+                self._untold = True
+
+    def hear(self, report: Report) -> None:
+        """Take note of it."""
+        self._heard[report.worker] = now = time.monotonic()
+        facts = report.facts
+        match report.kind:
+            case "joined":
+                self._joined = self._joined or now
+                self._there.add(report.worker)
+                self._total = facts["total"]
+            case "counts":
+                if self._counts.get(report.worker, {}).get("records") != facts["records"]:
+                    self._moved = now
+                self._counts[report.worker] = facts
+                self._records.add(self._sum("records"), now)
+                if 0 < facts["limit"] < MAX_LIMIT:
+                    self._reached = max(self._reached or 0, facts["limit"])
+                    self._time.add(self._reached, now)
+            case "status":
+                self._status = facts
+            case "trouble" if report.worker not in self._troubled:
+                self._troubled.add(report.worker)
+                self._tell(f"{self._name(report.worker)}: {facts['text']}")
+            case "failed" if self.failure is None:
+                self.failure = facts["text"] + (f"\n  {facts['where']}" if facts["where"] else "")
+            case "done":
+                self._done.add(report.worker)
+                self._released |= facts["released"]
+                if facts["stopped"]:
+                    self._has_stopped(report.worker)
+            case "ended":
+                self._gone.add(report.worker)
+                if report.worker not in self._done and self.failure is None:
+                    self._lost(report.worker, facts["code"])
+
+    def _has_stopped(self, worker: int) -> None:
+        """A worker has stopped in good order. If nobody has asked all of them, somebody has told this one: by SIGTERM."""
+        self.stopped = True
+        others = len(self._done) < self._options.processes
+        if self._asked is None and others and self._managed:
+            self._replaced.add(worker)
+            self._tell(f"{self._name(worker)} was told to stop; the others take over what it had.")
+        elif self._asked is None and others:
+            self._tell(f"{self._name(worker)} was told to stop, and the others cannot go on without it: all stop.")
+            self.stop()
+
+    def _lost(self, worker: int, code: int) -> None:
+        """A worker is gone before its time. In a managed group the others take over what it had, while there are others."""
+        how = f"{self._name(worker)} {how_it_ended(code)}"
+        if self._asked is not None and worker not in self._there:
+            self._done.add(worker)  # it was to stop, and had not begun anything
+            self.stopped = True
+        elif self._managed and code < 0 and self._asked is None and len(self._gone) < self._options.processes:
+            self._tell(f"{how}; the others take over what it had.")
+        else:
+            self.failure = how
+
+    def done(self) -> str:
+        """What was done, in words."""
+        seconds = max(0.0, self._moved - (self._joined or self._moved))
+        records, periods = self._sum("records"), max((c["periods"] for c in self._counts.values()), default=0)
+        text = f"{count(records, 'record')} in {count(periods, 'period')} and {span(seconds)}"
+        if self._untold:
+            return f"at least {text}; who was killed could not say"
+        return f"{text} ({records / seconds:,.0f} records/s)" if records and seconds else text
+
+    def summary(self) -> str:
+        """The last words of a run that has come to its end."""
+        number = self._options.processes
+        lines = [f"Done: {self.done()}{f', by {number} processes' if number > 1 else ''}."]
+        if self._released:
+            lines.append("The gate was released on the way: from there on the partitions were not kept in step.")
+        lines += [f"  {self._sum(name):,} {what}" for name, what in _RARE.items() if self._sum(name)]
+        return "\n".join(lines)
+
+    def going_on(self, last: Before, *, in_order: bool = False) -> str:
+        """How to go on after a stop; one in good order has committed what was handled, if anything is committed."""
+        options = self._options
+        again = f"\n    {_again(options)}"
+        if not options.store.startswith("memory://"):
+            if self._managed and last.others:
+                return f"The others of the group go on. The same command takes part again:{again}"
+            if last.known and not last.exists:
+                return f"Nothing was begun. The same command starts it:{again}"
+            if in_order and last.known and not self._troubled and self._commits and not self._runs_ahead:
+                return f"The same command goes on with the next record:{again}"
+            where = "where the last period closed"
+            if last.known:
+                where = "from the beginning" if last.closed is None else f"at {format_time(last.closed)}"
+            if in_order and not self._commits and self._sum("records"):
+                where += "; what was handled since comes again, for no offsets are committed"
+            return f"The same command goes on {where}:{again}"
+        if options.group_id is None:
+            return (
+                "memory:// remembers nothing: the same command starts from the beginning; with a zk:// it would go on."
+            )
+        if options.start != "committed":
+            return f"To go on by what was committed for {options.group_id}: the same command with --from committed."
+        return f"The same command goes on by the committed offsets:{again}"
+
+    @property
+    def _commits(self) -> bool:
+        return self._options.group_id is not None or self._options.offset_storage == "zookeeper"
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether records are handled that lie past the offset which may be committed."""
+        return bool(self._options.lookahead or self._options.lateness)
+
+    @property
+    def _managed(self) -> bool:
+        return bool(self._options.assignment == "managed")
+
+    def _name(self, worker: int) -> str:
+        return member_name(self._options, worker + 1)
+
+    # -- what is shown --------------------------------------------------------------------------------------------------
+
+    def _view(self, now: float) -> View:
+        records, done = self._sum("records"), self._before.offsets + self._sum("records")
+        reached = self._reached
+        start, end = self._options.start, self._options.end
+        share = left = None
+        per_second = self._records.per_second()
+        if self._total:
+            share = min(0.99, done / self._total)
+            if per_second:
+                left = max(0, self._total - done) / per_second
+        elif not self._options.follow and isinstance(end, int) and reached is not None:
+            begun = start if isinstance(start, int) else reached
+            share = min(0.99, max(0.0, (reached - begun) / (end - begun))) if end > begun else None
+            pace = self._time.per_second()
+            if pace:
+                left = max(0, end - reached) / pace
+        if self._asked is not None:
+            left = None
+        return View(reached, share, records, per_second, left, self._note(now))
+
+    def _note(self, now: float) -> str:
+        if self._asked is not None:
+            seconds = now - self._asked
+            late = [self._name(n) for n in range(self._options.processes) if n not in self._gone]
+            who = f": waits for {listed(late)}" if len(late) < self._options.processes else ""
+            away = "; the store does not answer" if self._status.get("state") == "away" else ""
+            return f"stopping{who}" + (f" for {span(seconds)}" if seconds >= _SILENT else "") + away
+        if self._done - self._replaced:
+            return "ending"
+        if len(self._there) < self._options.processes:
+            return f"{len(self._there)} of {count(self._options.processes, 'worker')} there"
+        silent = [n for n, heard in enumerate(self._heard) if now - heard > _SILENT and n not in self._gone]
+        if silent:
+            who = listed(self._name(n) for n in silent)
+            return f"no word from {who} for {span(now - self._heard[silent[0]])}: a handler that does not return?"
+        match self._status.get("state"):
+            case "away":
+                return "the store does not answer"
+            case "held":
+                return "on hold"
+            case "released":
+                return "released: not kept in step"
+        blocking = self._status.get("blocking")
+        if blocking:
+            names = short_names(member for _, member in blocking if member is not None)
+            partition, member = blocking[0]
+            waits = f"waits for {partition}" + (f" on {names[member]}" if member else ", which nobody runs yet,")
+            seconds = self._status["waiting_seconds"]
+            return waits + (f" for {span(seconds)}" if seconds >= _SLOW else "")
+        return "at the end of the topics" if self._status.get("idle") and self._options.follow else ""
+
+    def _sum(self, name: str) -> int:
+        return sum(counts[name] for counts in self._counts.values())
+
+
+def _again(options: argparse.Namespace) -> str:
+    """The command as it was typed; without a password that stood in the URL."""
+    return shlex.join(["aiokcc", *(re.sub(r"//.*@", "//USER:PASSWORD@", word) for word in options.words)])

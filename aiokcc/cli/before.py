@@ -1,0 +1,78 @@
+"""What the store tells about a run that ``aiokcc replay`` is about to go on with, or has just left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from typing import Final
+
+from aiokcc.cli.replay_arguments import member_name
+from aiokcc.core import paths
+from aiokcc.core.partitions import decode_partitions
+from aiokcc.core.progress import Cut
+from aiokcc.core.run import Run
+from aiokcc.errors import AiokccError, NoNodeError
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.share import member_of
+from aiokcc.stores import Session, open_store
+
+__all__ = ["Before", "look", "look_quickly"]
+
+_QUICKLY: Final = 3.0
+
+
+class Before:
+    """What an earlier start of the same run has come to."""
+
+    def __init__(
+        self, run: Run | None = None, cut: Cut | None = None, *, others: bool = False, known: bool = True
+    ) -> None:
+        self.known = known
+        """Whether the store could be asked."""
+        self.exists, self.ended = run is not None, run is not None and run.ended
+        self.closed = cut.limit or None if cut is not None else None
+        """The boundary that closed last; None if none has."""
+        self.others = others
+        """Whether somebody else is there who takes part in it."""
+        self.offsets = 0
+        """How many offsets lie behind it."""
+        if run is not None and cut is not None:
+            for partition, bounds in run.bounds.items():
+                mark = cut.find(partition)
+                if mark is not None and mark.offset is not None:
+                    self.offsets += max(0, mark.offset - bounds.start)
+
+
+async def look(options: argparse.Namespace) -> Before:
+    """Look into the store."""
+    if options.store.startswith("memory://"):
+        return Before()
+    store = open_store(options.store)
+    async with store.session(connect_timeout=options.timeout) as session:
+        found = [await session.find(path) for path in (paths.RUN, paths.TOPIC_PARTITIONS, paths.COORDINATOR)]
+        run, listed, coordinator = found
+        if run is None or listed is None or coordinator is None:
+            return Before()
+        decoded = Run.decode(store.describe(run.path), run.data, decode_partitions(listed.path, listed.data))
+        cut = await last_cut(store, session, coordinator.version)
+        return Before(decoded, cut, others=bool(await _members(session) - _ours(options)))
+
+
+async def look_quickly(options: argparse.Namespace) -> Before:
+    """Where the run stands now that it has stopped; nothing of it, if that is not to be had quickly."""
+    try:
+        async with asyncio.timeout(_QUICKLY):
+            return await look(options)
+    except (TimeoutError, AiokccError):
+        return Before(known=False)
+
+
+async def _members(session: Session) -> set[str]:
+    try:
+        return {member_of(name) for name in await session.children(paths.IDS)}
+    except NoNodeError:
+        return set()
+
+
+def _ours(options: argparse.Namespace) -> set[str]:
+    return {member_name(options, number) for number in range(1, options.processes + 1)}
