@@ -97,6 +97,33 @@ async def test_one_of_the_processes_is_killed(team: Place, zk_root: str) -> None
     assert len(set(handled((first + out).decode()))) == 2 * MINUTES * EACH
 
 
+async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_next_record(team: Place) -> None:
+    words = ("slowly", "--assignment", "managed", "--expect", "2", "--offset-storage", "zookeeper")
+    async with team.started(*words) as stays, team.started(*words) as leaves:
+        assert leaves.stdout is not None
+        first = await leaves.stdout.readline()
+        leaves.send_signal(signal.SIGINT)
+        (mine, err), (theirs, _) = await asyncio.gather(leaves.communicate(), stays.communicate())
+    assert (leaves.returncode, stays.returncode) == (130, 0)
+    assert "The others of the group go on. The same command takes part again:" in err.decode()
+    records = handled((first + mine).decode()) + handled(theirs.decode())
+    assert len(records) == len(set(records)) == 2 * MINUTES * EACH
+
+
+async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(team: Place, zk_root: str) -> None:
+    words = ("--assignment", "managed", "--processes", "2", "--member", "team", "--offset-storage", "zookeeper")
+    async with team.started("slowly", *words) as process:
+        assert process.stdout is not None
+        first = await process.stdout.readline()
+        status = json.loads((await run("status", "--json", AIOKCC_STORE=zk_root)).out)
+        os.kill(next(m["pid"] for m in status["members"] if m["name"].startswith("team-2-")), signal.SIGTERM)
+        out, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
+    assert "team-2 was told to stop; the others take over what it had." in err.decode()
+    records = handled((first + out).decode())
+    assert len(records) == len(set(records)) == 2 * MINUTES * EACH
+
+
 async def test_what_only_a_managed_group_has(team: Place, zk_root: str, tmp_path: Path) -> None:
     refused = await team.run("show", "--expect", "3")
     assert refused.code == 2

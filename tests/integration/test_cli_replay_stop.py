@@ -1,0 +1,417 @@
+"""``aiokcc replay`` is told to stop: the first time in good order, the second time at once; by a person, a service manager,
+or because it is gone itself. On a real Kafka and a real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from aiokcc import local
+from tests.integration.test_cli import AIOKCC, Terminal, environment
+from tests.integration.test_cli_replay import (
+    EACH,
+    HANDLERS,
+    MINUTE,
+    MINUTES,
+    START,
+    Place,
+    create_place,
+    handled,
+    place,
+)
+
+__all__ = ["place"]
+
+pytestmark = pytest.mark.timeout(120)
+
+ALL = 2 * MINUTES * EACH
+WAITING = """
+import sys, threading
+
+HALF = 1767225600000 + 5 * 60_000 + 500
+
+def wait_for_go():
+    os.close(os.open("go", os.O_RDONLY))  # a named pipe: opened as soon as somebody has it open for writing
+
+async def work(record):
+    if record.timestamp >= HALF:
+        print("working", os.getpid())
+        await asyncio.to_thread(wait_for_go)
+    show(record)
+
+def work_in_batches(records):
+    if records[-1].timestamp >= HALF:
+        print("working", os.getpid())
+        wait_for_go()
+    for record in records:
+        show(record)
+
+def block(record):
+    if record.timestamp >= HALF:
+        print("working", os.getpid())
+        threading.Event().wait()
+    show(record)
+"""
+LOADING = """
+if "worker" in sys.argv[0]:
+    print("loading", os.getpid())
+    wait_for_go()
+"""
+STOPPING = b"Stopping when the handlers that run have returned; a second Ctrl-C stops at once.\n"
+
+
+@pytest.fixture
+def stage(place: Place) -> Place:
+    """A place whose handlers work on a record of the fifth minute until the test says go."""
+    (place.directory / "handlers.py").write_text(HANDLERS + WAITING)
+    os.mkfifo(place.directory / "go")
+    return place
+
+
+@contextmanager
+def go(place: Place) -> Iterator[None]:
+    """From here on nobody waits."""
+    opened = os.open(place.directory / "go", os.O_RDWR)
+    try:
+        yield
+    finally:
+        os.close(opened)
+
+
+async def working(process: asyncio.subprocess.Process, number: int, word: str = "working") -> tuple[str, list[int]]:
+    """Read until so many handlers have said that they work; all that was read, and whose they are."""
+    assert process.stdout is not None
+    seen, pids = "", list[int]()
+    while len(pids) < number:
+        line = (await process.stdout.readline()).decode()
+        assert line, f"it ended: {seen}"
+        seen += line
+        if line.startswith(word):
+            pids.append(int(line.split()[1]))
+    return seen, pids
+
+
+async def said(process: asyncio.subprocess.Process, text: bytes) -> None:
+    assert process.stderr is not None
+    seen = b""
+    while text not in seen:
+        line = await process.stderr.readline()
+        assert line, f"it ended without {text!r}: {seen!r}"
+        seen += line
+
+
+def once_each(*outputs: str) -> bool:
+    """Whether every record was handled, and none of them twice."""
+    times = Counter(record for out in outputs for record in handled(out))
+    return len(times) == ALL and set(times.values()) == {1}
+
+
+COMMITTING = [
+    ("work", ["--offset-storage", "zookeeper", "--processes", "3"]),
+    ("work", ["--group-id", "fresh", "--processes", "3"]),
+    ("work", ["--offset-storage", "zookeeper"]),
+    ("work", ["--offset-storage", "zookeeper", "--assignment", "managed", "--processes", "2"]),
+    ("work_in_batches", ["--batches", "--group-id", "fresh", "--processes", "2"]),
+]
+
+
+class TestTheFirst:
+    @pytest.mark.parametrize(("handler", "more"), COMMITTING, ids=lambda value: "".join(value).replace("--", "-"))
+    async def test_lets_handlers_end_and_the_same_command_goes_on_with_the_next_record(
+        self, stage: Place, handler: str, more: list[str]
+    ) -> None:
+        more = [f"billing-{stage.topics[0]}" if word == "fresh" else word for word in more]
+        batches = handler == "work_in_batches"
+        async with stage.started(handler, *more) as process:
+            first, _ = await working(process, 2 if batches else 3)  # a plain function keeps its process to itself
+            process.send_signal(signal.SIGINT)
+            await said(process, STOPPING)
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 130, err
+        assert "Traceback" not in err
+        minutes = [int(ts) // MINUTE - START // MINUTE for *_, ts in handled(out)]
+        assert set(minutes) == {5}, "the records that were being worked on, and none after them"
+        assert batches or len(minutes) == 3
+        assert re.search(r"^Stopped: \d+ records in 5 periods", err, re.MULTILINE)
+        promise, command = err.splitlines()[-2:]
+        assert promise == "The same command goes on with the next record:"
+        assert command.strip() == f"aiokcc {' '.join(stage.words(handler, *more))}"
+        with go(stage):
+            again = await stage.run(handler, *more)
+        assert again.code == 0, again.err
+        assert once_each(first + out, again.out)
+
+    async def test_says_so_where_nothing_is_committed(self, stage: Place) -> None:
+        async with stage.started("work", "--processes", "3") as process:
+            first, _ = await working(process, 3)
+            process.send_signal(signal.SIGTERM)
+            await said(process, STOPPING.replace(b"Ctrl-C", b"SIGTERM"))
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 143
+        assert (
+            "The same command goes on at 2026-01-01T00:05:00Z; "
+            "what was handled since comes again, for no offsets are committed:"
+        ) in err.splitlines()
+        with go(stage):
+            again = await stage.run("work", "--processes", "3")
+        times = Counter(handled(first + out) + handled(again.out))
+        assert len(times) == ALL
+        assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} == {5}
+
+    async def test_commits_for_a_run_in_memory_too(self, stage: Place) -> None:
+        more = ("--store", "memory://once", "--group-id", f"billing-{stage.topics[0]}")
+        async with stage.started("work", *more) as process:
+            first, _ = await working(process, 3)
+            process.send_signal(signal.SIGINT)
+            await said(process, STOPPING)
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 130
+        assert err.endswith("the same command with --from committed.\n")
+        with go(stage):
+            again = await stage.run("work", *more, "--from", "committed")
+        assert again.code == 0
+        assert once_each(first + out, again.out)
+
+    async def test_sent_twice_for_one_cause_is_still_the_first(self, stage: Place) -> None:
+        """`timeout` sends SIGTERM to the process and to its group."""
+        async with stage.started("work", "--offset-storage", "zookeeper") as process:
+            await working(process, 3)
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+                process.send_signal(number)
+            await said(process, b"Stopping when the handlers that run have returned")
+            with go(stage):
+                out, _ = await process.communicate()
+        assert len(handled(out.decode())) == 3
+
+    async def test_by_who_ends_all_processes_of_a_service(self, stage: Place) -> None:
+        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        async with stage.started("work", *more) as process:
+            first, pids = await working(process, 3)
+            for pid in (*pids, process.pid):
+                os.kill(pid, signal.SIGTERM)
+            await said(process, b"a second SIGTERM stops at once.\n")
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+                again = await stage.run("work", *more)
+        assert process.returncode == 143, err
+        assert once_each(first + out, again.out)
+
+    async def test_to_one_worker_alone_stops_all_for_they_cannot_go_on_without_it(self, stage: Place) -> None:
+        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        async with stage.started("work", *more) as process:
+            first, (pid, *_) = await working(process, 3)
+            os.kill(pid, signal.SIGTERM)
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+                again = await stage.run("work", *more)
+        assert process.returncode == 143
+        assert re.search(
+            r"^worker-\d was told to stop, and the others cannot go on without it: all stop\.$", err, re.MULTILINE
+        )
+        assert "The same command goes on with the next record:" in err
+        assert once_each(first + out, again.out)
+
+    async def test_before_the_workers_have_joined(self, stage: Place) -> None:
+        (stage.directory / "handlers.py").write_text(HANDLERS + WAITING + LOADING)
+        async with stage.started("show", "--processes", "3") as process:
+            await working(process, 3, "loading")
+            process.send_signal(signal.SIGINT)
+            await said(process, b"Stopping; a second Ctrl-C stops at once.\n")
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+                again = await stage.run("show", "--processes", "3")
+        assert (process.returncode, out) == (130, "")
+        assert "Nothing was begun. The same command starts it:" in err
+        assert "Traceback" not in err
+        assert again.code == 0
+        assert once_each(again.out)
+
+    async def test_a_worker_that_is_killed_meanwhile_does_not_hurry_the_others(self, stage: Place) -> None:
+        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        async with stage.started("work", *more) as process:
+            first, (pid, *_) = await working(process, 3)
+            process.send_signal(signal.SIGINT)
+            await said(process, STOPPING)
+            os.kill(pid, signal.SIGKILL)
+            await said(process, b"stopping: waits for worker-")
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+                again = await stage.run("work", *more)
+        assert process.returncode == 1
+        assert re.search(r"^aiokcc: worker-\d was killed by SIGKILL", err, re.MULTILINE)
+        assert len(handled(out)) == 2, "the others finished what they had in hand"
+        times = Counter(handled(first + out) + handled(again.out))
+        assert len(times) == ALL
+
+    async def test_nobody_reads_what_we_say_any_more(self, stage: Place) -> None:
+        """As in `aiokcc replay … 2>&1 | tee log`, where Ctrl-C ends tee too."""
+        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        reading, writing = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            AIOKCC,
+            *stage.words("work", *more),
+            cwd=stage.directory,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=writing,
+            env=environment(**stage.variables),
+        )
+        os.close(writing)
+        try:
+            first, _ = await working(process, 3)
+            os.close(reading)
+            process.send_signal(signal.SIGINT)
+            with go(stage):
+                out, _ = await process.communicate()
+                again = await stage.run("work", *more)
+        finally:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        assert process.returncode == 130
+        assert once_each(first + out.decode(), again.out)
+
+
+class TestTheSecond:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    async def test_ends_handlers_that_hang(self, stage: Place, number: signal.Signals, code: int) -> None:
+        async with stage.started("stop_in_minute_five", "--processes", "3") as process:
+            seen, _ = await working(process, 1, "waiting")
+            process.send_signal(number)
+            await said(process, b"stops at once.\n")
+            process.send_signal(number)
+            out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == code
+        assert "Traceback" not in err
+        assert re.search(r"^Stopped: \d+ records in \d+ periods", err, re.MULTILINE)
+        promise, command = err.splitlines()[-2:]
+        assert promise == "The same command goes on at 2026-01-01T00:05:00Z:"
+        assert command.strip() == f"aiokcc {' '.join(stage.words('stop_in_minute_five', '--processes', '3'))}"
+        (stage.directory / "handlers.py").write_text(HANDLERS.replace("+ 5 * 60_000 + 500", "* 2"))
+        again = await stage.run("stop_in_minute_five", "--processes", "3")
+        assert again.code == 0
+        assert "everything before 2026-01-01T00:05:00Z is done" in again.err
+        times = Counter(handled(seen + out) + handled(again.out))
+        assert len(times) == ALL
+        assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} <= {5}
+
+    @pytest.mark.parametrize("more", [(), ("--processes", "2", "--assignment", "managed")])
+    async def test_ends_handlers_that_keep_the_process_to_themselves(self, stage: Place, more: tuple[str, ...]) -> None:
+        async with stage.started("block", *more) as process:
+            await working(process, 1)
+            process.send_signal(signal.SIGINT)
+            await said(process, STOPPING)
+            process.send_signal(signal.SIGINT)
+            _, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 130
+        assert re.search(r"^Stopped: at least \d+ records? in .*; who was killed could not say\.$", err, re.MULTILINE)
+        assert "take over" not in err
+
+    async def test_a_third_ends_the_command_and_the_workers_follow(self, stage: Place) -> None:
+        async with stage.started("block") as process:
+            await working(process, 1)
+            process.send_signal(signal.SIGTERM)
+            await said(process, b"a second SIGTERM stops at once.\n")
+            process.send_signal(signal.SIGTERM)
+            await said(process, b"Stopping at once.\n")
+            process.send_signal(signal.SIGTERM)
+            assert process.stdout is not None
+            await process.stdout.read()  # ends when the worker, which holds the pipe too, is gone
+            await process.wait()
+        assert process.returncode == -signal.SIGTERM
+
+    async def test_workers_that_never_listen_do_not_outlive_a_command_that_is_killed(self, stage: Place) -> None:
+        async with stage.started("block", "--processes", "2") as process:
+            await working(process, 2)
+            process.kill()
+            assert process.stdout is not None
+            await process.stdout.read()
+
+
+@asynccontextmanager
+async def in_foreground(place: Place, handler: str, *more: str) -> AsyncIterator[Terminal]:
+    """The command in the foreground of a terminal of its own, where a typed Ctrl-C goes to all that is in the foreground."""
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])",
+        AIOKCC,
+        *place.words(handler, *more),
+        cwd=place.directory,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(**{"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **place.variables}),
+    )
+    os.close(theirs)
+    terminal = Terminal(process, ours)
+    try:
+        yield terminal
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+
+
+async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
+    more = ("--offset-storage", "zookeeper", "--processes", "2")
+    async with in_foreground(stage, "work", *more) as terminal:
+        await terminal.shows("working")
+        terminal.type("\x03")
+        await terminal.shows("Stopping when the handlers that run have returned; a second Ctrl-C stops at once.")
+        await terminal.shows("  stopping")
+        with go(stage):
+            await terminal.shows("The same command goes on with the next record:")
+            assert await terminal.process.wait() == 130
+    async with in_foreground(stage, "work", *more) as terminal:
+        await terminal.shows("working")
+        terminal.type("\x03")
+        await terminal.shows("a second Ctrl-C stops at once.")
+        terminal.type("\x03")
+        await terminal.shows("The same command goes on at 2026-01-01T00:0")
+        assert await terminal.process.wait() == 130
+
+
+class TestAServiceIsAway:
+    """Then nothing can be committed: it says so, ends all the same, and promises nothing that it cannot keep."""
+
+    async def test_zookeeper(self, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+        place = await create_place(tmp_path, kafka, private_zookeeper.url("replay"))
+        err = await self.stopped_without(place, private_zookeeper.server, "--offset-storage", "zookeeper")
+        assert err.splitlines()[-2] == "The same command goes on where the last period closed:"
+
+    async def test_kafka(self, private_kafka: local.Kafka, zk_root: str, tmp_path: Path) -> None:
+        place = await create_place(tmp_path, private_kafka, zk_root)
+        err = await self.stopped_without(place, private_kafka, "--group-id", "billing")
+        assert err.splitlines()[-2] == "The same command goes on at 2026-01-01T00:05:00Z:"
+
+    async def stopped_without(self, place: Place, service: local.Kafka | local.ZooKeeperServer, *more: str) -> str:
+        (place.directory / "handlers.py").write_text(HANDLERS + WAITING)
+        os.mkfifo(place.directory / "go")
+        async with place.started("work", *more) as process:
+            await working(process, 3)
+            await service.kill()
+            process.send_signal(signal.SIGINT)
+            await said(process, STOPPING)
+            with go(place):
+                out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 130, err
+        assert len(handled(out)) == 3
+        assert "Traceback" not in err
+        assert re.search(r"^worker-1: could not commit offsets: ", err, re.MULTILINE)
+        return err
