@@ -167,6 +167,8 @@ class Member:
         self.ledger.lose()
         for gate in self.gates.values():
             gate.session = self.session
+        if self.leaving:
+            self.moved.set()  # no other session follows
 
     def leave(self) -> None:
         """Take part in the managed group no longer: with what we give back next goes our registration."""
@@ -342,6 +344,8 @@ class Member:
             if not finished:
                 return
             session = self.session
+            if self.leaving and isinstance(session, NoSession):
+                return  # what they said has gone with the session, and we do not join again
             if not isinstance(session, NoSession):
                 try:
                     self.moved.clear()
