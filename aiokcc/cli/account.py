@@ -60,8 +60,8 @@ class Account:
         self._tell: Callable[[str], None] = say
         self._asked: float | None = None
         """When all were asked to stop."""
-        self._untold = False
-        """Whether one was killed before it had said how far it had come."""
+        self._counted: set[int] = set()
+        """Who has said how far it has come in all; one that is killed does not."""
         self._troubled: set[int] = set()
         """Who could not commit its offsets when it stopped."""
         self.failure: str | None = None
@@ -106,8 +106,6 @@ class Account:
         for report in left:
             if report.kind == "counts":
                 self.hear(report)
-            elif report.kind == "ended" and report.facts["code"] < 0:
-                self._untold = True
 
     def hear(self, report: Report) -> None:
         """Take note of it."""
@@ -122,6 +120,8 @@ class Account:
                 if self._counts.get(report.worker, {}).get("records") != facts["records"]:
                     self._moved = now
                 self._counts[report.worker] = facts
+                if facts["last"]:
+                    self._counted.add(report.worker)
                 self._records.add(self._sum("records"), now)
                 if 0 < facts["limit"] < MAX_LIMIT:
                     self._reached = max(self._reached or 0, facts["limit"])
@@ -170,8 +170,8 @@ class Account:
         seconds = max(0.0, self._moved - (self._joined or self._moved))
         records, periods = self._sum("records"), max((c["periods"] for c in self._counts.values()), default=0)
         text = f"{count(records, 'record')} in {count(periods, 'period')} and {span(seconds)}"
-        if self._untold:
-            return f"at least {text}; who was killed could not say"
+        if self._there - self._counted:
+            text = f"at least {text}"
         return f"{text} ({records / seconds:,.0f} records/s)" if records and seconds else text
 
     def summary(self) -> str:

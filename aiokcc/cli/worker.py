@@ -200,7 +200,7 @@ async def _work(orders: dict[str, Any], reports: Reports, stop: Stop) -> None:
                 await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
                 tasks.cancel_scope.cancel()
         finally:
-            reports.send("counts", **_counts(replay, counted))
+            reports.send("counts", last=True, **_counts(replay, counted))
         released, stopped = replay.coordinator.released, stop.asked and not replay.coordinator.ended
     reports.send("done", released=released, stopped=stopped)
 
@@ -244,7 +244,7 @@ class Counted:
 
 async def _keep_counting(replay: Any, counted: Counted, reports: Reports) -> None:
     while True:
-        reports.send("counts", **_counts(replay, counted))
+        reports.send("counts", last=False, **_counts(replay, counted))
         await asyncio.sleep(_COUNT_SECONDS)
 
 

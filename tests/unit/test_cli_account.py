@@ -29,9 +29,9 @@ class Team:
     def say(self, worker: int, kind: str, **facts: Any) -> None:
         self.account.hear(Report(worker, kind, facts))
 
-    def handle(self, worker: int, records: int) -> None:
+    def handle(self, worker: int, records: int, *, last: bool = True) -> None:
         rare = dict.fromkeys(("late", "outside", "poisoned", "retried", "dead_lettered"), 0)
-        self.say(worker, "counts", records=records, periods=3, limit=T, **rare)
+        self.say(worker, "counts", records=records, periods=3, limit=T, last=last, **rare)
 
     def note(self) -> str:
         return self.account._view(self.account._heard[0]).note
@@ -144,12 +144,17 @@ class TestWhoIsGone:
     def test_how_they_took_their_end_is_no_failure(self) -> None:
         team = Team("--assignment", "managed")
         team.handle(0, 5)
-        left = [Report(0, "ended", {"code": 0}), Report(1, "failed", {"text": "x", "where": ""})]
-        team.account.hear_out(left)
+        ends = [Report(n, "ended", {"code": code}) for n, code in enumerate((0, -9))]
+        team.account.hear_out([Report(1, "failed", {"text": "x", "where": ""}), *ends])
         assert team.account.failure is None
-        assert team.account.done().startswith("5 records in 3 periods")
-        team.account.hear_out([Report(1, "ended", {"code": -9})])
-        assert team.account.done() == "at least 5 records in 3 periods and 0.0s; who was killed could not say"
+
+    def test_one_that_is_killed_has_not_said_how_far_it_had_come(self) -> None:
+        team = Team()
+        for worker in range(2):
+            team.handle(worker, 5, last=worker == 0)
+        assert team.account.done().startswith("at least 10 records in 3 periods")
+        team.handle(1, 6)
+        assert team.account.done().startswith("11 records in 3 periods")
 
 
 def test_who_is_waited_for_is_shown() -> None:
