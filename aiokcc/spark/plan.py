@@ -87,11 +87,17 @@ class Intent:
         ]
 
     def stretches(self) -> list[Stretch]:
-        """The walked periods and those of the batch, with their ends."""
+        """The walked periods and those of the batch, with their ends; and before the batch the time in which nothing lies.
+
+        A driver that comes later has to know where the boundaries in that gap lie: before the batch, not behind it.
+        """
         result = []
         first = len(self.walked)
         for n, (start, end) in enumerate(self.walked):
             result.append(Stretch(start, end, {p: places[n] for p, places in self.places.items()}))
+        begin, before = self.periods[0][0], self.walked[-1][1] if self.walked else 0
+        if before < begin:
+            result.append(Stretch(before, begin, self.beginnings()))
         for n, (start, end) in enumerate(self.periods):
             result.append(Stretch(start, end, {p: places[first + n + 1] for p, places in self.places.items()}))
         return result

@@ -120,6 +120,18 @@ def test_crossings_are_told_once_where_nothing_lies_between() -> None:
     assert _steps(B, stretches) == []
 
 
+@pytest.mark.parametrize(("walked", "gap"), [((), (0, 50)), (((0, 10),), (10, 50)), (((40, 50),), None)])
+def test_boundaries_between_what_is_published_and_a_batch_lie_before_it(
+    walked: tuple[tuple[int, int], ...], gap: tuple[int, int] | None
+) -> None:
+    """Told by a driver that comes later and knows nothing but this; else the first boundary that it knows is behind it."""
+    recorded = intent(walked=walked, periods=((50, 60),), places={A: tuple(map(place, (*(4 for _ in walked), 4, 6)))})
+    told = [Stretch(*ends, {A: place(4)}) for ends in walked]
+    told += [] if gap is None else [Stretch(*gap, {A: place(4)})]
+    assert recorded.stretches() == [*told, Stretch(50, 60, {A: place(6)})]
+    assert _steps(A, recorded.stretches()) == [(50, place(4)), (60, place(6))]
+
+
 # -- how many ----------------------------------------------------------------------------------------------------------
 
 
