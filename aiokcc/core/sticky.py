@@ -18,6 +18,11 @@ nothing.
 A limit of streams makes a member that has its full number of a topic two nodes: another partition of this topic can only go
 *through* it, in exchange for one of the same topic.
 
+Mostly the best path is a single move, and that can be told without a search. No path gains more than one from somebody who has
+most to somebody who has least. And for given loads there is a least number of moves: what somebody has beyond what was its own
+was another's, or is new. If there are no more moves than that so far, then a single move that keeps to the least number, for
+the pair of members that needs fewest, is as good as any path.
+
 Example: a has orders.0 to 3 and payments.0. Now b comes, who may take all, and c, who may take payments only.
 
 1. a has 5, the others nothing. a → b and a → c gain alike and cost alike, so by name: one of the orders goes to b.
@@ -104,12 +109,16 @@ class _Flow:
         self._room = dict(takers.limits)
         self._full: set[tuple[str, str]] = set()  # the slots without room
         self._held: dict[str, dict[int, dict[str, list[Partition]]]] = {name: {} for name in (*self._members, _NOBODY)}
+        self._able: list[str] = []  # who may take anything at all
+        self._home = dict.fromkeys(self._members, 0)  # how many were a member's own before
+        self._new = 0  # how many were nobody's
+        self._away = 0  # how many are elsewhere than they were
         self._scale = 2 * len(takers.of_partition) + 2  # one step of evenness outweighs all moves together
         self._start(owners)
 
     def solve(self) -> dict[Partition, str]:
         """Apply the best path while one gains."""
-        while path := self._best_path():
+        while path := self._single_move() or self._best_path():
             for giver, taker, kind in path:
                 self._move(giver, taker, kind)
         result = {
@@ -136,7 +145,10 @@ class _Flow:
             if owner == _NOBODY:
                 fresh.append((partition, kind))
             else:
+                self._home[owner] += 1
                 self._put(_NOBODY if (owner, topic) in self._full else owner, kind, owner, partition)
+        self._new = len(fresh)
+        self._able = sorted({name for kind in self._kinds for name in kind.takers})
         for partition, kind in fresh:
             names, topic = self._kinds[kind]
             free = [name for name in names if (name, topic) not in self._full] if topic else names
@@ -145,6 +157,7 @@ class _Flow:
     def _put(self, name: str, kind: int, owner: str, partition: Partition) -> None:
         self._held[name].setdefault(kind, {}).setdefault(owner, []).append(partition)
         if name != _NOBODY:
+            self._away += owner not in (name, _NOBODY)
             self._count(name, kind, 1)
 
     def _count(self, name: str, kind: int, step: int) -> None:
@@ -164,8 +177,39 @@ class _Flow:
             if not owners:
                 del self._held[giver][kind]
         if giver != _NOBODY:
+            self._away -= owner not in (giver, _NOBODY)
             self._count(giver, kind, -1)
         self._put(taker, kind, owner, partition)
+
+    def _single_move(self) -> list[tuple[str, str, int]]:
+        """The best path where it is known to be a single move; none where only a search can tell."""
+        load, home = {name: self._load[name] for name in self._able}, self._home
+        most, least = max(load.values()), min(load.values())
+        beyond = sum([max(0, load[name] - home[name]) for name in load])
+        if most - least < 2 or self._held[_NOBODY] or self._away != max(0, beyond - self._new):
+            return []
+        # First who has some that are not its own, and who misses some of its own: they add nothing to the moves.
+        givers = sorted([(load[name] <= home[name], name) for name in load if load[name] == most])
+        takers = sorted([(load[name] >= home[name], name) for name in load if load[name] == least])
+        fewest = max(0, beyond + givers[0][0] - 1 + takers[0][0] - self._new)
+        for gives_own, giver in givers:
+            for takes_foreign, taker in takers:
+                if max(0, beyond + gives_own - 1 + takes_foreign - self._new) == fewest:
+                    kinds = self._kinds_to_move(giver, taker, fewest - self._away)
+                    if kinds:
+                        return [(giver, taker, -max(kinds)[1])]
+        return []
+
+    def _kinds_to_move(self, giver: str, taker: str, cost: int) -> list[tuple[int, int]]:
+        """Of which kinds a partition can go from one to the other at this cost, with how many more of it the giver has."""
+        theirs = self._held[taker]
+        return [
+            (_count_of(owners) - _count_of(theirs.get(kind, {})), -kind)
+            for kind, owners in self._held[giver].items()
+            if taker in self._kinds[kind].takers
+            and (taker, self._kinds[kind].topic) not in self._full
+            and cost == (-1 if taker in owners else len(owners) == 1 and giver in owners)
+        ]
 
     def _best_path(self) -> list[tuple[str, str, int]]:
         """The moves that gain most; none if nothing gains.
@@ -231,3 +275,7 @@ class _Flow:
     def _node(self, name: str, topic: str) -> _Node:
         slot = (name, topic)
         return slot if slot in self._full else (name, "")
+
+
+def _count_of(owners: Mapping[str, list[Partition]]) -> int:
+    return sum(map(len, owners.values()))
