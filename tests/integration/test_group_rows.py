@@ -1,4 +1,4 @@
-"""What docs/group.md says of a managed group, on a real ZooKeeper: registrations, claims, states, and who says so."""
+"""What a managed group does, row by row on a real ZooKeeper: registrations, claims, states, and who says so."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from aiokcc.core.assignments import State
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.election import queue
 from aiokcc.runtime.incarnation import Incarnation
-from aiokcc.runtime.operator import isolate
-from aiokcc.stores import Check, open_store
+from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.stores import Check, SessionState, open_store
 from tests.faults import Proxy
 from tests.managed import (
+    FAR,
+    PERIOD,
     Stage,
     break_off,
     generation,
@@ -187,16 +189,34 @@ async def test_the_leaders_node_holds_version_id_timestamp_and_epoch_and_those_b
 # -- claims -------------------------------------------------------------------------------------------------------------
 
 
-async def test_a_lock_names_its_owner_and_is_released_on_close(stage: Stage) -> None:
-    async with stage.looking() as session:
-        async with stage.member("a", expect=2) as a, stage.member("b", expect=2) as b:
-            assignment = await shared(session, "a", "b")
-            names = {"a": name_of(a), "b": name_of(b)}
-            assert await owners(session) == {number: names[who] for number, who in assignment.items()}
-            for number, who in assignment.items():
-                node = await session.get(paths.owner(Partition("orders", number)))
-                assert node.owner == session_of(a if who == "a" else b).id, "it would end with the session"
-        assert await owners(session) == {}
+async def test_a_lock_names_its_owner_and_ends_with_its_session(stage: Stage) -> None:
+    async with stage.looking() as session, stage.member("a", expect=2) as a, stage.member("b", expect=2) as b:
+        assignment = await shared(session, "a", "b")
+        names = {"a": name_of(a), "b": name_of(b)}
+        assert await owners(session) == {number: names[who] for number, who in assignment.items()}
+        for number, who in assignment.items():
+            node = await session.get(paths.owner(Partition("orders", number)))
+            assert node.owner == session_of(a if who == "a" else b).id
+
+
+async def test_locks_and_registration_are_given_back_on_close_and_not_with_the_session(stage: Stage) -> None:
+    settings: dict[str, Any] = {"topics": {"orders": 4}, "period": PERIOD, "start": 0, "clock": lambda: 0}
+    async with (
+        stage.looking() as session,
+        aiokcc.connect(stage.url, assignment="managed", member="a", join_window=0, **settings) as a,
+    ):
+
+        async def hold(partition: Partition) -> None:
+            async with a.gate(*partition) as gate:
+                await gate.wait_until(FAR)
+
+        sharing = asyncio.ensure_future(a.share(hold))
+        await shared(session, "a")
+        sharing.cancel()
+        await asyncio.wait([sharing])
+        await until_children(session, f"{paths.OWNERS}/orders", lambda names: names == ())
+        await until_children(session, paths.IDS, lambda names: names == ())
+        assert session_of(a).state is SessionState.CONNECTED
 
 
 async def test_a_rebalance_takes_all_of_its_claims_or_none(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,6 +337,24 @@ async def test_what_was_taken_ends_before_what_was_given_begins(stage: Stage) ->
                 assert of_it == [("ends", before[number]), ("begins", after[number])], "it ran twice at a time"
             else:
                 assert of_it == []
+
+
+async def test_an_isolated_member_counts_as_closed_until_it_is_let_in_again(stage: Stage) -> None:
+    """It is there, and is given nothing; nor when it is started anew, for an operator has said so and not a session."""
+    store = open_store(stage.url)
+    async with stage.member("a", expect=2), stage.looking() as session:
+        async with stage.member("b", expect=2) as b:
+            await shared(session, "a", "b")
+            await isolate(store, session, "b", by="a test", now=0)
+            assert set((await shared(session, "a")).values()) == {"a"}
+            assert name_of(b) in await session.children(paths.IDS)
+            assert b.assigned == frozenset()
+        async with stage.member("b") as b:
+            await until_children(session, paths.IDS, lambda names: name_of(b) in names)
+            async with stage.member("c"):
+                assert set((await shared(session, "a", "c")).values()) == {"a", "c"}
+                await rejoin(store, session, "b")
+                assert len(set((await shared(session, "a", "b", "c")).values())) == 3
 
 
 # -- states -------------------------------------------------------------------------------------------------------------

@@ -112,7 +112,6 @@ class Table(Sink):
     """One driver's hand on what is published: it is refused once another has begun with a greater attempt."""
 
     exactly_once: ClassVar[bool] = True
-    begun = 0
 
     def __init__(self, soak: Soak, who: str) -> None:
         self._soak, self._who, self._attempt = soak, who, 0
