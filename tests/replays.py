@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import uuid
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
@@ -86,3 +87,8 @@ def other_tasks() -> set[asyncio.Task[Any]]:
 
 def partition(name: str, number: int) -> Partition:
     return Partition(name, number)
+
+
+def alive(kind: type) -> list[Any]:
+    """All objects of this kind that there are."""
+    return [found for found in gc.get_objects() if isinstance(found, kind)]

@@ -1,15 +1,18 @@
-"""One consumer for all partitions of a process: it fetches for those that have room, and hands on whole lists.
+"""One consumer for all partitions of a process: whoever has used up its records is given the next list.
 
-A partition that waits at the gate fills its buffer and is then no longer asked for, so the fast one stops being fetched
-while the one that everybody waits for never does. Nothing that may bring more is paused: aiokafka drops what it has buffered
-of a paused partition. What is complete is paused: a broker would keep a fetch for it open, and all others behind that.
+aiokafka fetches a partition ahead while nothing of it is left unread, and then no more. So a partition that waits at the gate
+stops being fetched, with one list and one fetch at hand, while the one that everybody waits for is fetched again and again.
+Nothing that may bring more is paused: aiokafka drops what it has fetched of a paused partition. What is complete is paused: a
+broker would keep a fetch for it open, and all others behind that.
 
-Records are made from the fetched bytes in small lists, first for those that have none. Such a list is soon used up; many
-records at hand would cost more in the garbage collector than the gate does.
+Records are made from the fetched bytes in short lists, at the moment they are needed: such a list is soon used up, while many
+records at hand would cost more, in the processor's caches and in the garbage collector, than the gate does. A stream takes them
+itself where they are at hand; the pump waits for those that are not, and finds out where the log ends.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +24,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import KafkaError, RecordError, UsageError
+from aiokcc.kafka.fetcher import prepare_fetcher
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -35,7 +39,8 @@ __all__ = ["Pump"]
 log = logging.getLogger("aiokcc.kafka")
 
 _WAIT_MS: Final = 100
-_BATCH: Final = 500
+_UNBROKEN: Final = 500
+"""After so many records that were at hand, others get their turn."""
 _SILENCE: Final = 5.0
 """Seconds without a record for somebody who needs one, after which we ask whether the topics are still there."""
 
@@ -44,23 +49,24 @@ class Pump:
     """Fetches for the streams of one process."""
 
     def __init__(
-        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, batch: int = _BATCH
+        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, batch: int
     ) -> None:
         self._consumer = consumer
+        self._wanted = Signal()
         self._cluster = cluster
         self._member = member
         self._assigns = assigns
         """Whether the consumer is told its partitions by us; otherwise Kafka's group tells it."""
-        self._batch = min(batch, _BATCH)
+        self._batch = batch
         self._streams: dict[TopicPartition, Stream] = {}
+        self._unbroken = 0
         self._heard = time.monotonic()
-        self._room = Signal()
         self._fetching: anyio.CancelScope | None = None
-        _fetch_beside_unread(consumer)
+        prepare_fetcher(consumer)
 
     def wake(self) -> None:
-        """A stream has room again, or wants to know anew whether it is at its end: the running fetch left it out."""
-        self._room.set()
+        """A stream waits for records, or wants to know anew whether it is at its end: the running fetch left it out."""
+        self._wanted.set()
         if self._fetching is not None:
             self._fetching.cancel()
 
@@ -85,33 +91,39 @@ class Pump:
     async def run(self) -> None:
         """Fetch until cancelled. KafkaError if the log is no longer what the run started on."""
         while True:
-            wanted = [tp for tp, stream in self._streams.items() if stream.has_room]
-            if not wanted:
-                await self._room.wait()
+            hungry = [tp for tp, stream in self._streams.items() if stream.hungry]
+            if not hungry:
+                await self._wanted.wait()
                 continue
-            hungry = [tp for tp in wanted if self._streams[tp].hungry]
-            if 0 < len(hungry) < len(wanted) and await self._fetch(hungry, 0):
-                continue
-            wait = 0 if any(self._streams[tp].wants_end for tp in wanted if tp in self._streams) else _WAIT_MS
-            await self._fetch(wanted, wait)
+            wait = 0 if any(self._streams[tp].wants_end for tp in hungry) else _WAIT_MS
+            await self._fetch(hungry, wait)
 
-    async def _fetch(self, wanted: list[TopicPartition], wait: int) -> bool:
-        """Hand on what is there for these, or comes within so many milliseconds. Whether there was anything."""
+    async def pull(self, stream: Stream) -> bool:
+        """Hand on what is at hand for this stream, without waiting for any. Whether there was something."""
+        tp = stream.tp
+        # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this stream.
+        if not self._assigns or self._streams.get(tp) is not stream:
+            return False
+        records = (await self._getmany([tp], 0)).get(tp)
+        if not records:
+            return False
+        self._heard = time.monotonic()
+        stream.feed(records)
+        self._rest(tp, stream)
+        self._unbroken += len(records)
+        if self._unbroken >= _UNBROKEN:
+            self._unbroken = 0
+            await asyncio.sleep(0)  # with data at hand getmany never yields, and a handler may not either
+        return True
+
+    async def _fetch(self, wanted: list[TopicPartition], wait: int) -> None:
+        """Hand on what is there for these, or comes within so many milliseconds."""
         as_of = self._member.ledger.limit
         fetched: dict[TopicPartition, list[Any]] = {}
-        self._room.clear()
+        self._wanted.clear()
         try:
             with anyio.CancelScope() as self._fetching:  # cancelling it loses nothing
-                fetched = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
-        except OffsetOutOfRangeError as error:
-            raise KafkaError(
-                f"records were deleted under the replay: {self._named(error)}; nothing was skipped. "
-                f"Raise the topic's retention, or start again from what is left"
-            ) from error
-        except AiokafkaError as error:
-            raise KafkaError(f"could not fetch from Kafka: {error}") from error
-        except Exception as error:  # a deserializer of the user's may raise anything
-            raise _at_record(error) from error
+                fetched = await self._getmany(wanted, wait)
         finally:
             self._fetching = None
         if fetched:
@@ -125,7 +137,21 @@ class Pump:
             if hungry:
                 await self._look_at_ends(hungry, as_of)
         await anyio.lowlevel.checkpoint()  # with data at hand getmany never yields
-        return bool(fetched)
+
+    async def _getmany(self, wanted: list[TopicPartition], wait: int) -> dict[TopicPartition, list[Any]]:
+        found: dict[TopicPartition, list[Any]]
+        try:
+            found = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
+        except OffsetOutOfRangeError as error:
+            raise KafkaError(
+                f"records were deleted under the replay: {self._named(error)}; nothing was skipped. "
+                f"Raise the topic's retention, or start again from what is left"
+            ) from error
+        except AiokafkaError as error:
+            raise KafkaError(f"could not fetch from Kafka: {error}") from error
+        except Exception as error:  # a deserializer of the user's may raise anything
+            raise _at_record(error) from error
+        return found
 
     def _rest(self, tp: TopicPartition, stream: Stream) -> None:
         """Do not fetch any more of a partition that is complete."""
@@ -174,17 +200,6 @@ class Pump:
     def _named(self, error: OffsetOutOfRangeError) -> str:
         places = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         return ", ".join(f"{tp.topic}.{tp.partition} at offset {offset}" for tp, offset in places.items()) or str(error)
-
-
-def _fetch_beside_unread(consumer: AIOKafkaConsumer) -> None:
-    """Let the consumer fetch for one partition while what it has fetched for another is not read yet.
-
-    For 0.1 s after each fetch aiokafka asks a broker for nothing while it holds anything unread of it: whoever does not read is
-    to slow down. Here one partition waits at the limit, and the others must not wait for it. There is no setting for that.
-    """
-    fetcher: Any = getattr(consumer, "_fetcher", None)
-    if hasattr(fetcher, "_prefetch_backoff"):
-        fetcher._prefetch_backoff = 0.0
 
 
 def _at_record(error: Exception) -> Exception:

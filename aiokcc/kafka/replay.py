@@ -64,8 +64,8 @@ def replay(
     lookahead: int = 0,
     caught_up: str | int | timedelta = "follow",
     ahead: str | int | timedelta = "1h",
-    buffer_records: int = 1_000,
-    buffer_bytes: int = 8 * 1024 * 1024,
+    buffer_records: int = 200,
+    buffer_bytes: int = 1024 * 1024,
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
     member: str | None = None,
     session_timeout: float = 10.0,
@@ -109,7 +109,9 @@ def replay(
         ahead goes by the clock, though: a timestamp beyond it now may be a usable one after a restart
     :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
     :param dead_letter: a function of (record, reason), for the policies that say so
-    :param buffer_records: how many records of a partition are held at most before it is no longer fetched
+    :param buffer_records: how many records of a partition are unpacked at a time, and held at most while it waits
+    :param buffer_bytes: how much of a partition is fetched at a time, and held at most beside them: aiokafka's
+        ``max_partition_fetch_bytes``, which counts what the broker sends, a single larger batch excepted
     :param store_options: for the store behind a URL
     :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
 
@@ -397,7 +399,8 @@ class Replay:
         settings, member = self._settings, self._member
         if isinstance(settings.start, int):
             member.ledger.closed(settings.start)
-        consumer = AIOKafkaConsumer(**consumer_settings(settings), group_id=settings.group_id)
+        bounded = {"max_partition_fetch_bytes": settings.buffer_bytes, **consumer_settings(settings)}
+        consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)

@@ -67,8 +67,8 @@ class ReplaySettings:
     on_error: str = "raise"
     retries: int = 0
     dead_letter: Callable[..., Any] | None = None
-    buffer_records: int = 1_000
-    buffer_bytes: int = 8 * 1024 * 1024
+    buffer_records: int = 200
+    buffer_bytes: int = 1024 * 1024
     isolation_level: str = "read_committed"
     consumer: Mapping[str, Any] = field(default_factory=dict)
     """Further settings of the aiokafka consumer."""

@@ -16,8 +16,10 @@ import heapq
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
-from operator import attrgetter, itemgetter, length_hint
-from typing import TYPE_CHECKING, Any, Final
+from operator import itemgetter, length_hint
+from typing import TYPE_CHECKING, Any
+
+from aiokafka import TopicPartition
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, format_time
@@ -38,8 +40,6 @@ __all__ = ["Handler", "Stream"]
 
 Handler = Callable[[Any], Awaitable[None]]
 
-_size: Final = attrgetter("serialized_value_size")
-
 
 class Stream:
     """One partition of a replay."""
@@ -55,6 +55,7 @@ class Stream:
     ) -> None:
         self.gate = gate
         self.partition = gate.partition
+        self.tp = TopicPartition(*gate.partition)
         self._settings = settings
         self._member = member
         self._summary = summary
@@ -70,10 +71,9 @@ class Stream:
         """The next offset to fetch."""
         self.next_offset = self.position
         """The next offset to process: everything before it is done."""
-        self._chunks: deque[tuple[list[Any], int]] = deque()
-        """Lists of fetched records, each with its size in bytes."""
-        self._records = 0
-        self._bytes = 0
+        self._fed: list[Any] = []
+        """Fetched records that nobody has looked at yet. More are asked for when there are none."""
+        self._waiting = False
         self._end_seen: Limit | None = None
         self._greatest = -1
         self._held: list[tuple[int, int, Any]] = []
@@ -87,7 +87,8 @@ class Stream:
         self._alarm: asyncio.TimerHandle | None = None
         self._flush: Callable[[], Awaitable[None]] | None = None
         """Hands on what a batch has gathered; called before the stream waits for anything."""
-        self.pump: Pump | None = None
+        self.pump: Pump
+        """Where records come from; set by whoever starts the stream."""
 
     # -- the pump's side ------------------------------------------------------------------------------------------------
 
@@ -97,15 +98,9 @@ class Stream:
         return self._end is not None and self.position >= self._end
 
     @property
-    def has_room(self) -> bool:
-        """Whether more may be fetched."""
-        settings = self._settings
-        return not self.complete and self._records < settings.buffer_records and self._bytes < settings.buffer_bytes
-
-    @property
     def hungry(self) -> bool:
-        """Whether nothing fetched is left."""
-        return not self._chunks and not self.complete
+        """Whether it waits for records."""
+        return self._waiting and not self._fed and not self.complete
 
     @property
     def wants_end(self) -> bool:
@@ -118,18 +113,15 @@ class Stream:
         if self._end is not None and self.position > self._end:
             records = [record for record in records if record.offset < self._end]
             self.position = self._end
-        if records:
-            size = sum(map(_size, records))
-            self._chunks.append((records, size))
-            self._records += len(records)
-            self._bytes += size
-        self.gate.signal.set()
+        self._fed = [*self._fed, *records] if self._fed else records
+        if self._waiting:
+            self.gate.signal.set()
 
     def moved_to(self, position: int) -> None:
         """The consumer's position, which passes gaps in the offsets that no record tells of."""
         if self._end is not None:
             position = min(position, self._end)
-        if position > self.position and not self._chunks:
+        if position > self.position and not self._fed:
             self.position = position
             self.gate.signal.set()
 
@@ -146,23 +138,20 @@ class Stream:
         """The next records; none for now, where those held back need no longer wait for any; None when there will be none."""
         if self._flush is not None:
             await self._flush()
-        if not self._chunks:
-            if not self.complete:
-                if self.wants_end and self.pump is not None:
-                    self.pump.wake()
-                await self.gate.rest(self._is_fed, self._where_it_ends)
-            if not self._chunks:
-                return None if self.complete else []
-        full = not self.has_room
-        chunk, size = self._chunks.popleft()
-        self._records -= len(chunk)
-        self._bytes -= size
-        if full and self.pump is not None:
+        if not (self._fed or self.complete or await self.pump.pull(self)):
+            self._waiting = True
             self.pump.wake()
-        return chunk
+            try:
+                await self.gate.rest(self._is_fed, self._where_it_ends)
+            finally:
+                self._waiting = False
+        if not self._fed:
+            return None if self.complete else []
+        records, self._fed = self._fed, []
+        return records
 
     def _is_fed(self) -> bool:
-        return bool(self._chunks) or self.complete or (bool(self._held) and self._is_ripe())
+        return bool(self._fed) or self.complete or (bool(self._held) and self._is_ripe())
 
     def _is_ripe(self) -> bool:
         """Whether those held back need not wait for earlier ones: the log has none, and by the clock none should come."""
@@ -182,8 +171,7 @@ class Stream:
             elif not self._held:
                 self._wake_at(self._until + self._lateness)
         if self._end_seen != self._member.ledger.limit:
-            if self.pump is not None:
-                self.pump.wake()
+            self.pump.wake()
             return None, self.position
         if self._held:  # not idle: it has something to bring, at the latest when the clock says so
             self._wake_at(self.gate.limit + self._lateness)
@@ -283,6 +271,7 @@ class Stream:
             summary.records += len(chunk)
             if self._flush is None and chunk:
                 self.next_offset = chunk[-1].offset + 1
+            del chunk, records  # before others are made: the memory is still in the cache, and nothing piles up
 
     async def _run_holding(self, handle: Handler) -> None:
         stamp = self._stamp
@@ -300,7 +289,7 @@ class Stream:
                 self.next_offset = self._open[0]
                 await self._let_pass(handle)
                 await self._wait_while_nothing_earlier_can_come(self._greatest, handle)
-            self._read_to = self.position if not self._chunks else self._read_to
+            self._read_to = self.position if not self._fed else self._read_to
             if not chunk:
                 await self._wait_while_nothing_earlier_can_come(self._now(), handle)
         while self._held:
