@@ -59,6 +59,10 @@ async def _first_in_line(session: Session, path: str) -> bool:
         with session.watch() as watch:
             watch.add(line[place - 1])
             watch.add(path)
+            gone = path
             async for change in watch:
                 if change.now is None:
+                    gone = change.path
                     break
+        if place == 1 and gone != path:
+            return True  # nobody can have come in between: who stands later has a greater number
