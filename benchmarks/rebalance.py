@@ -5,10 +5,12 @@ there until every partition has brought a record to one of the others that nobod
 session timeout on the same machine, and the same pace of handling.
 
 *Round trips*: the members of one process share a topic over a store in memory whose every call takes a while. How much longer
-a clean leave takes when each call takes longer is how many calls follow one another on the way, whatever else it takes.
+it takes when each call takes longer is how many calls follow one another on the way, whatever else it takes. One leaves in good
+order, or its session ends; it leads the others, or not; offsets are kept in Kafka, in the store, or not at all.
 
 *Operations*: 1,000 partitions over 20 members, on a store in memory: how many calls it takes in all when a member leaves and
-when one joins, and how much CPU the core's decision takes.
+when one joins, and how much CPU the core's decision takes: where all may take everything, where each takes a limited number of
+each topic, and where partitions have weights.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ import mmap
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import aiokcc
 from aiokcc.core.assignments import Topic
-from aiokcc.core.group import Group, GroupSettings, Reassign
+from aiokcc.core.group import JOIN_WINDOW, Group, GroupSettings, Reassign
 from aiokcc.core.partitions import Partition
-from aiokcc.core.subscriptions import EVERYTHING
+from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.stores.memory import Call, MemoryStore
 from benchmarks.broker import BASE, Broker, broker, evenly
 from benchmarks.crew import Crew, crew
@@ -54,7 +56,8 @@ REMARKS: Final = (
     f"flows again: {PARTITIONS} partitions, {MEMBERS} processes, one goes; a record takes {_PAUSE * 1000:g} ms to handle.",
     f"sessions of {SESSION_SECONDS} s with both; the group's heartbeat is {HEARTBEAT_MS} ms (its default is 3000).",
     "killed: the session of the dead one has to end first, with both; ZooKeeper rounds it up to its tick.",
-    f"round trips: how much longer a leave takes if each call takes {_TRIP * 1000:g} ms, divided by that.",
+    f"round trips: how much longer it takes if each call takes {_TRIP * 1000:g} ms, divided by that.",
+    "by weight: without what the user's function takes for all pairs, which is given apart as function_ms.",
     "operations: all calls of all members until all is quiet again, reads and watches among them; no anchor.",
 )
 
@@ -74,10 +77,13 @@ async def run(options: argparse.Namespace) -> Outcome:
     results: list[Result] = []
     goals: list[Goal] = []
     note("deciding: 1,000 partitions over 20 members")
-    core, moves = _decide()
-    results.append(core)
-    goals.append(Goal("CPU of a decision, 1,000 partitions over 20 members, ms", float(core.ours["p50"] or 0), 10))
-    goals.append(Goal("sticky moves / the fewest possible", moves, 1.1))
+    for label, way in _WAYS.items():
+        core, moves = _decide(f"core: a decision{label}", way)
+        results.append(core)
+        what = f"CPU of a decision, 1,000 partitions over 20 members{label}, ms"
+        goals.append(Goal(what, float(core.ours["p50"] or 0), 10))
+        if way.weight is None:
+            goals.append(Goal(f"sticky moves / the fewest possible{label}", moves, 1.1))
     note("counting store operations")
     for result, goal in await _operations():
         results.append(result)
@@ -85,7 +91,7 @@ async def run(options: argparse.Namespace) -> Outcome:
     async with broker(options.bootstrap) as kafka:
         trips = await _round_trips(kafka, rounds)
         results += trips
-        goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips[:2]]
+        goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips]
         async with server(options.url) as store:
             results += await _flow_again(kafka, store, rounds)
     return Outcome("rebalance", "A member goes; from there until every partition flows again", results, goals, REMARKS)
@@ -94,13 +100,46 @@ async def run(options: argparse.Namespace) -> Outcome:
 # -- the core ----------------------------------------------------------------------------------------------------------
 
 
-def _decide() -> tuple[Result, float]:
+class _Way(NamedTuple):
+    """How 1,000 partitions are shared out."""
+
+    topics: int = 1
+    streams: int | None = None
+    """The most partitions of a topic for a member."""
+    weight: Callable[[Partition, str], float] | None = None
+
+
+_LAGS: Final = {Partition("orders-0", n): 1 + n * 7919 % 1000 / 100 for n in range(_MANY[0])}
+_RACKS: Final = {f"w{n}": n % 3 for n in range(2 * _MANY[1])}
+
+
+def _by_lag(partition: Partition, member: str) -> float:
+    return _LAGS[partition]
+
+
+def _by_rack(partition: Partition, member: str) -> float:
+    return 1.0 if partition.number % 3 == _RACKS[member] else 2.0
+
+
+_WAYS: Final = {
+    "": _Way(),
+    ", streams limited": _Way(topics=10, streams=_MANY[0] // _MANY[1] // 10),
+    ", weighed by lag": _Way(weight=_by_lag),
+    ", weighed by rack": _Way(weight=_by_rack),
+}
+
+
+def _decide(label: str, way: _Way) -> tuple[Result, float]:
     """CPU time of the machine's decision as members join and leave; sticky moves against the fewest possible."""
     count, members = _MANY
-    partitions = frozenset(Partition("orders", n) for n in range(count))
-    group = Group(GroupSettings.check(join_window=0), partitions, topics={"orders": Topic()})
-    group.members = {f"w{n}": EVERYTHING for n in range(members)}
+    names = [f"orders-{n}" for n in range(way.topics)]
+    partitions = frozenset(Partition(names[n % way.topics], n // way.topics) for n in range(count))
+    settings = GroupSettings.check(join_window=0, weight=way.weight)
+    group = Group(settings, partitions, topics={name: Topic() for name in names})
+    wants = EVERYTHING if way.streams is None else Subscription.check(dict.fromkeys(names, way.streams))
+    group.members = {f"w{n}": wants for n in range(members)}
     times: list[float] = []
+    function: list[float] = []
     moved = fewest = 0
 
     def settle() -> int:
@@ -111,22 +150,41 @@ def _decide() -> tuple[Result, float]:
             taken = (time.process_time_ns() - began) / 1e6
             if not isinstance(decision, Reassign):
                 return moves
+            if way.weight is not None:
+                function.append(_all_weights(way.weight, partitions, group.members))
+                taken -= function[-1]
             times.append(taken)
             moves += sum(len(topic.to_close) for topic in decision.topics.values())
             group.wrote(decision)
-            given = group.topics["orders"].assignment
-            group.locked["orders"] = frozenset(given)  # what was to close is closed, what was to start is held
+            for name, topic in group.topics.items():
+                group.locked[name] = frozenset(
+                    topic.assignment
+                )  # what was to close is closed, what was to start is held
 
     settle()
     for number in range(members, members + 10):
-        group.members[f"w{number}"] = EVERYTHING  # one joins: it needs its share, and nothing else has to move
+        group.members[f"w{number}"] = wants  # one joins: it needs its share, and nothing else has to move
         moved += settle()
         fewest += count // len(group.members)
     for number in range(10):
         del group.members[f"w{number}"]
         settle()
-    case = {"partitions": count, "members": members}
-    return Result("core: a decision", case, "ms CPU", summary(times), {}), moved / fewest
+    case = {"partitions": count, "members": members, "topics": way.topics, "streams": way.streams}
+    ours: Figures = summary(times)
+    if function:
+        ours = {**ours, "function_ms": summary(function)["p50"]}
+    return Result(label, case, "ms CPU", ours, {}), moved / fewest
+
+
+def _all_weights(
+    weight: Callable[[Partition, str], float], partitions: Iterable[Partition], members: Iterable[str]
+) -> float:
+    """What the user's function takes for all pairs, in ms of CPU."""
+    began = time.process_time_ns()
+    for partition in partitions:
+        for name in members:
+            weight(partition, name)
+    return (time.process_time_ns() - began) / 1e6
 
 
 # -- operations --------------------------------------------------------------------------------------------------------
@@ -215,28 +273,35 @@ async def _round_trips(kafka: Broker, rounds: int) -> list[Result]:
     """A clean leave in one process over a slow store: how many calls follow one another."""
     topic = await kafka.topic("trips", [evenly(20_000, 600) for _ in range(PARTITIONS)])
     results = []
-    for label, leader, settings in (
-        ("a member leaves", False, {"commit": False}),
-        ("the leader leaves", True, {"commit": False}),
-        ("a member leaves, offsets in the store", False, {"offset_storage": "zookeeper"}),
+    none, stored = {"commit": False}, {"offset_storage": "zookeeper"}
+    for label, event, leader, settings in (
+        ("a member leaves", "leaves", False, none),
+        ("the leader leaves", "leaves", True, none),
+        ("a member leaves, offsets in Kafka", "leaves", False, {"group_id": f"bench-{secrets.token_hex(4)}"}),
+        ("a member leaves, offsets in the store", "leaves", False, stored),
+        ("a member's session ends", "ends", False, stored),
+        ("the leader's session ends", "ends", True, stored),
     ):
         trips = []
         for number in range(rounds):
             note(f"round trips, {label}: round {number + 1} of {rounds}")
-            plain = await _leave_in_process(kafka, topic, 0.0, settings, leader=leader)
-            slow = await _leave_in_process(kafka, topic, _TRIP, settings, leader=leader)
+            plain = await _goes_in_process(kafka, topic, 0.0, settings, event, leader=leader)
+            slow = await _goes_in_process(kafka, topic, _TRIP, settings, event, leader=leader)
             trips.append((slow - plain) / _TRIP)
         case = {"partitions": PARTITIONS, "members": MEMBERS, "trip_ms": _TRIP * 1000}
         results.append(Result(label, case, "store round trips", summary(trips), {}))
     return results
 
 
-async def _leave_in_process(kafka: Broker, topic: str, trip: float, settings: dict[str, Any], *, leader: bool) -> float:
-    """Seconds from the leave until each partition of the one that left has brought a new record elsewhere."""
+async def _goes_in_process(
+    kafka: Broker, topic: str, trip: float, settings: dict[str, Any], event: str, *, leader: bool
+) -> float:
+    """Seconds from the leave, or the end of the session, until each partition of who went has brought a record elsewhere."""
     store = MemoryStore(f"bench-{secrets.token_hex(4)}", "/group")
     handled: dict[int, tuple[str, int]] = {}
     changed = asyncio.Event()
     replays: dict[str, Any] = {}
+    dead: set[str] = set()
 
     async def member(name: str) -> None:
         async with aiokcc.replay(
@@ -256,6 +321,8 @@ async def _leave_in_process(kafka: Broker, topic: str, trip: float, settings: di
 
             async def handle(record: Any) -> None:
                 await asyncio.sleep(_PAUSE)
+                if name in dead:
+                    await asyncio.Event().wait()
                 handled[record.partition] = (name, record.offset)
                 changed.set()
 
@@ -270,16 +337,25 @@ async def _leave_in_process(kafka: Broker, topic: str, trip: float, settings: di
     tasks = [asyncio.ensure_future(member(f"m{n}")) for n in range(MEMBERS)]
     try:
         await until(lambda: len(handled) == PARTITIONS and len({who for who, _ in handled.values()}) == MEMBERS)
+        await asyncio.sleep(JOIN_WINDOW)  # well under way: a leader who has just joined waits for others
         with store.server.intercept(before=lambda _: asyncio.sleep(trip)) if trip else contextlib.nullcontext():
             goes = next(name for name, replay in replays.items() if (replay.coordinator.epoch is not None) == leader)
             mine = [p for p, (who, _) in handled.items() if who == goes]
+            session = replays[goes].coordinator._member.session
             began = time.monotonic()
-            replays[goes].stop()
+            if event == "leaves":
+                replays[goes].stop()
+            else:  # a process that is no longer there hears nothing and does nothing
+                dead.add(goes)
+                store.server.freeze(session)
+                store.server.expire(session)
             await until(lambda: all(handled[p][0] != goes for p in mine))
             return time.monotonic() - began
     finally:
         for task in tasks:
             task.cancel()
+        if dead:
+            store.server.thaw(session)
         await asyncio.wait(tasks)
 
 

@@ -202,7 +202,7 @@ async def test_handing_over_is_measured_in_every_way(
     assert code == 0, errors
     found = json.loads(table.read_text())
     check_form(found, "rebalance")
-    units = ["ms CPU", *["store operations"] * 2, *["store round trips"] * 3, "s", "s"]
+    units = [*["ms CPU"] * 4, *["store operations"] * 2, *["store round trips"] * 6, "s", "s"]
     assert [result["unit"] for result in found["results"]] == units
     assert all(set(result["anchors"]) == {"kafka group"} for result in found["results"][-2:])
 
