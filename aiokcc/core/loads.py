@@ -59,8 +59,9 @@ class _Search:
         """Of each partition."""
         self._rows: list[list[float]] = []
         """Of each kind: the weight on every member."""
+        self._least: list[float] = []
+        """Of each kind: the smallest of them."""
         self._kinds_of(weight)
-        self._least = list(map(min, self._rows))
         self._twice = [0.0] * len(takers.members)
         """The load of each member, twice: as it stands in the difference of two squares."""
         self._held: list[dict[int, set[int]]] = [{} for _ in takers.members]
@@ -72,15 +73,18 @@ class _Search:
         for partition, names in self._takers.of_partition.items():
             weights = [weight(partition, name) for name in names]
             if not _NUMBERS.issuperset(map(type, weights)):
-                _check(weights, partition, names)
+                weights = _check(weights, partition, names)
             topic = partition.topic if partition.topic in self._limited else ""
             kind = found.setdefault((id(names), topic, *weights), len(self._rows))
             if kind == len(self._rows):
-                _check(weights, partition, names)
-                row = [_NEVER] * len(self._members)
-                for name, value in zip(names, weights, strict=True):
-                    row[self._number[name]] = float(value)
-                self._rows.append(row)
+                least = min(weights)
+                if not (least > 0 and sum(weights) <= MAX_WEIGHT):  # which also tells of what is no number
+                    weights = _check(weights, partition, names)
+                if names is not self._members:
+                    known = dict(zip(names, weights, strict=True))
+                    weights = [known.get(name, _NEVER) for name in self._members]
+                self._rows.append(weights)
+                self._least.append(least)
             self._kind.append(kind)
 
     def keep(self, owners: Mapping[Partition, str]) -> None:
@@ -194,12 +198,11 @@ class _Search:
         return {partition: self._members[number] for partition, number in holders if number >= 0}
 
 
-def _check(weights: list[float], partition: Partition, names: tuple[str, ...]) -> None:
-    if _NUMBERS.issuperset(map(type, weights)) and min(weights) > 0 and sum(weights) <= MAX_WEIGHT:
-        return  # the sum would tell of what is no number
+def _check(weights: list[float], partition: Partition, names: tuple[str, ...]) -> list[float]:
     for name, weight in zip(names, weights, strict=True):
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight <= MAX_WEIGHT:
             raise UsageError(
                 f"the weight of {partition} on {name} is {weight!r}; "
                 f"expected a number above 0 (1 is the usual, less is better)"
             )
+    return list(map(float, weights))
