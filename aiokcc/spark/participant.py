@@ -22,7 +22,13 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Span
 from aiokcc.core.run import CUT_SLOTS, Bounds
-from aiokcc.errors import PartitionOwnedError, SessionLostError, StoreUnreachableError
+from aiokcc.errors import (
+    NoNodeError,
+    OutcomeUnknownError,
+    PartitionOwnedError,
+    SessionLostError,
+    StoreUnreachableError,
+)
 from aiokcc.kafka.reading import unwrapped
 from aiokcc.runtime.coordinator import Coordinator
 from aiokcc.runtime.gate import Gate
@@ -150,9 +156,23 @@ class Participant:
         if self._subscription is not None:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self.surrender()
+                await self._deregister()
             return
         tracks, self.tracks = self.tracks, {}
         await _close(track.gate for track in tracks.values())
+
+    async def _deregister(self) -> None:
+        """If we leave the group: say so, unless that has gone with the locks. Else we might still be given something."""
+        incarnation = self.member.incarnation
+        share = None if incarnation is None else incarnation.share
+        if incarnation is None or share is None:
+            return
+        try:
+            for operation in share.farewell():
+                await incarnation.session.commit(operation)
+        except (NoNodeError, SessionLostError, OutcomeUnknownError):
+            pass  # gone already, or with the session: it ends with the block at the latest
+        share.gone = self.member.leaving
 
     def check(self) -> None:
         """Raise what stands in the way of going on: the group's failure, or a lock that is lost to somebody else."""

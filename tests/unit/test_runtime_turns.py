@@ -252,6 +252,21 @@ async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World
         assert told == ["b drives orders.0, orders.1"]
 
 
+async def test_who_leaves_without_having_held_anything_is_given_nothing(world: World) -> None:
+    """One that was refused, or stood by: where its block stays open for a while, nothing may be meant for it."""
+    told: list[str] = []
+    async with joining(world, "a", ORDERS) as refused:
+        participant = Participant(refused, 60.0)
+        await asyncio.sleep(2)
+        participant.member.leave()
+        await participant.close()
+        await asyncio.sleep(2)
+        assert world.below("ids") == []
+        async with driver(world, "b", told):
+            await asyncio.sleep(2)
+            assert told == ["b drives orders.0, orders.1"]
+
+
 async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(world: World) -> None:
     async with joining(world, "a", Subscription.check(pipeline="p")) as coordinator:
         participant = Participant(coordinator, 60.0)
