@@ -227,7 +227,8 @@ async def by_group(
     """Read what Kafka assigns to us, until the run has ended for all."""
     member = coordinator._member
     orders, desk = anyio.create_memory_object_stream[_Order](100)
-    listener = _Listener(consumer, orders, {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()})
+    starts = {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()}
+    listener = _Listener(consumer, orders, starts, grows=settings.end is None)
     if settings.pattern is None:
         consumer.subscribe(list(settings.topics), listener=listener)
     else:
@@ -285,20 +286,24 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         consumer: AIOKafkaConsumer,
         orders: anyio.abc.ObjectSendStream[_Order],
         starts: dict[TopicPartition, int],
+        *,
+        grows: bool,
     ) -> None:
         self._consumer = consumer
         self._orders = orders
         self._starts = starts
+        self._grows = grows
         self._waiting: set[asyncio.Event] = set()
         self._dismissed = False
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
-        for (
-            tp
-        ) in assigned:  # somewhere valid, so that nothing is fetched from nowhere; the true place follows with the lock
+        for tp in assigned:
+            # Somewhere valid, so that nothing is fetched from nowhere; the true place follows with the lock.
             self._consumer.seek(tp, self._starts.get(tp, 0))
-        if assigned:
-            await self._say(_Order(frozenset(Partition(*tp) for tp in assigned), ours=True), wait=False)
+        # A run with an end keeps the partitions it was founded with; Kafka assigns those that have come since as well.
+        ours = assigned if self._grows else assigned & self._starts.keys()
+        if ours:
+            await self._say(_Order(frozenset(Partition(*tp) for tp in ours), ours=True), wait=False)
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         if revoked:

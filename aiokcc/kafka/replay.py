@@ -166,6 +166,7 @@ def replay(
         clock=clock,
         source=settings.source,
         grows=settings.end is None,
+        newer="partitions" if settings.pattern is None else "topics",
         assignment="managed" if settings.managed else None,
         subscription=subscription,
         assignor=assignor,
@@ -210,6 +211,13 @@ async def _replaying(
         for topic, number in sorted(everything):
             by_topic.setdefault(topic, []).append(number)
         async with join(topics=by_topic, offsets=resolve) as coordinator:
+            if settings.end is not None:  # what has come to be since the run was founded is not part of it
+                mine &= coordinator._member.settings.partitions
+                newer = sorted((settings.partitions or mine) - mine)
+                if newer:
+                    raise PartitionError(
+                        f"{newer[0]} is newer than the run, and not part of it; leave it out of partitions="
+                    )
             failure: BaseException | None = None
             async with anyio.create_task_group() as tasks:
                 try:

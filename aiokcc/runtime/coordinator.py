@@ -51,6 +51,7 @@ def connect(
     source: str = "",
     offsets: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
     grows: bool = False,
+    newer: Literal["partitions", "topics"] | None = None,
     assignment: Literal["managed"] | None = None,
     subscription: object = None,
     assignor: str = "sticky",
@@ -81,6 +82,8 @@ def connect(
     :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
     :param grows: whether the set of partitions may grow while the group runs: then one that has grown already is joined as
         it is, and :meth:`Coordinator.add` has partitions join
+    :param newer: what may have come to be since the group was founded, and is then not part of the run: partitions of the
+        group's topics, or topics too
     :param assignment: ``"managed"``: the group's leader says which member runs which partitions, see :meth:`Coordinator.share`.
         All members of a group must say so. Without it, each member opens the gates it wants
     :param subscription: managed: what this member may be given: topics (``["orders"]``), the most partitions of each
@@ -136,6 +139,7 @@ def connect(
         clock=clock or wall_clock,
         resolve=offsets,
         grows=grows,
+        newer=newer,
         group=group,
     )
     return _connected(engine)

@@ -100,9 +100,10 @@ class Incarnation:
         theirs = run.settings.partitions
         managed = self.member.group is not None
         if self.member.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
-            settings = replace(
-                settings, partitions=theirs
-            )  # the leader adds what is missing, and takes out what is gone
+            # The leader adds what is missing, and takes out what is gone.
+            settings = replace(settings, partitions=theirs)
+        elif theirs < settings.partitions and self._are_newer(settings.partitions - theirs, theirs):
+            settings = replace(settings, partitions=theirs)
         run.require(settings, self.store.describe(""))
         self.member.enlarge(theirs, run.bounds)
         facts: dict[str, Any] = {
@@ -130,6 +131,12 @@ class Incarnation:
         self.see_generation(await session.get(paths.GENERATION))
         node = await session.get(paths.COORDINATOR)
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
+
+    def _are_newer(self, more: frozenset[Partition], theirs: frozenset[Partition]) -> bool:
+        """Whether what the agreed set lacks may have come to be since the run was founded: it keeps its set to the end."""
+        known = {p.topic for p in theirs}
+        newer = self.member.newer
+        return newer == "topics" or (newer == "partitions" and all(p.topic in known for p in more))
 
     async def _agreement(self) -> Run:
         session, settings = self.session, self.member.settings

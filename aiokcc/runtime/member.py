@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import anyio
 
@@ -66,6 +66,7 @@ class Member:
         clock: Callable[[], int],
         resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
         grows: bool = False,
+        newer: Literal["partitions", "topics"] | None = None,
         group: GroupSettings | None = None,
     ) -> None:
         self.store = store
@@ -78,6 +79,8 @@ class Member:
         self._resolve = resolve
         self.grows = grows
         """Whether the agreed set may be larger or smaller than the one we bring: it grows while the group runs."""
+        self.newer = newer
+        """What we bring and the agreed set lacks may be newer than the run: partitions of its topics, or topics as well."""
         self.group = group
         """What we bring to a managed group; None where everybody says for himself which partitions he runs."""
         self.assigned: frozenset[Partition] | None = None

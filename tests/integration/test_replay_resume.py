@@ -13,6 +13,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.kafka import Replay
 from tests import kafka_topics
+from tests.integration.test_replay_growth import add_partitions
 from tests.replays import MINUTE, all_places, at, cuts, partition, places, replaying, topic
 
 # -- handlers -----------------------------------------------------------------------------------------------------------
@@ -341,3 +342,58 @@ async def test_what_an_earlier_run_committed_under_the_same_group_does_not_hide_
     async with replaying(kafka, name, **second) as replay:
         await replay.run(handled.append)
     assert sorted(places(handled)) == all_places(name, 5, 5)
+
+
+# -- what has come to be since --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["all", "rule", "group", "managed", "pattern"])
+async def test_a_run_with_an_end_keeps_the_partitions_it_was_founded_with(
+    kafka: local.Kafka, zk_root: str, way: str
+) -> None:
+    """Stopped, it goes on, although the topic has got another partition, and another topic matches."""
+    name = await topic(kafka, [at(m) for m in range(4)], [at(m) for m in range(4)])
+    ways: dict[str, dict[str, Any]] = {
+        "all": {},
+        "rule": {"partitions": lambda *_: True},
+        "group": {"group_id": name},
+        "managed": {"assignment": "managed", "join_window": 0},
+        "pattern": {"pattern": f"{name}.*"},
+    }
+    topics = () if way == "pattern" else (name,)
+    settings = {"store": zk_root, "end": "now", "lookahead": 0, **ways[way]}
+    seen: list[Any] = []
+    async with asyncio.timeout(50):
+        async with replaying(kafka, *topics, **settings) as replay:
+
+            def until_minute_two(record: Any) -> None:
+                if record.timestamp >= at(2):
+                    replay.stop()
+                seen.append(record)
+
+            await replay.run(until_minute_two)
+        assert len(seen) < 8
+        await add_partitions(kafka.bootstrap, name, 3)
+        await kafka_topics.write(kafka.bootstrap, name, [kafka_topics.Row(2, at(1))])
+        if way == "pattern":
+            await kafka_topics.create(kafka.bootstrap, f"{name}-more")
+            await kafka_topics.write(kafka.bootstrap, f"{name}-more", [kafka_topics.Row(0, at(1))])
+        async with replaying(kafka, *topics, **settings) as replay:
+            await replay.run(seen.append)
+            assert replay.coordinator.ended
+    assert sorted(set(places(seen))) == all_places(name, 4, 4)
+
+
+async def test_a_partition_that_is_newer_than_the_run_is_refused_where_it_is_named(
+    kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(0)])
+    other = await topic(kafka, [at(0)])
+    async with replaying(kafka, name, store=zk_root, end="now"):
+        await add_partitions(kafka.bootstrap, name, 2)
+        with pytest.raises(aiokcc.PartitionError, match=f"{name}.1 is newer than the run"):
+            async with replaying(kafka, name, store=zk_root, end="now", partitions={name: [0, 1]}):
+                pass
+        with pytest.raises(aiokcc.GroupMismatchError, match="runs with other settings: partitions is"):
+            async with replaying(kafka, name, other, store=zk_root, end="now"):
+                pass
