@@ -1,8 +1,9 @@
 """Records per second through ``await replay.run(handle)``, against reading the same topics without a gate; and periods.
 
-Twelve partitions over two topics, records of 100 bytes, every minute has records in every partition. Each way of reading
-is a process of its own that reads everything once per round; the ways take turns, so that whatever the machine does hits
-all of them, and the ratios are medians of the rounds' ratios. The first round warms up and does not count.
+Twelve partitions over two topics, records of 100 bytes, every minute has records in every partition. A period costs what it
+costs, however many records it has: so this is measured with few in a minute and with many. Each way of reading is a process
+of its own that reads everything once per round; the ways take turns, so that whatever the machine does hits all of them, and
+the ratios are medians of the rounds' ratios. The first round warms up and does not count.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ EXAMPLES: Final = (
     "python -m benchmarks throughput --only records --rounds 9 --bootstrap 127.0.0.1:9092 --url zk://127.0.0.1:2181/bench",
 )
 PARTS: Final = ("records", "processes", "periods")
+FULL: Final = ((300_000, 60), (1_200_000, 24))
+QUICK: Final = ((12_000, 60),)
 BEST_BATCH: Final = 500
 """How many records ``getmany`` gives at a time at its best: the fastest of 200, 500, 1000, 4000, 20000 and no limit."""
 
@@ -44,9 +47,8 @@ REMARKS: Final = (
 class Effort:
     """How much is measured."""
 
-    records: int
-    span: int
-    """The minutes over which they lie: so many periods."""
+    histories: tuple[tuple[int, int], ...]
+    """So many records, over so many minutes: as many periods."""
     rounds: int
     minutes: int
     """Periods of a minute with one record in each partition."""
@@ -56,9 +58,11 @@ class Effort:
     @classmethod
     def of(cls, options: argparse.Namespace) -> Effort:
         quick: bool = options.quick
+        histories = QUICK if quick else FULL
+        if options.records or options.minutes:
+            histories = (((options.records or histories[0][0]) // 12 * 12, options.minutes or histories[0][1]),)
         return cls(
-            records=(options.records or (12_000 if quick else 300_000)) // 12 * 12,
-            span=options.minutes or 60,
+            histories=histories,
             rounds=options.rounds or (1 if quick else 9),
             minutes=60 if quick else 1440,
             seconds=60 if quick else 1000,
@@ -71,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
-    parser.add_argument("--records", type=int, metavar="N", help="records to read (default 300000; quick: 12000)")
-    parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (default 60)")
+    parser.add_argument("--records", type=int, metavar="N", help="records to read (default: 300000, then 1200000)")
+    parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (60, then 24)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 9; quick: 1)")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
 
@@ -83,12 +87,13 @@ async def run(options: argparse.Namespace) -> Outcome:
     results: list[Result] = []
     async with server(options.url) as store, broker(options.bootstrap) as kafka:
         if options.only in (None, "records", "processes"):
-            note(f"writing {effort.records:,} records")
-            history = await History.write(kafka, effort.records // 12, effort.span, "1m")
-            if options.only != "processes":
-                results += await _records(store, history, effort)
-            if options.only != "records":
-                results += await _processes(store, history, effort)
+            for number, (records, minutes) in enumerate(effort.histories):
+                note(f"writing {records:,} records, {records // minutes:,} in each period")
+                history = await History.write(kafka, records // 12, minutes, "1m")
+                if options.only != "processes":
+                    results += await _records(store, history, effort, quix=number == 0)
+                if options.only != "records":
+                    results += await _processes(store, history, effort)
         if options.only in (None, "periods"):
             results += await _periods(store, kafka, effort)
     return Outcome("throughput", "Throughput of a replay", results, goals(results), REMARKS)
@@ -110,6 +115,11 @@ class History:
         logs = [evenly(each, minutes) for _ in range(6)]
         topics = (await kafka.topic("orders", logs), await kafka.topic("payments", logs))
         return cls(kafka.bootstrap, topics, 12 * each, minutes, period)
+
+    @property
+    def label(self) -> str:
+        """How much there is."""
+        return f"{self.records / self.minutes:,.0f} per period"
 
     def case(self, **more: Any) -> dict[str, Any]:
         """As the JSON has it."""
@@ -190,34 +200,39 @@ def result(label: str, case: dict[str, Any], ours: Way, anchors: dict[str, Way])
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
-async def _records(store: Server, history: History, effort: Effort) -> list[Result]:
+async def _records(store: Server, history: History, effort: Effort, *, quix: bool) -> list[Result]:
     wanted = {
-        "ours-memory": ([history.plan("replay")], "memory://throughput"),
+        "ours-memory": ([history.plan("replay")], f"memory://throughput-{history.records}"),
         "getmany-best": ([{**history.plan("getmany"), "batch": BEST_BATCH}], ""),
-        "ours-zookeeper": ([history.plan("replay")], store.url("throughput")),
+        "ours-zookeeper": ([history.plan("replay")], store.url(f"throughput-{history.records}")),
         "ungated": ([history.plan("ungated")], ""),
         "getmany": ([history.plan("getmany")], ""),
         "async-for": ([history.plan("async-for")], ""),
     }
-    if find_spec("quixstreams") is not None:
+    if quix and find_spec("quixstreams") is not None:  # which knows no periods: once is enough
         wanted["quix-concat"] = ([history.plan("quix")], "")
-    else:
+    elif quix:
         note("quixstreams is not installed: measured without it")
     async with ways(wanted) as turns:
         await take_turns(turns, effort.rounds)
     memory, zookeeper = turns.pop("ours-memory"), turns.pop("ours-zookeeper")
     case = history.case(processes=1)
     return [
-        result("1 process, memory", {**case, "store": "memory"}, memory, turns),
-        result("1 process, ZooKeeper", {**case, "store": "zookeeper"}, zookeeper, {"memory": memory, **turns}),
+        result(f"1 process, memory, {history.label}", {**case, "store": "memory"}, memory, turns),
+        result(
+            f"1 process, ZooKeeper, {history.label}",
+            {**case, "store": "zookeeper"},
+            zookeeper,
+            {"memory": memory, **turns},
+        ),
     ]
 
 
 async def _processes(store: Server, history: History, effort: Effort) -> list[Result]:
     wanted = {
-        "ours": ([history.plan("replay", n, 3) for n in range(3)], store.url("processes")),
+        "ours": ([history.plan("replay", n, 3) for n in range(3)], store.url(f"processes-{history.records}")),
         "ungated": ([history.plan("ungated", n, 3) for n in range(3)], ""),
-        "ahead": ([history.plan("replay", n, 3, lookahead=1) for n in range(3)], store.url("ahead")),
+        "ahead": ([history.plan("replay", n, 3, lookahead=1) for n in range(3)], store.url(f"ahead-{history.records}")),
     }
     note("three processes")
     async with ways(wanted) as turns:
@@ -225,8 +240,8 @@ async def _processes(store: Server, history: History, effort: Effort) -> list[Re
     anchors = {"ungated": turns["ungated"]}
     case = history.case(processes=3, store="zookeeper")
     return [
-        result("3 processes, ZooKeeper", case, turns["ours"], anchors),
-        result("3 processes, ZooKeeper, lookahead 1", {**case, "lookahead": 1}, turns["ahead"], anchors),
+        result(f"3 processes, ZooKeeper, {history.label}", case, turns["ours"], anchors),
+        result(f"3 processes, lookahead 1, {history.label}", {**case, "lookahead": 1}, turns["ahead"], anchors),
     ]
 
 
