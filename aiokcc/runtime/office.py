@@ -31,6 +31,7 @@ from aiokcc.errors import (
 from aiokcc.runtime.cuts import last_cut, limit_and_cut
 from aiokcc.runtime.group import Assigning
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
 
 if TYPE_CHECKING:
@@ -278,8 +279,11 @@ class Office:
         if decision.until is None:
             await self.wake.wait()
             return
-        with anyio.move_on_after(max(0.001, (decision.until - self._member.clock()) / 1000)):
+        timer = timers().call_later((decision.until - self._member.clock()) / 1000, self.wake.set)
+        try:
             await self.wake.wait()
+        finally:
+            timer.cancel()
 
     def _own_report(self) -> Report | None:
         """Our own report needs no trip through the store: it is written with the advance it leads to."""
