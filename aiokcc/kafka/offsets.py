@@ -7,7 +7,9 @@ is lost costs at most the open period again, and one that comes too late counts 
 has not assigned: whoever writes last wins. So right before a commit the store is asked, in the session in which it was
 decided: the answer proves that the session is alive, and that the generation and the locks are those we know. The commit has
 until the session's deadline, and its metadata names the run, the generation and the member. What a process that is stopped
-between the two still writes is at most the last offset it had processed, and the last cut is the floor.
+between the two still writes is at most the last offset it had processed, and the last cut is the floor. It notices when it goes
+on, and says so: nobody else can tell such a commit from one of a partition that has not moved since, and another run that
+starts at what is committed would go by it.
 """
 
 from __future__ import annotations
@@ -80,8 +82,18 @@ class KafkaOffsets:
         left = us.session.stop_at - boottime()
         if left <= 0:
             raise SessionLostError("the session's deadline has passed")
-        async with asyncio.timeout(left):
-            await self._consumer.commit(entries)
+        try:
+            async with asyncio.timeout(left):
+                await self._consumer.commit(entries)
+        finally:
+            if boottime() >= us.session.stop_at:
+                log.warning(
+                    "%s: the session's deadline passed while offsets were being committed to Kafka: %s. Somebody else may have "
+                    "gone further by then: this run goes by its last cut, but another that starts at what is committed would "
+                    "go by them",
+                    us.name,
+                    ", ".join(f"{p} at {offsets[p]}" for p in sorted(ours)),
+                )
 
 
 class Committer:

@@ -12,7 +12,7 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CoordinationError, SessionLostError
-from aiokcc.kafka.offsets import Committer
+from aiokcc.kafka.offsets import Committer, KafkaOffsets
 
 ORDERS = Partition("orders", 0)
 OTHER = Partition("orders", 1)
@@ -119,3 +119,47 @@ async def test_turned_off_it_neither_commits_nor_asks(member: Any) -> None:
     assert shelf.commits == []
     assert await commits.committed([ORDERS]) == {}
     assert await committer(shelf, member).committed([ORDERS]) == {ORDERS: 7}
+
+
+# In Kafka, which has no fence
+
+
+class Broker:
+    """A consumer whose commit takes as long as the process is stopped."""
+
+    def __init__(self, clock: list[float], stopped: float) -> None:
+        self._clock, self._stopped = clock, stopped
+        self.committed: list[Any] = []
+
+    async def commit(self, entries: Any) -> None:
+        self._clock[0] += self._stopped
+        self.committed.append(entries)
+
+
+@pytest.mark.parametrize(("stopped", "warned"), [(1.0, False), (60.0, True)])
+async def test_a_process_stopped_in_the_middle_of_a_commit_says_what_it_may_have_moved_back(
+    stopped: float, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("aiokcc.kafka.offsets.boottime", lambda: clock[0])
+
+    async def get(path: str) -> None:
+        assert path == "generation"
+
+    us: Any = SimpleNamespace(
+        name="worker-1",
+        generation=SimpleNamespace(number=3),
+        generation_version=7,
+        see_generation=lambda node: None,
+        holds=lambda partition: True,
+        session=SimpleNamespace(get=get, stop_at=110.0),
+    )
+    broker: Any = Broker(clock, stopped)
+    cluster: Any = None
+    member: Any = SimpleNamespace(founded=1, clock=lambda: 5)
+    offsets = KafkaOffsets(broker, cluster, member)
+    offsets._fence = 7
+    await offsets.commit(us, {ORDERS: 5, OTHER: 8})
+    assert len(broker.committed) == 1
+    assert ("worker-1: the session's deadline passed" in caplog.text) is warned
+    assert ("orders.0 at 5, orders.1 at 8" in caplog.text) is warned
