@@ -158,7 +158,7 @@ def assignment_tables(status: Status) -> list[Table]:
     if group is None:
         return []
     workers = Table(
-        f"Assignment ({len(group.workers):,} members)",
+        f"Assignment ({count(len(group.workers), 'member')})",
         ("member", "", "may be given", "given", "runs"),
         tuple(
             (

@@ -33,7 +33,7 @@ def team(place: Place) -> Place:
     return place
 
 
-async def test_three_terminals_with_one_command_each_share_a_replay(team: Place) -> None:
+async def test_three_terminals_with_one_command_each_share_a_replay(team: Place, zk_root: str) -> None:
     async with AsyncExitStack() as stack:
         words = ("slowly", "--assignment", "managed", "--expect", "3")
         processes = [await stack.enter_async_context(team.started(*words)) for _ in range(3)]
@@ -43,6 +43,9 @@ async def test_three_terminals_with_one_command_each_share_a_replay(team: Place)
     records = [record for part in parts for record in part]
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
     assert all(parts), "somebody had nothing to do"
+    shown = (await run("members", AIOKCC_STORE=zk_root)).out
+    assert "The run has ended" in shown
+    assert "A rebalance is under way" not in shown
 
 
 async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Kafka) -> None:
