@@ -55,7 +55,9 @@ class Account:
         """Those who left alone, and whose part others have taken."""
         self._total: int | None = None
         self._released = False
-        self._records, self._time = Pace(), Pace()
+        self._records, self._time, self._pace_together = Pace(), Pace(), Pace()
+        self._together = 0
+        """How many records all members have done, other commands' too, as far as they have reported."""
         self._crew: Crew | None = None
         self._tell: Callable[[str], None] = say
         self._asked: float | None = None
@@ -128,6 +130,9 @@ class Account:
                     self._time.add(self._reached, now)
             case "status":
                 self._status = facts
+                if facts.get("done", 0) > self._together:
+                    self._together = facts["done"]
+                    self._pace_together.add(self._together, now)
             case "trouble" if report.worker not in self._troubled:
                 self._troubled.add(report.worker)
                 self._tell(f"{self._name(report.worker)}: {facts['text']}")
@@ -227,15 +232,18 @@ class Account:
     # -- what is shown --------------------------------------------------------------------------------------------------
 
     def _view(self, now: float) -> View:
-        records, done = self._sum("records"), self._before.offsets + self._sum("records")
+        records = self._sum("records")
         reached = self._reached
         start, end = self._options.start, self._options.end
         share = left = None
         per_second = self._records.per_second()
         if self._total:
+            done, pace = self._before.offsets + records, per_second
+            if self._options.assignment == "managed":  # others do their part of it
+                done, pace = self._together, self._pace_together.per_second()
             share = min(0.99, done / self._total)
-            if per_second:
-                left = max(0, self._total - done) / per_second
+            if pace:
+                left = max(0, self._total - done) / pace
         elif not self._options.follow and isinstance(end, int) and reached is not None:
             begun = start if isinstance(start, int) else reached
             share = min(0.99, max(0.0, (reached - begun) / (end - begun))) if end > begun else None

@@ -249,9 +249,14 @@ async def _keep_counting(replay: Any, counted: Counted, reports: Reports) -> Non
 
 
 async def _keep_looking(replay: Any, reports: Reports) -> None:
+    reached: dict[str, int] = {}
     while True:
         try:
-            reports.send("status", **_status(await replay.coordinator.status()))
+            status = await replay.coordinator.status()
+            reached |= {p.partition: p.offset for p in status.partitions if p.offset is not None}
+            starts = {str(partition): bounds.start for partition, bounds in replay.bounds.items()}
+            done = sum(max(0, offset - starts.get(name, offset)) for name, offset in reached.items())
+            reports.send("status", done=done, **_status(status))
         except SessionLostError:
             reports.send("status", state="away")
         except AiokccError:  # not to be read: the display stays as it is. If it matters, the replay itself says so

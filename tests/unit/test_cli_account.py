@@ -167,3 +167,20 @@ def test_who_is_waited_for_is_shown() -> None:
     assert team.account._view(team.account._heard[0] + 5).note == (
         "stopping: waits for worker-1 and worker-3 for 5.0s; the store does not answer"
     )
+
+
+class TestHowMuchIsDone:
+    def test_by_what_its_workers_have_handled(self) -> None:
+        team = Team()
+        team.handle(0, 20)
+        team.handle(1, 5)
+        assert team.account._view(0.0).share == 0.25
+
+    def test_in_a_managed_group_other_commands_have_done_their_part(self) -> None:
+        team = Team("--assignment", "managed")
+        team.handle(0, 20)
+        team.say(0, "status", state="running", done=60)
+        team.say(1, "status", state="running", done=50)  # an older look
+        view = team.account._view(0.0)
+        assert view.share == 0.6
+        assert view.records == 20
