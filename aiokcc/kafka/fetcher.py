@@ -14,6 +14,7 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import CorruptRecordException
+from aiokafka.record.memory_records import MemoryRecords
 
 __all__ = ["prepare_fetcher"]
 
@@ -28,6 +29,16 @@ _MADE_FROM: Final = (
     "check_crcs",
     "isolation_level",
 )
+_HAS: Final = {
+    "_tp",
+    "_records",
+    "_aborted_transactions",
+    "_key_deserializer",
+    "_value_deserializer",
+    "_check_crcs",
+    "next_fetch_offset",
+    "_records_iterator",
+}
 
 
 def prepare_fetcher(consumer: AIOKafkaConsumer) -> None:
@@ -37,9 +48,16 @@ def prepare_fetcher(consumer: AIOKafkaConsumer) -> None:
         # For 0.1 s after each fetch aiokafka asks a broker for nothing while it holds anything unread of it: whoever does
         # not read is to slow down. Here one partition waits at the limit, and the others must not wait for it.
         fetcher._prefetch_backoff = 0.0
-    known = tuple(inspect.signature(PartitionRecords.__init__).parameters) == _MADE_FROM
-    if known and type(getattr(fetcher, "_records", None)) is OrderedDict and not fetcher._records:
+    if _is_known() and type(getattr(fetcher, "_records", None)) is OrderedDict and not fetcher._records:
         fetcher._records = _Fetched()
+
+
+def _is_known() -> bool:
+    """Whether what a fetch brings is built as is assumed here: an error in aiokafka's own task would end all fetching."""
+    if tuple(inspect.signature(PartitionRecords.__init__).parameters) != _MADE_FROM:
+        return False
+    nothing = PartitionRecords(TopicPartition("-", 0), MemoryRecords(b""), None, 0, None, None, True, 0)
+    return _HAS.issubset(vars(nothing))
 
 
 class _Fetched(OrderedDict[TopicPartition, Any]):

@@ -7,8 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiokafka.consumer.fetcher
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
 from aiokcc import local
@@ -110,6 +112,39 @@ async def test_a_fetcher_of_another_shape_is_left_as_it_is(kafka: local.Kafka, m
     (record,), _ = await read(kafka, name, prepared=True)
     assert record.value == b"7"
     assert not taken
+
+
+async def test_what_a_fetch_brings_is_left_as_it_is_where_it_is_built_otherwise(
+    kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = await kafka_topics.create_fresh(kafka.bootstrap)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0), b"7")])
+
+    class Renamed(PartitionRecords):  # type: ignore[misc]
+        """Made from the same, with another name for what it holds."""
+
+        def __init__(
+            self,
+            tp: Any,
+            records: Any,
+            aborted_transactions: Any,
+            fetch_offset: Any,
+            key_deserializer: Any,
+            value_deserializer: Any,
+            check_crcs: Any,
+            isolation_level: Any,
+        ) -> None:
+            rest = (fetch_offset, key_deserializer, value_deserializer, check_crcs, isolation_level)
+            super().__init__(tp, records, aborted_transactions, *rest)
+            self._unpacked = self.__dict__.pop("_records_iterator")
+
+        def __next__(self) -> Any:
+            return next(self._unpacked)
+
+    for module in (fetcher, aiokafka.consumer.fetcher):
+        monkeypatch.setattr(module, "PartitionRecords", Renamed)
+    (record,), _ = await read(kafka, name, prepared=True)
+    assert record.value == b"7"
 
 
 async def test_a_batch_that_does_not_match_its_checksum_is_an_error(
