@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import anyio
 from aiokafka import AIOKafkaConsumer
@@ -34,6 +34,8 @@ from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
+
+_UNLIMITED_MS: Final = 2**31 - 1
 
 
 def replay(
@@ -408,7 +410,9 @@ class Replay:
         if isinstance(settings.start, int):
             member.ledger.closed(settings.start)
         bounded = {"max_partition_fetch_bytes": settings.buffer_bytes, **consumer_settings(settings)}
-        consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id)
+        # Nobody polls while all wait at the gate or in a handler: aiokafka would leave Kafka's group then, and would not join
+        # again before it is polled, which nobody does who has no partitions. Whether we live, the store's session tells.
+        consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
             pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)

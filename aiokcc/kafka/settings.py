@@ -30,8 +30,11 @@ _OURS: Final = {
     "group_id": "group_id is an argument of its own",
     "bootstrap_servers": "bootstrap_servers is an argument of its own",
     "max_poll_records": "buffer_records= bounds what is held",
+    "max_poll_interval_ms": "a partition is not polled while it waits for the others, however long that takes",
     "consumer_timeout_ms": "a replay waits for the group, not for a clock",
 }
+_MOST_BYTES: Final = 2**31 - 1
+"""Kafka's protocol counts what is to be fetched in 32 bits."""
 _CHOICES: Final = {
     "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "sasl_mechanism": ("PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
@@ -191,7 +194,7 @@ class ReplaySettings:
             _count("retries", retries, 0),
             dead_letter,
             _count("buffer_records", buffer_records, 1),
-            _count("buffer_bytes", buffer_bytes, 1),
+            _count("buffer_bytes", buffer_bytes, 1, _MOST_BYTES),
             str(isolation_level),
             dict(consumer),
         )
@@ -239,9 +242,11 @@ def _choice(what: str, value: object, choices: Sequence[str]) -> None:
         raise UsageError(f"{what} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
-def _count(what: str, value: object, least: int) -> int:
+def _count(what: str, value: object, least: int, most: int | None = None) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{what} is {value!r}; expected a whole number from {least} up")
+    if most is not None and value > most:
+        raise UsageError(f"{what} is {value!r}; expected at most {most}")
     return value
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiokafka.codec
 import pytest
-from aiokafka import TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import RecordsToDelete
 
 import aiokcc
@@ -251,6 +251,23 @@ async def test_cancelling_while_kafka_and_the_store_are_away_is_quick(
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert time.monotonic() - began < 15
+
+
+async def test_who_waits_longer_than_kafka_lets_a_consumer_be_silent_keeps_its_partitions(
+    kafka: local.Kafka, zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that is not polled for five minutes is taken out of Kafka's group by aiokafka; here after half a second."""
+    monkeypatch.setitem(AIOKafkaConsumer.__init__.__kwdefaults__, "max_poll_interval_ms", 500)
+    name = await topic(kafka, [at(m) for m in range(4)])
+    slow = Slow(2)
+    settings = {"store": zk_root, "group_id": name, "heartbeat_interval_ms": 200}
+    async with asyncio.timeout(30), replaying(kafka, name, **settings) as replay:
+        running = asyncio.ensure_future(replay.run(slow.handle))
+        await slow.reached.wait()
+        await asyncio.sleep(2)  # time is the event: silence for longer than that
+        slow.go_on.set()
+        await running
+    assert places(slow) == all_places(name, 4)
 
 
 async def test_a_partition_that_another_holds_is_named(kafka: local.Kafka, zk_root: str) -> None:
