@@ -11,7 +11,6 @@ the clock is not waited for any longer.
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import inspect
 from collections import deque
@@ -25,6 +24,7 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, format_time
 from aiokcc.core.progress import Span
 from aiokcc.errors import HandlerError, PoisonTimestampError
+from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Stream:
         """Those."""
         self._read_to = self.position
         """The next offset to look at: what is before it was processed, is held back, or was left out."""
-        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm: Timeout | None = None
         self._flush: Callable[[], Awaitable[None]] | None = None
         """Hands on what a batch has gathered; called before the stream waits for anything."""
         self.pump: Pump
@@ -183,7 +183,7 @@ class Stream:
         if self._alarm is not None:
             self._alarm.cancel()
         seconds = (ts - self._member.clock()) / 1000
-        self._alarm = asyncio.get_running_loop().call_later(max(0.001, seconds), self.gate.signal.set)
+        self._alarm = timers().call_later(max(0.001, seconds), self.gate.signal.set)
 
     # -- the handler's side ---------------------------------------------------------------------------------------------
 

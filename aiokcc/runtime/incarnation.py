@@ -40,6 +40,7 @@ from aiokcc.runtime.election import campaign
 from aiokcc.runtime.office import Office
 from aiokcc.runtime.share import Share
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Session, SessionState, Set
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Incarnation:
         self.joined_at = 0.0
         """By the event loop's clock."""
         self.late = False
-        self._late_timer: asyncio.TimerHandle | None = None
+        self._late_timer: Timeout | None = None
         self._moved_at = 0.0
 
     # -- joining ------------------------------------------------------------------------------------------------------
@@ -267,14 +268,14 @@ class Incarnation:
         loop = asyncio.get_running_loop()
         self._moved_at = loop.time()
         if self._late_timer is None:
-            self._late_timer = loop.call_later(LATE, self._be_late)
+            self._late_timer = timers().call_later(LATE, self._be_late)
 
     def _be_late(self) -> None:
         """One timer for all periods: it finds out how old the present limit is, instead of being set anew for each."""
         loop = asyncio.get_running_loop()
         left = self._moved_at + LATE - loop.time()
         if left > 0:
-            self._late_timer = loop.call_later(left, self._be_late)
+            self._late_timer = timers().call_later(left, self._be_late)
             return
         self._late_timer = None
         self.late = True
