@@ -28,7 +28,7 @@ EXAMPLES: Final = (
     "python -m benchmarks throughput --only records --rounds 9 --bootstrap 127.0.0.1:9092 --url zk://127.0.0.1:2181/bench",
 )
 PARTS: Final = ("records", "processes", "periods")
-FULL: Final = ((300_000, 60), (1_200_000, 24))
+FULL: Final = ((600_000, 120), (3_000_000, 60))
 QUICK: Final = ((12_000, 60),)
 BEST_BATCH: Final = 500
 """How many records ``getmany`` gives at a time at its best: the fastest of 200, 500, 1000, 4000, 20000 and no limit."""
@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
-    parser.add_argument("--records", type=int, metavar="N", help="records to read (default: 300000, then 1200000)")
-    parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (60, then 24)")
+    parser.add_argument("--records", type=int, metavar="N", help="records to read (default: 600000, then 3000000)")
+    parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (120, then 60)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 9; quick: 1)")
     parser.add_argument("--only", choices=PARTS, help="one part of it")
 
