@@ -67,6 +67,8 @@ class Account:
         self._troubled: set[int] = set()
         """Who could not commit its offsets when it stopped."""
         self.failure: str | None = None
+        self.refused = False
+        """Whether the failure is that it was not let in, as it is: the same command would not be either."""
         self.stopped = False
         """Whether a worker has stopped before the run was over, because it was told to."""
 
@@ -138,6 +140,7 @@ class Account:
                 self._tell(f"{self._name(report.worker)}: {facts['text']}")
             case "failed" if self.failure is None:
                 self.failure = facts["text"] + (f"\n  {facts['where']}" if facts["where"] else "")
+                self.refused = facts["refused"] and not self._there
             case "done":
                 self._done.add(report.worker)
                 self._released |= facts["released"]

@@ -38,7 +38,7 @@ async def say_members(options: argparse.Namespace) -> int:
     print(f"Generation {status.generation}, {count(here, 'member')}.")
     if status.state == "ended":
         print("The run has ended; this is how it was shared out last.")
-    elif status.group.waits_for is not None:
+    if status.group.waits_for is not None:
         print(f"A rebalance is under way: {status.group.waits_for}.")
     for table in assignment_tables(status):
         print(f"\n{write_table(table)}")

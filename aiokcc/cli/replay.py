@@ -68,6 +68,8 @@ async def say_replay(options: argparse.Namespace) -> int:
     except asyncio.CancelledError:
         if not interruption.twice:
             raise
+    if account.failure is not None and account.refused:
+        raise AiokccError(account.failure)
     if account.failure is not None:
         going_on = account.going_on(await look_quickly(options))
         raise AiokccError(f"{account.failure}\nStopped: {account.done()}.\n{going_on}")

@@ -27,7 +27,7 @@ import anyio
 
 import aiokcc
 from aiokcc.cli.functions import load, place
-from aiokcc.errors import AiokccError, HandlerError, SessionLostError
+from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 
 __all__ = ["main"]
 
@@ -294,9 +294,10 @@ def _tell(reports: Reports, error: BaseException) -> None:
         error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
     if isinstance(error, AiokccError):
         where = place(error.__cause__) if isinstance(error, HandlerError) and error.__cause__ is not None else ""
-        reports.send("failed", text=str(error), where=where)
+        reports.send("failed", text=str(error), where=where, refused=isinstance(error, UsageError))
     else:
-        reports.send("failed", text=f"unexpected: {type(error).__name__}: {error}", where=place(error))
+        text = f"unexpected: {type(error).__name__}: {error}"
+        reports.send("failed", text=text, where=place(error), refused=False)
 
 
 if __name__ == "__main__":

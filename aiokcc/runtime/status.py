@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -158,6 +158,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     if run is not None and run.managed:
         registered = {path.removeprefix(f"{paths.IDS}/"): node for path, node in ids.items() if node is not None}
         group = await read_group(store, session, partitions, registered, owners, problems)
+        if limit is not None and limit.mode is Mode.END:
+            group = replace(group, waits_for=None)  # who has left since is not replaced any more
     waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
     return Status(
         where=store.url,

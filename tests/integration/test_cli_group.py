@@ -46,6 +46,7 @@ async def test_three_terminals_with_one_command_each_share_a_replay(team: Place,
     shown = (await run("members", AIOKCC_STORE=zk_root)).out
     assert "The run has ended" in shown
     assert "A rebalance is under way" not in shown
+    assert json.loads((await run("members", "--json", AIOKCC_STORE=zk_root)).out)["waits_for"] is None
 
 
 async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Kafka) -> None:
@@ -82,6 +83,11 @@ async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Ka
         back = await run("rejoin", "team-2", **store)
         assert (back.code, back.out) == (0, "team-2 takes part again.\n")
         assert "is not isolated" in (await run("rejoin", "team-2", **store)).out
+
+        refused = await team.run("slowly")  # not managed
+        assert refused.code == 1
+        assert "runs with other settings" in refused.err
+        assert "The same command" not in refused.err, "it would be refused again"
         process.send_signal(signal.SIGINT)
         await process.communicate()
     assert process.returncode == 130

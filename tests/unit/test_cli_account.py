@@ -145,7 +145,7 @@ class TestWhoIsGone:
         team = Team("--assignment", "managed")
         team.handle(0, 5)
         ends = [Report(n, "ended", {"code": code}) for n, code in enumerate((0, -9))]
-        team.account.hear_out([Report(1, "failed", {"text": "x", "where": ""}), *ends])
+        team.account.hear_out([Report(1, "failed", {"text": "x", "where": "", "refused": False}), *ends])
         assert team.account.failure is None
 
     def test_one_that_is_killed_has_not_said_how_far_it_had_come(self) -> None:
