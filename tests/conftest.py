@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 import socket
 import uuid
 from typing import TYPE_CHECKING, TypeVar
@@ -41,6 +42,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka", "spark"}
+
+
+def pytest_configure() -> None:
+    """Where a shell has started us in the background SIGINT is ignored, by us and by every process that a test would stop."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
