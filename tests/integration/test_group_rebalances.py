@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -18,9 +19,9 @@ from aiokcc.core.group import Await
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds, Generation
 from aiokcc.runtime.election import queue
-from aiokcc.runtime.group import Assigning
+from aiokcc.runtime.group import Assigning, _Deadlines
 from aiokcc.runtime.status import read_status
-from aiokcc.runtime.timer import timers
+from aiokcc.runtime.timer import Timeout
 from aiokcc.stores import SessionState, open_store
 from tests import kafka_topics, replays
 from tests.faults import Proxy
@@ -181,8 +182,22 @@ async def test_a_group_that_is_empty_holds_nothing_and_comes_to_life_with_the_ne
 # -- the join window ----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Timeout]:
+    """What the group's delayed operations put on the wheel, on which other things wait too."""
+    made: list[Timeout] = []
+    add = _Deadlines.add
+
+    def add_and_note(self: _Deadlines, deadline: int, what: Callable[[], object], /) -> Timeout:
+        made.append(add(self, deadline, what))
+        return made[-1]
+
+    monkeypatch.setattr(_Deadlines, "add", add_and_note)
+    return made
+
+
 async def test_the_join_window_ends_early_when_everybody_is_there_and_its_timer_is_taken_off_the_wheel(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, deadlines: list[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = asyncio.Event()
     wait = Assigning._wait
@@ -192,20 +207,22 @@ async def test_the_join_window_ends_early_when_everybody_is_there_and_its_timer_
         waits.set()
 
     monkeypatch.setattr(Assigning, "_wait", wait_and_tell)
-    wheel = timers()._wheel
     async with stage.member("a", expect=2, join_window=3600), stage.looking() as session:
         await waits.wait()
         assert await until_state(session, State.INITIAL) == ({}, {})
-        assert wheel, "nothing waits for the deadline"
+        assert any(timer.pending for timer in deadlines), "nothing waits for the deadline"
         async with stage.member("b", expect=2):
             await shared(session, "a", "b")
-            assert not wheel, "nothing is left to wake for"
+            assert not any(timer.pending for timer in deadlines), "nothing is left to wake for"
 
 
-async def test_the_join_window_ends_at_its_deadline_without_those_who_did_not_come(stage: Stage) -> None:
+async def test_the_join_window_ends_at_its_deadline_without_those_who_did_not_come(
+    stage: Stage, deadlines: list[Timeout]
+) -> None:
     async with stage.member("a", expect=2, join_window=0.5), stage.looking() as session:
         assert set((await shared(session, "a")).values()) == {"a"}, "only the timer can have ended it"
-        assert not timers()._wheel
+        assert deadlines
+        assert not any(timer.pending for timer in deadlines)
 
 
 async def test_who_has_not_rejoined_when_the_window_closes_is_left_out(stage: Stage) -> None:
