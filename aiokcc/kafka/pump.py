@@ -13,6 +13,7 @@ itself where they are at hand; the pump waits for those that are not, and finds 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +29,7 @@ from aiokcc.kafka.fetcher import prepare_fetcher
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.stream import Stream
@@ -62,7 +63,7 @@ class Pump:
         self._unbroken = 0
         self._heard = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
-        prepare_fetcher(consumer)
+        self._take = prepare_fetcher(consumer)
 
     def wake(self) -> None:
         """A stream waits for records, or wants to know anew whether it is at its end: the running fetch left it out."""
@@ -104,7 +105,10 @@ class Pump:
         # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this stream.
         if not self._assigns or self._streams.get(tp) is not stream:
             return False
-        records = (await self._getmany([tp], 0)).get(tp)
+        with self._naming_errors():
+            records = self._take(tp, self._batch)
+        if records is None:
+            records = (await self._getmany([tp], 0)).get(tp)
         if not records:
             return False
         self._heard = time.monotonic()
@@ -140,8 +144,14 @@ class Pump:
 
     async def _getmany(self, wanted: list[TopicPartition], wait: int) -> dict[TopicPartition, list[Any]]:
         found: dict[TopicPartition, list[Any]]
-        try:
+        with self._naming_errors():
             found = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
+        return found
+
+    @contextlib.contextmanager
+    def _naming_errors(self) -> Iterator[None]:
+        try:
+            yield
         except OffsetOutOfRangeError as error:
             raise KafkaError(
                 f"records were deleted under the replay: {self._named(error)}; nothing was skipped. "
@@ -151,7 +161,6 @@ class Pump:
             raise KafkaError(f"could not fetch from Kafka: {error}") from error
         except Exception as error:  # a deserializer of the user's may raise anything
             raise _at_record(error) from error
-        return found
 
     def _rest(self, tp: TopicPartition, stream: Stream) -> None:
         """Do not fetch any more of a partition that is complete."""

@@ -1,4 +1,4 @@
-"""Records made the short way are the records that aiokafka makes, on a real broker."""
+"""Records made the short way are the records that aiokafka makes, on a real broker, and so are those that we take ourselves."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
-from aiokcc import local
+from aiokcc import KafkaError, local
 from aiokcc.kafka import fetcher
 from aiokcc.kafka.fetcher import _PlainRecords, prepare_fetcher
 from tests import kafka_topics
 from tests.kafka_topics import Row
-from tests.replays import at
+from tests.replays import at, replaying, topic
 
 
 @contextlib.asynccontextmanager
@@ -35,6 +35,30 @@ async def consuming(
         yield consumer
     finally:
         await consumer.stop()
+
+
+async def take(
+    kafka: local.Kafka, name: str, *, size: int = 7, offset: int = 0, **settings: Any
+) -> tuple[list[Any], int]:
+    """As `read`, without asking aiokafka for more than to fetch."""
+    partition, found = TopicPartition(name, 0), []
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, enable_auto_commit=False, **settings)
+    async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
+        await consumer.start()
+        stack.push_async_callback(consumer.stop)
+        at_hand = prepare_fetcher(consumer)
+        consumer.assign([partition])
+        consumer.seek(partition, offset)
+        end = (await consumer.end_offsets([partition]))[partition]
+        while await consumer.position(partition) < end:
+            records = at_hand(partition, size)
+            if records is None:  # nothing was fetched yet
+                await consumer._fetcher._create_fetch_waiter()
+            else:
+                assert len(records) <= size
+                found += records
+        assert at_hand(partition, size) is None
+        return found, await consumer.position(partition)
 
 
 async def read(
@@ -79,6 +103,8 @@ async def test_the_same_records(
     taken = short_ways(monkeypatch)
     ours = await read(kafka, name, prepared=True, offset=offset)
     assert ours == theirs
+    for size in (1, 7, 41, 1000):
+        assert await take(kafka, name, offset=offset, size=size) == theirs
     assert [r.offset for r in ours[0]] == list(range(offset, 41))
     assert taken, "the short way was taken"
 
@@ -93,6 +119,8 @@ async def test_the_same_of_transactions(kafka: local.Kafka, isolation_level: str
     theirs = await read(kafka, name, prepared=False, isolation_level=isolation_level)
     assert len(theirs[0]) == (13 if isolation_level == "read_committed" else 18)
     assert await read(kafka, name, prepared=True, isolation_level=isolation_level) == theirs
+    if isolation_level == "read_uncommitted":  # what a transaction has aborted is left to aiokafka
+        assert await take(kafka, name, isolation_level=isolation_level) == theirs
 
 
 async def test_deserializers_are_left_to_aiokafka(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,3 +204,55 @@ async def test_a_batch_that_does_not_match_its_checksum_is_an_error(
     async with asyncio.timeout(20), consuming(kafka, name, prepared=True) as consumer:
         with pytest.raises(CorruptRecordException, match=f"a batch of {name}.0 does not match its checksum"):
             await consumer.getmany(timeout_ms=5000)
+
+
+async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.Kafka) -> None:
+    name = await kafka_topics.create_fresh(kafka.bootstrap)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"7") for n in range(20)])
+    partition = TopicPartition(name, 0)
+    async with asyncio.timeout(20), consuming(kafka, name, prepared=False) as consumer:
+        at_hand = prepare_fetcher(consumer)
+        consumer.seek(partition, 0)
+        await consumer._fetcher._create_fetch_waiter()
+        assert [r.offset for r in at_hand(partition, 3) or ()] == [0, 1, 2]
+        consumer.seek(partition, 11)
+        assert at_hand(partition, 3) is None
+        consumer.pause(partition)
+        assert at_hand(partition, 3) is None
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
+    kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    name = await topic(kafka, [at(n / 100) for n in range(2000)])
+    if not known:
+        monkeypatch.setattr(fetcher, "_TAKEN_BY", ("something_else",))
+    taken: list[int] = []
+    take = _PlainRecords.take
+
+    def noted(self: _PlainRecords, most: int) -> list[Any]:
+        taken.append(most)
+        return take(self, most)
+
+    monkeypatch.setattr(_PlainRecords, "take", noted)
+    seen: list[int] = []
+    async with replaying(kafka, name) as replay:
+        await replay.run(lambda record: seen.append(record.offset))
+    assert seen == list(range(2000))
+    assert any(most > 1 for most in taken) is known
+
+
+async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = await topic(kafka, [at(n / 100) for n in range(2000)])
+    take = _PlainRecords.take
+
+    def damaged(self: _PlainRecords, most: int) -> list[Any]:
+        if most > 1:
+            raise CorruptRecordException(f"a batch of {name}.0 does not match its checksum")
+        return take(self, most)
+
+    monkeypatch.setattr(_PlainRecords, "take", damaged)
+    async with replaying(kafka, name) as replay:
+        with pytest.raises(KafkaError, match=f"could not fetch from Kafka: .*a batch of {name}.0"):
+            await replay.run(lambda _: None)
