@@ -7,8 +7,8 @@ changed: then reading is slower, and everything else is the same.
 from __future__ import annotations
 
 import inspect
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Iterator
 from functools import partial
 from itertools import dropwhile, islice
 from typing import Any, Final
@@ -18,7 +18,7 @@ from aiokafka.consumer.fetcher import FetchResult, PartitionRecords
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.memory_records import MemoryRecords
 
-__all__ = ["prepare_fetcher"]
+__all__ = ["AtHand", "prepare_fetcher"]
 
 _MADE_FROM: Final = (
     "self",
@@ -31,6 +31,7 @@ _MADE_FROM: Final = (
     "check_crcs",
     "isolation_level",
 )
+_RESULT_OF: Final = ("self", "tp", "assignment", "partition_records", "backoff")
 _HAS: Final = {
     "_tp",
     "_records",
@@ -41,13 +42,59 @@ _HAS: Final = {
     "next_fetch_offset",
     "_records_iterator",
 }
-_TAKEN_BY: Final = ("check_assignment", "_update_position")
-
-Take = Callable[[TopicPartition, int], list[Any] | None]
-"""The next records at hand of a partition, up to so many. None: ask the consumer."""
 
 
-def prepare_fetcher(consumer: AIOKafkaConsumer) -> Take:
+class AtHand:
+    """Records that were fetched, to be taken list by list. What it knows nothing of is to be had from the consumer.
+
+    aiokafka fetches a partition again when nothing of it is left unread; then it has nothing until that has come. Here what was
+    fetched counts as read as soon as the first list of it is taken, so that the next fetch is made while this one is used up.
+    """
+
+    def __init__(self, fetcher: Any = None) -> None:
+        self._fetcher = fetcher
+        self._opened: dict[TopicPartition, tuple[_PlainRecords, Any]] = {}
+        """What is being used up, and the assignment under which it was fetched."""
+
+    def take(self, partition: TopicPartition, most: int, end: int | None = None) -> list[Any] | None:
+        """The next records of a partition, up to so many. None: ask the consumer.
+
+        ``end``: from here on nothing is wanted, so nothing is fetched.
+        """
+        if self._fetcher is None:
+            return None
+        opened = self._opened.get(partition)
+        records = opened[0] if opened is not None and opened[1].active else self._open(partition, end)
+        if records is None:
+            return None
+        found = records.take(most)
+        if records.is_empty:
+            del self._opened[partition]
+        return found
+
+    def forget(self, partition: TopicPartition) -> None:
+        """Nothing more will be taken of this partition."""
+        self._opened.pop(partition, None)
+
+    def _open(self, partition: TopicPartition, end: int | None) -> _PlainRecords | None:
+        """What ``getmany`` would do if it took all of it."""
+        self._opened.pop(partition, None)
+        fetched = self._fetcher._records.get(partition)
+        records = getattr(fetched, "_partition_records", None)
+        if type(records) is not _PlainRecords or not fetched.check_assignment(partition):
+            return None
+        assignment, behind = fetched._assignment, records.find_end()
+        state = assignment.state_value(partition)
+        state.consumed_to(behind)
+        if end is not None and behind >= end:
+            state.pause()
+        self._opened[partition] = records, assignment
+        del self._fetcher._records[partition]
+        self._fetcher._notify(self._fetcher._wait_consume_future)
+        return records
+
+
+def prepare_fetcher(consumer: AIOKafkaConsumer) -> AtHand:
     """To be called when the consumer has started, before it is told its partitions."""
     fetcher: Any = getattr(consumer, "_fetcher", None)
     if hasattr(fetcher, "_prefetch_backoff"):
@@ -55,31 +102,19 @@ def prepare_fetcher(consumer: AIOKafkaConsumer) -> Take:
         # not read is to slow down. Here one partition waits at the limit, and the others must not wait for it.
         fetcher._prefetch_backoff = 0.0
     if not _is_known() or type(getattr(fetcher, "_records", None)) is not OrderedDict or fetcher._records:
-        return lambda *_: None
+        return AtHand()
     fetcher._records = _Fetched()
-    if not all(hasattr(FetchResult, name) for name in _TAKEN_BY) or not hasattr(fetcher, "_wait_consume_future"):
-        return lambda *_: None
-    return partial(_take, fetcher)
+    takes = _names_of(FetchResult.__init__) == _RESULT_OF and hasattr(fetcher, "_wait_consume_future")
+    return AtHand(fetcher) if takes else AtHand()
 
 
-def _take(fetcher: Any, partition: TopicPartition, most: int) -> list[Any] | None:
-    """What ``getmany`` does with one partition of which records are at hand, and without what it does before and after."""
-    fetched = fetcher._records.get(partition)
-    records = getattr(fetched, "_partition_records", None)
-    if type(records) is not _PlainRecords or not fetched.check_assignment(partition):
-        return None
-    found = records.take(most)
-    fetched._update_position()
-    if records.is_empty:  # so that more are requested
-        fetched._partition_records = None
-        del fetcher._records[partition]
-        fetcher._notify(fetcher._wait_consume_future)
-    return found
+def _names_of(function: Any) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 def _is_known() -> bool:
     """Whether what a fetch brings is built as is assumed here: an error in aiokafka's own task would end all fetching."""
-    if tuple(inspect.signature(PartitionRecords.__init__).parameters) != _MADE_FROM:
+    if _names_of(PartitionRecords.__init__) != _MADE_FROM:
         return False
     nothing = PartitionRecords(TopicPartition("-", 0), MemoryRecords(b""), None, 0, None, None, True, 0)
     return _HAS.issubset(vars(nothing))
@@ -105,6 +140,23 @@ def _is_plain(records: Any) -> bool:
     )
 
 
+class _Batches:
+    """All batches of a fetch, found and not opened yet."""
+
+    def __init__(self, batches: Any) -> None:
+        self.size_in_bytes = batches.size_in_bytes
+        """Each of them keeps all of it."""
+        self.left: deque[Any] = deque()
+        while batches.has_next():
+            self.left.append(batches.next_batch())
+
+    def has_next(self) -> bool:
+        return bool(self.left)
+
+    def next_batch(self) -> Any:
+        return self.left.popleft()
+
+
 class _PlainRecords(PartitionRecords):  # type: ignore[misc]
     """What one fetch brought of one partition, without deserializers and aborted transactions, as nearly every one is.
 
@@ -113,6 +165,7 @@ class _PlainRecords(PartitionRecords):  # type: ignore[misc]
     """
 
     next_fetch_offset: int
+    _records: Any
     _batch: Any = None
     """The batch of which something is left."""
     _left: Iterator[Any]
@@ -144,6 +197,12 @@ class _PlainRecords(PartitionRecords):  # type: ignore[misc]
                 self.next_fetch_offset = self._batch.next_offset
                 self._batch = None
         return found
+
+    def find_end(self) -> int:
+        """The offset behind the last of them."""
+        self._records = batches = _Batches(self._records)
+        last = batches.left[-1] if batches.left else self._batch
+        return self.next_fetch_offset if last is None else int(last.next_offset)
 
     @property
     def is_empty(self) -> bool:

@@ -1,9 +1,9 @@
 """One consumer for all partitions of a process: whoever has used up its records is given the next list.
 
-aiokafka fetches a partition ahead while nothing of it is left unread, and then no more. So a partition that waits at the gate
-stops being fetched, with one list and one fetch at hand, while the one that everybody waits for is fetched again and again.
-Nothing that may bring more is paused: aiokafka drops what it has fetched of a paused partition. What is complete is paused: a
-broker would keep a fetch for it open, and all others behind that.
+A partition is fetched while nothing of it is left unread but what is being used up, and then no more. So one that waits at the
+gate stops being fetched, with one list and two fetches at hand, while the one that everybody waits for is fetched again and
+again. Nothing that may bring more is paused: aiokafka drops what it has fetched of a paused partition. What was fetched up to
+the run's end is paused: a broker would keep a fetch for it open, and all others behind that.
 
 Records are made from the fetched bytes in short lists, at the moment they are needed: such a list is soon used up, while many
 records at hand would cost more, in the processor's caches and in the garbage collector, than the gate does. A stream takes them
@@ -63,7 +63,7 @@ class Pump:
         self._unbroken = 0
         self._heard = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
-        self._take = prepare_fetcher(consumer)
+        self._at_hand = prepare_fetcher(consumer)
 
     def wake(self) -> None:
         """A stream waits for records, or wants to know anew whether it is at its end: the running fetch left it out."""
@@ -86,6 +86,8 @@ class Pump:
     def remove(self, partitions: Iterable[Partition]) -> None:
         """Fetch for these no longer."""
         gone = {TopicPartition(*p) for p in partitions}
+        for tp in gone:
+            self._at_hand.forget(tp)
         self._streams = {tp: stream for tp, stream in self._streams.items() if tp not in gone}
         self.wake()
 
@@ -106,7 +108,7 @@ class Pump:
         if not self._assigns or self._streams.get(tp) is not stream:
             return False
         with self._naming_errors():
-            records = self._take(tp, self._batch)
+            records = self._at_hand.take(tp, self._batch, stream.end)
         if records is None:
             records = (await self._getmany([tp], 0)).get(tp)
         if not records:
@@ -166,6 +168,7 @@ class Pump:
         """Do not fetch any more of a partition that is complete."""
         if stream.complete and tp in self._consumer.assignment():
             self._consumer.pause(tp)
+            self._at_hand.forget(tp)
 
     async def _look_at_ends(self, hungry: list[TopicPartition], as_of: object) -> None:
         """Whether those that have nothing left are at the end: of the run, or of the log as it is under this limit."""

@@ -112,8 +112,8 @@ def replay(
     :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
     :param dead_letter: a function of (record, reason), for the policies that say so
     :param buffer_records: how many records of a partition are unpacked at a time, and held at most while it waits
-    :param buffer_bytes: how much of a partition is fetched at a time, and held at most beside them: aiokafka's
-        ``max_partition_fetch_bytes``, which counts what the broker sends, a single larger batch excepted
+    :param buffer_bytes: how much of a partition is held at most beside them, as the broker has sent it: half of it is used up
+        while the other half is fetched, so aiokafka's ``max_partition_fetch_bytes`` is half of it. A single batch may be larger
     :param store_options: for the store behind a URL
     :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
 
@@ -409,7 +409,8 @@ class Replay:
         settings, member = self._settings, self._member
         if isinstance(settings.start, int):
             member.ledger.closed(settings.start)
-        bounded = {"max_partition_fetch_bytes": settings.buffer_bytes, **consumer_settings(settings)}
+        half = max(1, settings.buffer_bytes // 2)  # while one fetch is used up, the next is made
+        bounded = {"max_partition_fetch_bytes": half, **consumer_settings(settings)}
         # Nobody polls while all wait at the gate or in a handler: aiokafka would leave Kafka's group then, and would not join
         # again before it is polled, which nobody does who has no partitions. Whether we live, the store's session tells.
         consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)

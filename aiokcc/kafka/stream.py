@@ -93,6 +93,11 @@ class Stream:
     # -- the pump's side ------------------------------------------------------------------------------------------------
 
     @property
+    def end(self) -> int | None:
+        """The offset behind the last record of the run, where it is known."""
+        return self._end
+
+    @property
     def complete(self) -> bool:
         """Whether everything up to the run's end has been fetched."""
         return self._end is not None and self.position >= self._end

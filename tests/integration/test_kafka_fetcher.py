@@ -46,18 +46,16 @@ async def take(
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
         await consumer.start()
         stack.push_async_callback(consumer.stop)
-        at_hand = prepare_fetcher(consumer)
+        at_hand = prepare_fetcher(consumer).take
         consumer.assign([partition])
         consumer.seek(partition, offset)
         end = (await consumer.end_offsets([partition]))[partition]
-        while await consumer.position(partition) < end:
-            records = at_hand(partition, size)
+        while (records := at_hand(partition, size)) is not None or await consumer.position(partition) < end:
             if records is None:  # nothing was fetched yet
                 await consumer._fetcher._create_fetch_waiter()
             else:
                 assert len(records) <= size
                 found += records
-        assert at_hand(partition, size) is None
         return found, await consumer.position(partition)
 
 
@@ -211,14 +209,18 @@ async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.K
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"7") for n in range(20)])
     partition = TopicPartition(name, 0)
     async with asyncio.timeout(20), consuming(kafka, name, prepared=False) as consumer:
-        at_hand = prepare_fetcher(consumer)
+        at_hand = prepare_fetcher(consumer).take
         consumer.seek(partition, 0)
         await consumer._fetcher._create_fetch_waiter()
-        assert [r.offset for r in at_hand(partition, 3) or ()] == [0, 1, 2]
         consumer.seek(partition, 11)
         assert at_hand(partition, 3) is None
-        consumer.pause(partition)
-        assert at_hand(partition, 3) is None
+        await consumer._fetcher._create_fetch_waiter()
+        assert [r.offset for r in at_hand(partition, 3) or ()] == [11, 12, 13]
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        assert at_hand(partition, 3) is None, "what was left went with the assignment"
+        await consumer._fetcher._create_fetch_waiter()
+        assert [r.offset for r in at_hand(partition, 3) or ()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -227,7 +229,7 @@ async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
 ) -> None:
     name = await topic(kafka, [at(n / 100) for n in range(2000)])
     if not known:
-        monkeypatch.setattr(fetcher, "_TAKEN_BY", ("something_else",))
+        monkeypatch.setattr(fetcher, "_RESULT_OF", ("something_else",))
     taken: list[int] = []
     take = _PlainRecords.take
 
