@@ -7,31 +7,55 @@ waits; nothing is skipped, and nothing is guessed.
 Then the floor moves to the first boundary after the smallest timestamp anybody is blocked at, so that an empty night is one
 step, but not past the end of the run, nor further past the clock than the settings allow: a record with an absurd timestamp
 must not pull the limit to where it can never come back from.
+
+With lookahead the reports may tell of several boundaries that everybody has crossed. Then one decision closes them one after
+the other, each with its cut.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
+from aiokcc.core.ledger import MOST_AT_ONCE
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Cut, Mark, Report
+from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Crossing, Cut, Mark, Report
 from aiokcc.core.run import Settings
 
-__all__ = ["Advance", "Blocker", "Decision", "Leader", "Wait", "blockers"]
+__all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
+
+_MOST_BYTES: Final = 300_000
+"""Of cuts in one transaction: the store takes 1 MB, with everything."""
+
+
+class Step(NamedTuple):
+    """One limit after the other."""
+
+    limit: Limit
+    cut: str | None = None
+    """What the reports prove of the boundary that it closes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Write this limit. ``cut`` is what the reports prove; ``request`` replaces the operator's, where a policy says so."""
+    """Write these limits, all or none. ``request`` replaces the operator's, where a policy says so."""
 
-    limit: Limit
-    cut: str | None = None
+    steps: tuple[Step, ...]
     request: Request | None = None
     finished: Mapping[Partition, tuple[str, Mark]] = field(default_factory=dict)
-    """What the cut says has finished, by the reports it was made from: they may have changed once it is written."""
+    """What the cuts say has finished, by the reports they were made from: those may have changed once it is written."""
+
+    @property
+    def limit(self) -> Limit:
+        """The last of them."""
+        return self.steps[-1].limit
+
+    @property
+    def closes(self) -> bool:
+        """Whether it rests on reports."""
+        return self.steps[0].cut is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +95,7 @@ class Leader:
         if early is not None:
             return early
         floor = self.limit.floor
-        least: int | None = None
+        crossings: dict[str, Crossing] = {}
         idle = False
         end = self.settings.end
         for member, report in self.reports.items():
@@ -79,21 +103,21 @@ class Leader:
                 return Wait(f"{member} has not reported yet")
             if report.idle and report.limit != floor:
                 return Wait(f"{member} has to look again whether it is idle")
-            if report.minimum is not None:
-                if report.minimum < floor:
-                    return Wait(f"{member} has work before the limit")
-                if least is None or report.minimum < least:
-                    least = report.minimum
+            crossing = report.at(floor)
+            if crossing is None:
+                return Wait(f"{member} has work before the limit")
+            crossings[member] = crossing
             idle = idle or report.idle
         reason = self._uncovered()
         if reason is not None:
             return Wait(reason)
+        least = _least(crossings)
         past_the_end = end is not None and least is not None and least >= end
         if least is None or past_the_end:  # what lies past the end will never come: as good as finished
             if idle:
                 return Wait("some are idle before the end of the run" if past_the_end else "every partition is idle")
-            return Advance(END, self._cut(), finished=self._newly_finished())
-        return self._advance(least, now)
+            return Advance((Step(END, self._cut(crossings)),), finished=self._newly_finished(crossings))
+        return self._advance(crossings, least, now)
 
     def _refuse(self) -> Decision | None:
         if self.limit.mode is Mode.END:
@@ -105,7 +129,7 @@ class Leader:
         if self.request.kind is RequestKind.HOLD:
             return Wait("on hold")
         if self.request.kind is RequestKind.OFF:
-            return Advance(OPEN)
+            return Advance((Step(OPEN),))
         return None
 
     def _uncovered(self) -> str | None:
@@ -127,7 +151,7 @@ class Leader:
             return f"nobody has reported {min(self._names - names - finished)}"
         return None
 
-    def _advance(self, least: int, now: int) -> Decision:
+    def _advance(self, crossings: Mapping[str, Crossing], least: int, now: int) -> Decision:
         assert self.request is not None
         period, policy, settings = self.request.period, self.settings.caught_up, self.settings
         horizon = now + settings.ahead
@@ -135,17 +159,67 @@ class Leader:
         if not self.limit.precedes(target):
             return Wait("waiting for the clock", until=self.limit.floor - settings.ahead)
         if target.floor > now and policy != "follow":
+            finished = self._newly_finished(crossings)
             if policy == "release":
-                return Advance(OPEN, self._cut(), Request(RequestKind.OFF), self._newly_finished())
+                return Advance((Step(OPEN, self._cut(crossings)),), Request(RequestKind.OFF), finished)
             if policy != period:
                 longer = self.limit.after(min(least, horizon), policy, settings.lookahead, settings.end)
                 if self.limit.precedes(longer):
-                    return Advance(longer, self._cut(), Request.every(policy), self._newly_finished())
-        return Advance(target, self._cut(), finished=self._newly_finished())
+                    return Advance((Step(longer, self._cut(crossings)),), Request.every(policy), finished)
+        return self._steps(target, crossings, now)
 
-    def _cut(self) -> str:
-        """The text of the cut that closes the present floor."""
-        lines = [Cut.header(self.version + 1, self.closed, self.limit.floor, self.generation)]
+    def _steps(self, first: Limit, crossings: Mapping[str, Crossing], now: int) -> Advance:
+        """The first step, and those that may follow it at once; what is out of the ordinary waits for the next decision."""
+        steps: list[Step] = []
+        finished: dict[Partition, tuple[str, Mark]] = {}
+        previous, limit, target, size = self.closed, self.limit, first, 0
+        while True:
+            cut = self._cut(crossings, len(steps), previous, limit.floor)
+            steps.append(Step(target, cut))
+            finished.update(self._newly_finished(crossings))
+            size += len(cut)
+            if not self.settings.lookahead or len(steps) == MOST_AT_ONCE or size + len(cut) > _MOST_BYTES:
+                break
+            previous, limit = limit.floor, target
+            crossings = self._all_at(limit.floor)
+            further = self._plainly_after(limit, _least(crossings), now)
+            if further is None:
+                break
+            target = further
+        return Advance(tuple(steps), finished=finished)
+
+    def _all_at(self, floor: int) -> dict[str, Crossing]:
+        """What the reports say of a floor to come; nothing, unless they all do."""
+        result: dict[str, Crossing] = {}
+        for member, report in self.reports.items():
+            crossing = None if report.idle else report.at(floor)
+            if crossing is None:
+                return {}
+            result[member] = crossing
+        return result
+
+    def _plainly_after(self, limit: Limit, least: int | None, now: int) -> Limit | None:
+        """The limit that follows where neither the end, nor the clock, nor a policy has a say; None otherwise."""
+        assert self.request is not None
+        settings = self.settings
+        if least is None or least > now + settings.ahead or (settings.end is not None and least >= settings.end):
+            return None
+        result = limit.after(least, self.request.period, settings.lookahead, settings.end)
+        caught_up = result.floor > now and settings.caught_up != "follow"
+        return result if limit.precedes(result) and not caught_up else None
+
+    def _cut(
+        self, crossings: Mapping[str, Crossing], steps: int = 0, previous: int | None = None, floor: int | None = None
+    ) -> str:
+        """The text of the cut that closes the present floor, or one some steps after it."""
+        lines = [
+            Cut.header(
+                self.version + 1 + steps,
+                self.closed if previous is None else previous,
+                self.limit.floor if floor is None else floor,
+                self.generation,
+            )
+        ]
         for member, report in self.reports.items():
             if not report.entries:
                 continue
@@ -153,7 +227,7 @@ class Leader:
             template = self._templates.get(key)
             if template is None:
                 template = self._templates[key] = Cut.template(member, map(Partition.parse, report.entries))
-            lines.append(template % report.marks)
+            lines.append(template % crossings[member].marks)
         covered = {name for report in self.reports.values() for name in report.entries} if self.finished else set()
         gone: dict[str, dict[Partition, Mark]] = {}
         for partition, (member, mark) in sorted(self.finished.items()):
@@ -162,13 +236,16 @@ class Leader:
         lines += [Cut.template(m, marks) % tuple(map(str, marks.values())) for m, marks in gone.items()]
         return "\n".join(lines)
 
-    def _newly_finished(self) -> dict[Partition, tuple[str, Mark]]:
+    def _newly_finished(self, crossings: Mapping[str, Crossing]) -> dict[Partition, tuple[str, Mark]]:
         newly: dict[Partition, tuple[str, Mark]] = {}
         for member, report in self.reports.items():
-            for name, value in report.entries.items() if report.finished else ():
-                if value.startswith(FINISHED):
-                    offset = value.partition("@")[2].partition("-")[0]
-                    newly[Partition.parse(name)] = (member, Mark(int(offset) if offset else None, finished=True))
+            if not (report.finished or report.further):
+                continue
+            for name, mark in zip(report.entries, crossings[member].marks, strict=True):
+                if mark.endswith("!"):
+                    offset = mark[:-1].partition("-")[0]
+                    known = None if offset == "?" else int(offset)
+                    newly[Partition.parse(name)] = (member, Mark(known, finished=True))
         return newly
 
     def change_set(self, settings: Settings) -> None:
@@ -178,16 +255,21 @@ class Leader:
 
     def advanced(self, decision: Advance) -> None:
         """The advance was written: what we know now."""
-        if decision.cut is not None:
-            self.closed = self.limit.floor
+        for step in decision.steps:
+            if step.cut is not None:
+                self.closed = self.limit.floor
+            self.limit = step.limit
+            self.version += 1
         if decision.finished:
             self.finished = {**self.finished, **decision.finished}
-        self.limit = decision.limit
-        self.version += 1
         if decision.request is not None:
             self.request = decision.request
         if len(self._templates) > 4 * len(self.reports) + 16:
             self._templates.clear()
+
+
+def _least(crossings: Mapping[str, Crossing]) -> int | None:
+    return min((c.minimum for c in crossings.values() if c.minimum is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +328,6 @@ def blockers(
         elif word == IDLE:
             if report.limit != limit.floor:
                 result.append(Blocker(partition, member, IDLE))
-        elif int(word) < limit.floor:
+        elif int(word) < limit.floor and report.at(limit.floor) is None:
             result.append(Blocker(partition, member, RUNNING))
     return result

@@ -7,25 +7,37 @@ The report is level-triggered: a pure function of the generation, the limit, and
 whenever it differs from what the node holds; then it does not matter which event was missed.
 
 With lookahead a lane goes on past the floor. What counts for the floor is where the lane *crossed* it: the first record at or
-past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was.
+past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was. And
+all that every lane has crossed is said in one report, so that it takes no more than one to close several.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Report
+from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Crossing, Report
 from aiokcc.errors import UsageError
 
-__all__ = ["Lane", "LaneState", "Ledger"]
+__all__ = ["MOST_AT_ONCE", "Lane", "LaneState", "Ledger", "gathered"]
 
 _NEVER: Final = -1
 _CLOSED: Final = Limit((0,))
+MOST_AT_ONCE: Final = 8
+"""Boundaries that one report tells of, and one advance closes: half of the ring of cuts."""
+_MOST_MARKS: Final = 4000
+"""Of further boundaries in one report: far below the store's 1 MB."""
+
+
+def gathered(period: int, lookahead: int) -> int:
+    """For :attr:`Ledger.gathers`: half of what is open lies between two milestones; the other half is to go on in."""
+    return period * min((lookahead + 1) // 2, MOST_AT_ONCE)
 
 
 class LaneState(enum.Enum):
@@ -104,7 +116,7 @@ def _entry(word: str, offset: int | None) -> str:
 class Ledger:
     """All lanes of one member, the limit and the generation it has seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, gathers: int = 0) -> None:
         self.limit = _CLOSED
         """The highest limit seen. A new session keeps it: limits never go back."""
         self.generation: int | None = None
@@ -115,6 +127,12 @@ class Ledger:
         """The boundary that closed last, as far as we know."""
         self.withheld = False
         """Whether what the lanes have brought is still being worked on elsewhere: then there is nothing to report yet."""
+        self.gathers = gathers
+        """Under lookahead, boundaries are reported when a multiple of this is crossed; 0: each at once."""
+        self.hurries = False
+        """Whether what was crossed under this limit has waited long enough to be reported."""
+        self._behind: Lane | None = None
+        """One of the lanes for which that waits."""
         self._missing = 0
         self._said: Report | None = None
         """The last report, while nothing has happened that could change it."""
@@ -141,7 +159,7 @@ class Ledger:
 
     def drop(self, partition: Partition) -> None:
         """A partition was given up: it is no longer ours to report."""
-        lane = self.lanes.pop(partition, None)
+        lane, self._behind = self.lanes.pop(partition, None), None
         if lane is not None:
             lane.owned = False
             self._set_thresholds(lane)
@@ -255,7 +273,7 @@ class Ledger:
         """A limit was read. False: it is not later than the one we know, which a late read may well be."""
         if not self.limit.precedes(limit):
             return False
-        previous, self.limit = self.limit, limit
+        previous, self.limit, self.hurries = self.limit, limit, False
         if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor)
             if len(limit.boundaries) == len(previous.boundaries) == 1:
@@ -324,11 +342,36 @@ class Ledger:
         """Whether there is a report that counts: every lane has arrived, and what they brought is done with."""
         return self._missing == 0 and not self.withheld
 
-    def positions(self) -> dict[Partition, int]:
-        """Where each lane crossed the floor, or stands: the first offset not processed, where it is known."""
+    @property
+    def due(self) -> bool:
+        """Whether it is time to report: at once, or, where we gather, when no lane that runs is before the next milestone.
+
+        The lanes go on meanwhile, up to the limit, so that nobody waits for the report and its answer. Those that cannot go on
+        do not count: if there is nothing else, it is time. And whoever drives the ledger does not let it wait for long.
+        The milestones are the same for all members, so that their reports tell of the same boundaries.
+        """
+        if self._missing or self.withheld:
+            return False
+        boundaries = self.limit.boundaries
+        if not self.gathers or self.hurries or len(boundaries) < 3:
+            return True
+        half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
+        milestone = next((b for b in half if b % self.gathers == 0), half[-1])
+        behind = self._behind
+        if behind is None or behind.state is not LaneState.RUNNING or milestone in behind.crossings:
+            running = (lane for lane in self.lanes.values() if lane.state is LaneState.RUNNING)
+            behind = self._behind = next((lane for lane in running if milestone not in lane.crossings), None)
+        return behind is None
+
+    def positions(self, boundary: int | None = None) -> dict[Partition, int]:
+        """Where each lane crossed this boundary, by default the floor, or stands: the first offset not processed, if known."""
+        crossed = self.limit.floor if boundary is None else boundary
         result: dict[Partition, int] = {}
         for partition, lane in self.lanes.items():
-            offset = lane.crossings.get(self.limit.floor, (0, lane.offset))[1]
+            crossing = lane.crossings.get(crossed)
+            if crossing is None and lane.state is LaneState.RUNNING:
+                continue
+            offset = lane.offset if crossing is None else crossing[1]
             if offset is not None and lane.owned:
                 result[partition] = offset
         return result
@@ -364,10 +407,45 @@ class Ledger:
                 entries[lane.name] = f"{ts}@{mark}"
                 marks.append(mark)
         else:
-            self._said = Report(self.generation, floor, entries, least, marks=tuple(marks))
+            self._said = Report(self.generation, floor, entries, least, marks=tuple(marks), further=self._further())
             return self._said
         entries = {lane.name: lane.entry(self.limit) for lane in self.lanes.values() if lane.owned}
-        return Report.of(self.generation, self.limit.floor, entries) if entries else None
+        if not entries:
+            return None
+        report = Report.of(self.generation, floor, entries)
+        return report if report.running or report.idle else replace(report, further=self._further())
+
+    def _further(self) -> tuple[Crossing, ...]:
+        """The boundaries behind the floor that every lane has crossed, or has finished before.
+
+        Where we gather, up to the last milestone: so all reports end at the same boundaries, whoever is further.
+        """
+        crossed = self._crossed_by_all()
+        if self.gathers:
+            reached = [self.limit.floor, *(crossing.boundary for crossing in crossed)]
+            last = max((n for n, boundary in enumerate(reached) if boundary % self.gathers == 0), default=len(crossed))
+            crossed = crossed[:last]
+        return tuple(crossed)
+
+    def _crossed_by_all(self) -> list[Crossing]:
+        result: list[Crossing] = []
+        most = min(MOST_AT_ONCE - 1, _MOST_MARKS // len(self.lanes))
+        for boundary in itertools.islice(self.limit.boundaries, 1, 1 + most):
+            least: int | None = None
+            marks: list[str] = []
+            for lane in self.lanes.values():
+                crossing = lane.crossings.get(boundary)
+                if crossing is not None:
+                    ts, offset = crossing
+                    marks.append("?" if offset is None else str(offset))
+                    if least is None or ts < least:
+                        least = ts
+                elif lane.state is LaneState.FINISHED:
+                    marks.append("?!" if lane.offset is None else f"{lane.offset}!")
+                else:
+                    return result
+            result.append(Crossing(boundary, least, tuple(marks)))
+        return result
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,11 @@ An entry says where the partition stands: blocked at the timestamp of its next r
 *finished* for good, or *running*, which is only written to tell people who is slow. After the ``@`` stands the offset of the
 next record, where the caller gave it. A report counts only if no entry is running.
 
+With lookahead all partitions of a member may have crossed further boundaries. Each of these is one more line: the boundary, the
+smallest timestamp behind it, and where it lies in each partition, in the order of the entries::
+
+    1700000120000 1700000121500 75,31,120!
+
 Under a bound on lateness a partition reads past records that it holds back, so one offset does not tell what was processed.
 There stand two: ``55-60`` says that everything before 55 was processed, and before 60 everything below the boundary. A record's
 period is the first one that ends after its timestamp and whose second offset lies behind it.
@@ -22,16 +27,17 @@ line per member with the offsets by topic; ``?`` where an offset is not known, `
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
 from aiokcc.errors import CorruptNodeError
 
-__all__ = ["FINISHED", "IDLE", "RUNNING", "Cut", "Mark", "Report", "Span"]
+__all__ = ["FINISHED", "IDLE", "RUNNING", "Crossing", "Cut", "Mark", "Report", "Span"]
 
 IDLE: Final = "idle"
 FINISHED: Final = "finished"
@@ -42,6 +48,7 @@ _BODY: Final = re.compile(
 )
 _ENTRY: Final = re.compile(r"([^:;]+):(([^;@]+)@?([^;]*));")
 _WORDS: Final = frozenset((IDLE, FINISHED, RUNNING))
+_MARK: Final = re.compile(r"(?:[0-9]{1,19}(?:-[0-9]{1,19})?|\?)!?")
 _REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
 _CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
 _CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(?:(?<!\?)-([0-9]{1,19}))?(!?)")
@@ -49,6 +56,35 @@ _CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(?:(?<!\?)-([0-9]{
 
 def _is_number(word: str) -> bool:
     return word.isdecimal() and len(word) <= 19
+
+
+class Crossing(NamedTuple):
+    """Where a boundary lies in all partitions of a member."""
+
+    boundary: int
+    minimum: int | None
+    """The smallest timestamp behind it; None if all have finished before it."""
+    marks: tuple[str, ...]
+    """What a cut says of each partition: the offset, ``?`` if not known, and ``!`` behind it if finished."""
+
+    def encode(self) -> str:
+        """A line of the report."""
+        return f"{self.boundary} {'-' if self.minimum is None else self.minimum} {','.join(self.marks)}"
+
+    @classmethod
+    def decode(cls, line: str, count: int) -> Crossing:
+        """A line of the report, for so many partitions; ValueError if it is something else."""
+        boundary, least, body = line.split(" ")
+        marks = tuple(body.split(","))
+        if not _is_number(boundary) or len(marks) != count or not all(map(_MARK.fullmatch, marks)):
+            raise ValueError(line)
+        if least == "-":
+            if not all(mark.endswith("!") for mark in marks):
+                raise ValueError(line)
+            return cls(int(boundary), None, marks)
+        if not _is_number(least) or not int(boundary) <= int(least) <= MAX_TIMESTAMP:
+            raise ValueError(line)
+        return cls(int(boundary), int(least), marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +105,8 @@ class Report:
     """Whether an entry is finished."""
     marks: tuple[str, ...] = field(default=(), compare=False)
     """What a cut says of each entry: the offset, ``?`` if not known, and ``!`` behind it if finished."""
+    further: tuple[Crossing, ...] = ()
+    """The boundaries behind the floor that all entries have crossed, ascending."""
 
     @classmethod
     def of(cls, generation: int, limit: int, entries: Mapping[str, str]) -> Report:
@@ -92,20 +130,39 @@ class Report:
                     minimum = ts
         return cls(generation, limit, entries, minimum, idle, running, finished, tuple(marks))
 
+    def at(self, floor: int) -> Crossing | None:
+        """What the report says of this floor, if it says that nothing is left before it. It must be one that counts.
+
+        Where a boundary was crossed stays true, and what is blocked behind a floor has crossed that too. Idle is of no floor
+        but the report's own.
+        """
+        found = Crossing(self.limit, self.minimum, self.marks)
+        for crossing in self.further:
+            if crossing.boundary > floor:
+                break
+            found = crossing
+        if found.minimum is not None and found.minimum < floor:
+            return None
+        return None if self.idle and self.limit != floor else found
+
     def supersedes(self, written: Report | None) -> bool:
-        """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not."""
-        return (
-            written is None
-            or self.generation != written.generation
-            or self.entries != written.entries
-            or (self.idle and self.limit != written.limit)
-        )
+        """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not.
+
+        Boundaries crossed since then do not matter before the limit has come to them.
+        """
+        if written is None or self.generation != written.generation or (self.idle and self.limit != written.limit):
+            return True
+        if self.entries == written.entries:
+            return False
+        said = Crossing(self.limit, self.minimum, self.marks) in written.further
+        return not said or self.entries.keys() != written.entries.keys()
 
     def encode(self) -> bytes:
         """The node's content."""
         least = RUNNING if self.running else "-" if self.minimum is None else str(self.minimum)
         body = "".join([f"{name}:{value};" for name, value in self.entries.items()])
-        return f"{self.generation} {self.limit} {len(self.entries)} {least}\n{body}".encode()
+        lines = [f"{self.generation} {self.limit} {len(self.entries)} {least}", body]
+        return "\n".join(lines + [crossing.encode() for crossing in self.further]).encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Report | None:
@@ -113,7 +170,7 @@ class Report:
         if not data:
             return None
         try:
-            head, _, body = data.decode("ascii").partition("\n")
+            head, body, *lines = data.decode("ascii").split("\n")
             generation, limit, count, least = head.split(" ")
             if not _BODY.fullmatch(body) or not (_is_number(generation) and _is_number(limit) and _is_number(count)):
                 raise ValueError(body)
@@ -134,6 +191,12 @@ class Report:
                 or (report.minimum or 0) > MAX_TIMESTAMP
             ):
                 raise ValueError(head)
+            if lines:
+                further = tuple(Crossing.decode(line, len(entries)) for line in lines)
+                boundaries = [report.limit, *(crossing.boundary for crossing in further)]
+                if report.running or report.idle or any(a >= b for a, b in itertools.pairwise(boundaries)):
+                    raise ValueError(lines)
+                report = replace(report, further=further)
         except ValueError:
             raise CorruptNodeError(path, data, _REPORT_FORM) from None
         return report

@@ -52,6 +52,8 @@ log = logging.getLogger("aiokcc.member")
 
 LATE: Final = 1.0
 """Seconds after which a member whose partitions are still at work says which, for whoever looks at the status."""
+LINGER: Final = 0.05
+"""Seconds in which, under lookahead, more boundaries may be crossed before those that were are reported."""
 _BATCH: Final = 500
 """Locks taken or given back in one transaction: far below the store's 1 MB."""
 
@@ -82,6 +84,8 @@ class Incarnation:
         self.late = False
         self._late_timer: Timeout | None = None
         self._moved_at = 0.0
+        self._linger_timer: Timeout | None = None
+        self._lingers_at: Limit | None = None
 
     # -- joining ------------------------------------------------------------------------------------------------------
 
@@ -191,8 +195,9 @@ class Incarnation:
         except ExceptionGroup as group:
             errors = list(_leaves(group))
         finally:
-            if self._late_timer is not None:
-                self._late_timer.cancel()
+            for timer in (self._late_timer, self._linger_timer):
+                if timer is not None:
+                    timer.cancel()
             for done in self._leaving.values():
                 if not done.done():
                     done.set_result(None)
@@ -280,6 +285,20 @@ class Incarnation:
         self._late_timer = None
         self.late = True
         self._say.set()
+
+    def linger(self) -> None:
+        """There is something to say, and soon there may be more of it. Say it before long, whatever comes."""
+        if self._linger_timer is None:
+            self._lingers_at = self.member.ledger.limit
+            self._linger_timer = timers().call_later(LINGER, self._no_longer)
+
+    def _no_longer(self) -> None:
+        """One timer for all periods, here too."""
+        self._linger_timer = None
+        ledger = self.member.ledger
+        if ledger.limit == self._lingers_at:
+            ledger.hurries = True
+        self.member.arrived()
 
     async def _report(self) -> None:
         """Write the report whenever it differs from what the node holds; while leading, only when it is late."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.ledger import LaneState, Ledger
+from aiokcc.core.ledger import LaneState, Ledger, gathered
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import (
@@ -95,7 +95,7 @@ class Member:
         """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
         self.founded = 0
         """When the run was founded, in milliseconds since the epoch on the store's clock: it tells this run from others."""
-        self.ledger = Ledger()
+        self.ledger = Ledger(gathers=gathered(settings.period, settings.lookahead))
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.incarnation: Incarnation | None = None
@@ -290,12 +290,18 @@ class Member:
         self.moved.set()
 
     def arrived(self) -> None:
-        """A partition has arrived: if it was the last, or if the others are late, there is something to say."""
+        """A partition has arrived: if it was the last, or if the others are late, there is something to say, now or soon."""
         ledger = self.ledger
         if self.on_complete is not None and ledger.withheld and (ledger.complete or ledger.limit.mode is Mode.OPEN):
             self.on_complete()
-        if self.incarnation is not None and (self.ledger.ready or self.incarnation.late):
-            self.incarnation.poke()
+        if self.incarnation is not None:
+            if self.incarnation.late:
+                ledger.hurries = True
+                self.incarnation.poke()
+            elif ledger.due:
+                self.incarnation.poke()
+            elif ledger.ready:
+                self.incarnation.linger()
 
     def claimed(self, partitions: list[Partition]) -> None:
         """We hold these locks, and have read the limit since."""
@@ -320,8 +326,11 @@ class Member:
 
     def see(self, limit: Limit, version: int) -> None:
         """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
-        closing = self.ledger.positions() if self.on_close is not None and self.ledger.complete else {}
         before = self.ledger.limit
+        closing: dict[Partition, int] = {}
+        if self.on_close is not None and self.ledger.complete:
+            closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
+            closing = self.ledger.positions(closed if limit.mode is Mode.GATED else before.floor)
         if not self.ledger.see(limit):
             return
         if self.version is not None:

@@ -287,7 +287,8 @@ class Office:
 
     def _own_report(self) -> Report | None:
         """Our own report needs no trip through the store: it is written with the advance it leads to."""
-        own = self._member.ledger.report()
+        ledger = self._member.ledger
+        own = ledger.report() if ledger.due else None
         if own is None or own.generation != self.epoch:
             self._leader.reports.pop(self._us.name, None)
             return None
@@ -297,17 +298,24 @@ class Office:
     async def _advance(self, decision: Advance, own: Report | None) -> None:
         leader = self._leader
         fold = own if own is not None and own.supersedes(self._us.written) else None
+        numbered = list(
+            enumerate(decision.steps, leader.version)
+        )  # each limit is a version of the node, and numbers its cut
         ops: list[Op] = [
-            Set(paths.COORDINATOR, decision.limit.encode(), leader.version),
+            *(Set(paths.COORDINATOR, step.limit.encode(), version) for version, step in numbered),
             Check(paths.GENERATION, self.generation_version),
             Check(paths.PERIOD, self._request_version)
             if decision.request is None
             else Set(paths.PERIOD, decision.request.encode(), self._request_version),
         ]
-        if decision.cut is not None:
+        if decision.closes:
             others = (name for name in leader.reports if name != self._us.name)
             ops += [Check(paths.progress(name), self._versions[name]) for name in others]
-            ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode(), ANY_VERSION))
+            ops += [
+                Set(paths.cut(version + 1, CUT_SLOTS), step.cut.encode(), ANY_VERSION)
+                for version, step in numbered
+                if step.cut is not None
+            ]
         if fold is not None:
             ops.append(Set(paths.progress(self._us.name), fold.encode(), ANY_VERSION))
         if decision.limit.mode is Mode.END:

@@ -232,6 +232,28 @@ async def test_somebody_elses_work_is_not_taken_for_ours(zk_root: str) -> None:
             await meanwhile(proxy, Op.SET_DATA, session.set("a", b"ours", 0), nothing)
 
 
+async def test_several_writes_of_one_node_in_a_transaction(zk_root: str) -> None:
+    async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
+        await session.create("a")
+        await session.create("b")
+        steps = [Set("a", b"%d" % n, n) for n in range(3)]
+        struck = proxy.drop_reply(Op.MULTI)
+        assert await within(session.commit(*steps, Set("b", b"x", ANY_VERSION))) == [1, 2, 3, 1]
+        assert struck.done()
+
+        # Sent and never arrived; meanwhile somebody else writes what our first step would have written.
+        proxy.refuse()
+        broken = proxy.cut_in_message("up", match=Op.MULTI)
+        call = asyncio.ensure_future(session.commit(Set("a", b"3", 3), Set("a", b"4", 4)))
+        await within(broken)
+        await other.set("a", b"3", 3)
+        proxy.accept()
+        with pytest.raises(BadVersionError):
+            await within(call)
+        node = await session.get("a")
+        assert (node.data, node.version) == (b"3", 4)
+
+
 async def test_two_of_the_same_in_doubt_are_not_both_applied(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")

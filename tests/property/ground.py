@@ -137,12 +137,14 @@ class Ground(ABC):
         if before[paths.COORDINATOR] != after[paths.COORDINATOR]:
             assert writer is not None
             old = Limit.decode("c", before[paths.COORDINATOR].data)
-            new = Limit.decode("c", after[paths.COORDINATOR].data)
-            self._check_monotone(old, new)
             assert writer.decision is not None
-            if writer.decision.cut is not None:
-                cut = self._check_cut(writer.decision.cut, writer.generation, old, new)
-                self.cuts.append(cut)
+            for step in writer.decision.steps:
+                self._check_monotone(old, step.limit)
+                if step.cut is not None:
+                    self.cuts.append(self._check_cut(step.cut, writer.generation, old, step.limit))
+                old = step.limit
+            if old != Limit.decode("c", after[paths.COORDINATOR].data):
+                raise Broken(f"the limit is not {old}, to which the cuts lead")
             self._check_writer(writer, Request.decode("p", before[paths.PERIOD].data))
             self._ends_at_reign = {p: len(log) for p, log in self.logs.items()}
 

@@ -61,6 +61,7 @@ class Members(Ground):
     def crash(self, m: Member) -> None:
         """The process is gone with all it knew; its session lingers until it expires."""
         fresh = Member(m.name)
+        fresh.ledger.gathers = m.ledger.gathers
         self.members[m.name] = fresh
         for write in self.writes:
             if write.member is m:

@@ -441,7 +441,7 @@ def test_monotone() -> None:
         take_part(world, y)
         world.ask(Request.every(1))
         assert advance(world, y)
-        assert world.limit == Limit((20, 30, 31))
+        assert world.limit == Limit((30, 31, 32))
 
     both(history, "monotone", "monotony", two([5, 12, 25], [13, 27], lookahead=2))
 

@@ -38,7 +38,8 @@ class WorldMachine(RuleBasedStateMachine):
         size=st.integers(1, 3),
         start=st.sampled_from([None, 0, 0, 15]),
         end=st.sampled_from([None, None, 45]),
-        lookahead=st.integers(0, 2),
+        lookahead=st.integers(0, 4),
+        gathers=st.sampled_from([0, 0, 20, 30]),
         bounded=st.sets(st.sampled_from(PARTITIONS)),
         before=st.integers(0, 4),
     )
@@ -50,6 +51,7 @@ class WorldMachine(RuleBasedStateMachine):
         start: int | None,
         end: int | None,
         lookahead: int,
+        gathers: int,
         bounded: set[Partition],
         before: int,
     ) -> None:
@@ -63,7 +65,7 @@ class WorldMachine(RuleBasedStateMachine):
             without=self.without,
         )
         for name in NAMES:
-            self.world.members.setdefault(name, Member(name))
+            self.world.members.setdefault(name, Member(name)).ledger.gathers = gathers
         for _ in range(before):
             self.period(None, "land")
 

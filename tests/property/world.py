@@ -209,14 +209,15 @@ class World(Members):
         if not self.has("monotone") and decision.limit.mode is Mode.GATED and leader.request is not None:
             least = min(report.minimum for report in leader.reports.values() if report.minimum is not None)
             anew = Limit.first(least, leader.request.period, self.settings.lookahead, self.settings.end)
-            decision = replace(decision, limit=anew)
-        ops: list[Op] = [Set(paths.COORDINATOR, decision.limit.encode(), leader.version)]
+            decision = replace(decision, steps=(decision.steps[0]._replace(limit=anew),))
+        numbered = list(enumerate(decision.steps, leader.version))
+        ops: list[Op] = [Set(paths.COORDINATOR, step.limit.encode(), version) for version, step in numbered]
         if self.has("check of generation") and self.has("take-over bump"):
             ops.append(Check(paths.GENERATION, office.generation_version))
         if self.has("check of period"):
             ops.append(Check(paths.PERIOD, office.request_version))
-        if decision.cut is not None:
-            ops.append(Set(paths.cut(leader.version + 1, CUT_SLOTS), decision.cut.encode()))
+        if decision.closes:
+            ops += [Set(paths.cut(n + 1, CUT_SLOTS), s.cut.encode()) for n, s in numbered if s.cut is not None]
             others = [name for name in leader.reports if name != m.incarnation] if self.has("check of reports") else []
             ops += [Check(paths.progress(name), office.versions[name]) for name in others]
         if own is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokcc.core.leader import Advance, Blocker, Leader, Wait, blockers
+from aiokcc.core.leader import Advance, Blocker, Leader, Step, Wait, blockers
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
@@ -64,8 +64,9 @@ def advance(leader: Leader, now: int = NOW) -> Advance:
 
 def cut_of(decision: Advance) -> Cut:
     """The cut that the decision writes, read as anybody would."""
-    assert decision.cut is not None
-    cut = Cut.decode("/cut", decision.cut.encode())
+    (step,) = decision.steps
+    assert step.cut is not None
+    cut = Cut.decode("/cut", step.cut.encode())
     assert cut is not None
     return cut
 
@@ -243,7 +244,7 @@ def test_hold_off_and_what_cannot_be_read() -> None:
     waits(leader, "cannot be read")
     leader.request = OFF
     decision = advance(leader)
-    assert (decision.limit, decision.cut) == (OPEN, None)
+    assert decision.steps == (Step(OPEN),)
     leader.advanced(decision)
     waits(leader, "released")
     leader.request = Request.every(10)

@@ -377,9 +377,15 @@ class LedgerMachine(RuleBasedStateMachine):
         self.highest = self.ledger.limit
         self.offset = itertools.count()
 
-    @initialize(first=st.sampled_from([Limit((0,)), Limit((10,)), Limit((10, 20)), Limit((10, 20, 30))]))
-    def join(self, first: Limit) -> None:
+    @initialize(
+        first=st.sampled_from(
+            [Limit((0,)), Limit((10,)), Limit((10, 20)), Limit((10, 20, 30)), Limit((10, 20, 30, 40))]
+        ),
+        gathers=st.sampled_from([0, 20, 50]),
+    )
+    def join(self, first: Limit, gathers: int) -> None:
         self.ledger.generation = 1
+        self.ledger.gathers = gathers
         self.lanes = [self.ledger.add(p) for p in (P0, P1, P2)]
         self.see_limit(first)
         self.ledger.claim((P0, P1))
@@ -424,7 +430,7 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.ledger.generation = (self.ledger.generation or 0) + 1
 
-    @rule(ts=st.integers(0, 80), period=st.sampled_from([3, 7, 10, 25]), lookahead=st.integers(0, 2))
+    @rule(ts=st.integers(0, 80), period=st.sampled_from([3, 7, 10, 25]), lookahead=st.integers(0, 4))
     def move(self, ts: int, period: int, lookahead: int) -> None:
         if self.highest.mode is Mode.GATED and ts >= self.highest.floor:
             self.see_limit(self.highest.after(ts, period, lookahead, 70))
@@ -448,6 +454,23 @@ class LedgerMachine(RuleBasedStateMachine):
             assert report.minimum is None or report.minimum >= self.highest.floor
             assert set(report.entries) == {str(p) for p in self.ledger.lanes}
             assert Report.decode("/r", report.encode()) == report
+
+    @invariant()
+    def what_is_reported_of_further_boundaries_was_crossed_by_all(self) -> None:
+        report = self.ledger.report()
+        for crossing in () if report is None else report.further:
+            assert crossing.boundary in self.highest.boundaries[1:]
+            found = [lane.crossings.get(crossing.boundary) for lane in self.ledger.lanes.values()]
+            assert crossing.minimum == min((c[0] for c in found if c is not None), default=None)
+            for mark, lane, crossed in zip(crossing.marks, self.ledger.lanes.values(), found, strict=True):
+                assert mark == (f"{lane.offset}!" if crossed is None else str(crossed[1]))
+                assert crossed is not None or lane.state is LaneState.FINISHED
+
+    @invariant()
+    def what_all_wait_for_is_due(self) -> None:
+        if self.ledger.ready and all(lane.state is not LaneState.RUNNING for lane in self.ledger.lanes.values()):
+            assert self.ledger.due
+        assert self.ledger.ready or not self.ledger.due
 
     @invariant()
     def thresholds_never_let_pass_what_the_rule_does_not(self) -> None:

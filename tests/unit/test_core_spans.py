@@ -68,7 +68,7 @@ def test_a_report_carries_the_pair_to_the_cut() -> None:
     leader.reports["w"] = again
     decision = leader.decide(now=10_000_000)
     assert isinstance(decision, Advance)
-    assert decision.cut == "8 0 60000 2\nw orders:0@55-60;"
+    assert decision.steps[0].cut == "8 0 60000 2\nw orders:0@55-60;"
 
 
 def test_a_pair_whose_upper_offset_moved_is_another_report() -> None:

@@ -150,7 +150,7 @@ class Soak:
     def __init__(self, world: World, seed: int, *, follows: bool) -> None:
         self.world, self.chance, self.follows = world, random.Random(seed), follows
         self.stormy = True
-        self.lookahead = self.chance.choice([0, 0, 1, 3])
+        self.lookahead = self.chance.choice([0, 0, 1, 3, 8])
         self.stand_in = self.chance.random() < 0.3
         """Whether the asynchronous members have subscribed to the pipeline's partitions as well."""
         self.there = [*ORDERS, *PAYMENTS]

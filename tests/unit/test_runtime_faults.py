@@ -71,7 +71,7 @@ class Nth:
                 self._fault(self._world, call)
 
 
-@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("lookahead", [0, 3])
 @pytest.mark.parametrize(
     ("when", "which", "fault"),
     [
@@ -105,7 +105,7 @@ async def test_a_fault_at_any_call_is_survived(
             raise
         world.check()
         if hook.hit is None:
-            assert number > 10
+            assert number > 5
             return
 
 
@@ -309,7 +309,7 @@ async def test_late_and_reordered_watches(world: World, seed: int) -> None:
             await asyncio.sleep(chance.choice([0, 0.001, 0.5, 3]))
 
     world.server.intercept(before=later, after=later)
-    await play(world, lookahead=seed % 3)
+    await play(world, lookahead=seed % 4)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -318,7 +318,7 @@ async def test_slow_and_uneven_answers(world: World, seed: int) -> None:
     world.server.intercept(
         before=lambda call: asyncio.sleep(chance.random()), after=lambda call: asyncio.sleep(chance.random())
     )
-    await play(world, lookahead=seed % 3)
+    await play(world, lookahead=seed % 4)
 
 
 # Locks

@@ -32,7 +32,7 @@ class Soak:
         self.world, self.chance = world, random.Random(seed)
         self.live: dict[str, aiokcc.Coordinator] = {}
         self.stormy = True
-        self.lookahead = self.chance.choice([0, 0, 1, 3])
+        self.lookahead = self.chance.choice([0, 0, 1, 3, 8])
         self.logs = {f"orders.{n}": self._log() for n in range(PARTITIONS)}
         self.offences = 0
         world.server.intercept(before=self._delay, after=self._delay)

@@ -78,7 +78,9 @@ class Resolver:
         verdict = Verdict.UNKNOWN
         results: list[OpResult] = []
         try:
-            for op in sorted(call.ops, key=_strength):
+            # Of several on one node only the last has left something: what an earlier one wrote may be there from others.
+            last = {op.path: op for op in call.ops if not isinstance(op, Check)}
+            for op in sorted(last.values(), key=_strength):
                 verdict = await self._judge(op, call, later)
                 if verdict is not Verdict.UNKNOWN:
                     break
@@ -99,9 +101,7 @@ class Resolver:
             )
         return True
 
-    async def _judge(self, op: Op, call: Call, later: Sequence[Call]) -> Verdict:
-        if isinstance(op, Check):
-            return Verdict.UNKNOWN
+    async def _judge(self, op: Create | Set | Delete, call: Call, later: Sequence[Call]) -> Verdict:
         if isinstance(op, Create) and op.sequential:
             return Verdict.APPLIED if await self._find_marked(op) else Verdict.NOT_APPLIED
         found = await self._read(op.path)

@@ -1,0 +1,477 @@
+"""Lookahead in the core: several boundaries in one report, several cuts in one decision, and when it is time to report."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiokcc.core.leader import Advance, Leader, Wait, blockers
+from aiokcc.core.ledger import MOST_AT_ONCE, Lane, LaneState, Ledger, gathered
+from aiokcc.core.limit import END, Limit, Request
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import MAX_TIMESTAMP
+from aiokcc.core.progress import Crossing, Cut, Mark, Report
+from aiokcc.core.run import Settings
+from aiokcc.errors import CorruptNodeError
+from tests.unit.naming import brief
+
+P0, P1 = Partition("orders", 0), Partition("orders", 1)
+NOW = 1_000_000
+
+
+def chain(first: int, count: int, period: int = 10) -> Limit:
+    """So many open boundaries."""
+    return Limit(tuple(range(first, first + count * period, period)))
+
+
+def joined(*partitions: Partition, limit: Limit, gathers: int = 0) -> tuple[Ledger, list[Lane]]:
+    """A member that holds the locks of these partitions and has read limit and generation."""
+    ledger = Ledger(gathers)
+    lanes = [ledger.add(p) for p in partitions]
+    ledger.see(limit)
+    ledger.generation = 3
+    ledger.claim(partitions)
+    return ledger, lanes
+
+
+def read(ledger: Ledger, lane: Lane, *stamps: int, first: int = 0) -> None:
+    """Records come, with offsets from ``first`` on."""
+    for offset, ts in enumerate(stamps, first):
+        ledger.approach(lane, ts, offset)
+
+
+def reported(ledger: Ledger) -> Report:
+    """What the ledger reports, as anybody reads it."""
+    report = ledger.report()
+    assert report is not None
+    again = Report.decode("/report", report.encode())
+    assert again == report
+    return again
+
+
+# -- the report ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 5))
+    read(ledger, a, 5, 12, 14, 25, 33, 41)
+    read(ledger, b, 11, 31, 38)
+    report = reported(ledger)
+    assert dict(report.entries) == {"orders.0": "12@1", "orders.1": "11@0"}
+    assert report.further == (Crossing(20, 25, ("3", "1")), Crossing(30, 31, ("4", "1")))
+    assert report.encode().splitlines()[2:] == [b"20 25 3,1", b"30 31 4,1"]
+
+
+def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 3))
+    read(ledger, a, 12, 25, 33)
+    read(ledger, b, 11)
+    ledger.finish(b, 1)
+    assert reported(ledger).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+    ledger.finish(a, 3)
+    assert reported(ledger).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+
+
+def test_all_have_finished() -> None:
+    ledger, [a] = joined(P0, limit=chain(10, 3))
+    ledger.finish(a, None)
+    assert reported(ledger).further == (Crossing(20, None, ("?!",)), Crossing(30, None, ("?!",)))
+
+
+def test_idle_is_of_one_floor_only() -> None:
+    limit = chain(10, 3)
+    ledger, [a, b] = joined(P0, P1, limit=limit)
+    read(ledger, a, 12, 25, 33)
+    assert ledger.idle(b, limit, 0)
+    report = reported(ledger)
+    assert report.idle
+    assert report.further == ()
+
+
+def test_a_report_is_of_a_size_that_the_store_takes() -> None:
+    limit = chain(10, 100)
+    ledger, [a] = joined(P0, limit=limit)
+    read(ledger, a, 2000)
+    assert len(reported(ledger).further) == MOST_AT_ONCE - 1
+    many = [Partition("orders", n) for n in range(1500)]
+    ledger, lanes = joined(*many, limit=limit)
+    for lane in lanes:
+        read(ledger, lane, 2000)
+    assert len(reported(ledger).further) == 2
+    assert len(reported(ledger).encode()) < 100_000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "20",
+        "20 25",
+        "20 25 3,1 ",
+        "20 25 3",
+        "20 25 3,1,4",
+        "20 25 3,x",
+        "20 25 3,-1",
+        "20 25 3,",
+        "20 19 3,1",
+        "20 - 3,1!",
+        "20 - 3,1",
+        "10 25 3,1",
+        "9 25 3,1",
+        "x 25 3,1",
+        "20 x 3,1",
+        f"20 {MAX_TIMESTAMP + 1} 3,1",
+        "20 25 3,1\n20 25 3,1",
+        "30 35 3,1\n20 25 3,1",
+    ],
+    ids=brief,
+)
+def test_what_is_no_boundary_is_corrupt(line: str) -> None:
+    head = "3 10 2 11\norders.0:12@1;orders.1:11@0;\n"
+    assert Report.decode("/r", f"{head}20 25 3,1".encode()) is not None
+    with pytest.raises(CorruptNodeError, match="/r"):
+        Report.decode("/r", f"{head}{line}".encode())
+
+
+@pytest.mark.parametrize("entry", ["idle@0", "running"])
+def test_who_is_not_past_the_floor_is_past_nothing(entry: str) -> None:
+    minimum = "running" if entry == "running" else "11"
+    with pytest.raises(CorruptNodeError):
+        Report.decode("/r", f"3 10 2 {minimum}\norders.0:{entry};orders.1:11@0;\n20 25 3,1".encode())
+
+
+def test_what_a_report_says_of_a_floor() -> None:
+    report = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, 35, ("3",)),))
+    assert report.at(10) == Crossing(10, 12, ("1",))
+    assert report.at(20) == report.at(30) == report.at(35) == Crossing(20, 35, ("3",))
+    assert report.at(36) is None
+    assert report.at(12) == Crossing(10, 12, ("1",))
+    assert report.at(13) is None, "another boundary, before the one that it tells of"
+
+
+def test_it_is_not_written_again_for_what_it_says_already() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(ledger, a, 12, 25, 33)
+    read(ledger, b, 11, 21)
+    written = reported(ledger)
+    read(ledger, b, 35, first=2)
+    assert len(reported(ledger).further) == 2
+    assert not reported(ledger).supersedes(written), "one more boundary than anybody can use now"
+    ledger.see(chain(20, 4))
+    assert not reported(ledger).supersedes(written), "it tells of this floor"
+    ledger.see(chain(30, 4))
+    assert reported(ledger).supersedes(written), "of this one it does not"
+    ledger.generation = 4
+    assert reported(ledger).supersedes(written)
+
+
+def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(ledger, a, 12, 25, 33)
+    read(ledger, b, 11, 21)
+    written = reported(ledger)
+    ledger.see(chain(20, 4))
+    ledger.drop(P1)
+    assert reported(ledger).supersedes(written)
+
+
+# -- when it is time ----------------------------------------------------------------------------------------------------
+
+
+def test_half_of_what_is_open_lies_between_two_milestones() -> None:
+    assert [gathered(10, k) for k in (0, 1, 2, 3, 7, 8, 15, 1000)] == [0, 10, 10, 20, 40, 40, 80, 80]
+
+
+def test_it_is_time_when_all_have_crossed_the_milestone() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 8), gathers=40)
+    read(ledger, a, 12, 25, 33, 41, 55)
+    assert not ledger.due
+    read(ledger, b, 11)
+    assert ledger.ready
+    assert not ledger.due
+    read(ledger, b, 39, first=1)
+    assert not ledger.due
+    read(ledger, b, 44, first=2)
+    assert ledger.due
+    report = reported(ledger)
+    assert [c.boundary for c in report.further] == [20, 30, 40]
+    read(ledger, b, 51, first=3)
+    assert [c.boundary for c in reported(ledger).further] == [20, 30, 40], "all reports end at milestones"
+    ledger.see(chain(50, 8))
+    assert ledger.ready
+    assert not ledger.due, "the next is 80"
+
+
+def test_the_milestone_may_be_the_floor() -> None:
+    ledger, [a] = joined(P0, limit=chain(40, 8), gathers=40)
+    read(ledger, a, 55)
+    assert ledger.due
+    assert reported(ledger).further == ()
+
+
+def test_where_there_is_no_milestone_half_of_what_is_open_is_one() -> None:
+    ledger, [a] = joined(P0, limit=Limit((41, 42, 43, 44, 45, 46)), gathers=40)
+    read(ledger, a, 42)
+    assert not ledger.due
+    read(ledger, a, 43, first=1)
+    assert ledger.due
+    assert [c.boundary for c in reported(ledger).further] == [42, 43]
+
+
+def test_who_cannot_go_on_is_not_waited_for() -> None:
+    limit = chain(10, 4)
+    ledger, [a, b] = joined(P0, P1, limit=limit, gathers=20)
+    read(ledger, a, 12)
+    assert ledger.idle(b, limit, 0)
+    assert not ledger.due, "one still runs"
+    ledger.finish(a, 1)
+    assert ledger.due, "none does"
+    ledger, [a, b] = joined(P0, P1, limit=limit, gathers=20)
+    read(ledger, a, 12)
+    read(ledger, b, 15)
+    ledger.drop(P0)
+    ledger.finish(b, 1)
+    assert ledger.due, "the one that was waited for is gone"
+
+
+def test_what_has_waited_long_enough_is_reported() -> None:
+    ledger, [a] = joined(P0, limit=chain(10, 8), gathers=40)
+    ledger.hurries = True
+    assert not ledger.due, "there is nothing to report"
+    read(ledger, a, 12)
+    assert ledger.due
+    ledger.see(chain(20, 8))
+    read(ledger, a, 22)
+    assert not ledger.due, "under the next limit it waits again"
+
+
+@pytest.mark.parametrize("open_", [1, 2])
+def test_with_little_lookahead_nothing_is_gathered(open_: int) -> None:
+    ledger, [a] = joined(P0, limit=chain(10, open_), gathers=gathered(10, open_ - 1))
+    read(ledger, a, 12)
+    assert ledger.due
+
+
+def test_what_is_withheld_is_not_due() -> None:
+    ledger, [a] = joined(P0, limit=chain(10, 4))
+    read(ledger, a, 12)
+    ledger.withheld = True
+    assert not ledger.due
+
+
+def test_where_a_closed_boundary_was_crossed_is_what_may_be_committed() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(ledger, a, 12, 25, 33)
+    read(ledger, b, 11, 21)
+    assert ledger.positions() == {P0: 0, P1: 0}
+    assert ledger.positions(20) == {P0: 1, P1: 1}
+    assert ledger.positions(30) == {P0: 2}, "where the other one will cross it nobody knows"
+    ledger.finish(b, 7)
+    assert ledger.positions(30) == {P0: 2, P1: 7}
+
+
+# -- the decision -------------------------------------------------------------------------------------------------------
+
+
+def office(limit: Limit, *, lookahead: int = 4, end: int | None = None, caught_up: object = "follow") -> Leader:
+    """A leader of generation 3 over two partitions that knows nothing from anybody yet."""
+    settings = Settings.check(
+        topics={"orders": 2}, period=10, end=end, lookahead=lookahead, caught_up=caught_up, ahead=1000
+    )
+    return Leader(settings, 3, limit, 7, Request.every(10))
+
+
+def hear(leader: Leader, member: str, limit: int, entry: str, *further: Crossing) -> None:
+    """A report of one partition came: ``a`` runs the first one, ``b`` the second."""
+    report = Report.of(3, limit, {"orders.0" if member == "a" else "orders.1": entry})
+    leader.reports[member] = Report.decode(
+        "/r", b"\n".join([report.encode(), *(crossing.encode().encode() for crossing in further)])
+    ) or pytest.fail("no report")
+
+
+def at(boundary: int, minimum: int | None, mark: str) -> Crossing:
+    return Crossing(boundary, minimum, (mark,))
+
+
+def advance(leader: Leader, now: int = NOW) -> Advance:
+    decision = leader.decide(now)
+    assert isinstance(decision, Advance), decision
+    return decision
+
+
+def cuts_of(decision: Advance) -> list[Cut]:
+    found = [Cut.decode("/cut", (step.cut or "").encode()) for step in decision.steps]
+    return [cut for cut in found if cut is not None]
+
+
+def test_several_boundaries_close_in_one_decision_each_with_its_cut() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
+    hear(leader, "b", 10, "11@0", at(20, 21, "2"), at(30, 41, "5"))
+    decision = advance(leader)
+    assert [step.limit for step in decision.steps] == [chain(20, 5), chain(30, 5), chain(40, 5)]
+    assert cuts_of(decision) == [
+        Cut(8, 0, 10, 3, {"a": {P0: Mark(1)}, "b": {P1: Mark(0)}}),
+        Cut(9, 10, 20, 3, {"a": {P0: Mark(3)}, "b": {P1: Mark(2)}}),
+        Cut(10, 20, 30, 3, {"a": {P0: Mark(4)}, "b": {P1: Mark(5)}}),
+    ]
+    leader.advanced(decision)
+    assert (leader.version, leader.closed, leader.limit) == (10, 30, chain(40, 5))
+    decision = leader.decide(NOW)
+    assert isinstance(decision, Wait)
+    assert decision.reason == "a has work before the limit"
+
+
+def test_it_closes_as_many_as_everybody_has_crossed_and_the_rest_when_the_others_have() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
+    hear(leader, "b", 10, "11@0")
+    decision = advance(leader)
+    assert decision.limit == chain(20, 5)
+    leader.advanced(decision)
+    hear(leader, "b", 20, "21@2", at(30, 41, "5"))
+    decision = advance(leader)
+    assert [cut.limit for cut in cuts_of(decision)] == [20, 30], "by what the first has said before"
+    assert cuts_of(decision)[1].find(P0) == Mark(4)
+
+
+def test_a_gap_is_one_step_in_the_middle_too() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, 95, "3"), at(30, 95, "3"), at(40, 95, "3"), at(50, 95, "3"))
+    hear(leader, "b", 10, "11@0", at(20, 97, "2"), at(30, 97, "2"), at(40, 97, "2"), at(50, 97, "2"))
+    decision = advance(leader)
+    assert [cut.limit for cut in cuts_of(decision)] == [10, 20]
+    assert decision.limit == chain(100, 5)
+
+
+def test_who_has_finished_stands_in_the_cut_of_the_boundary_before_which_he_has() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, None, "2!"), at(30, None, "2!"))
+    hear(leader, "b", 10, "11@0", at(20, 21, "2"), at(30, 41, "5"))
+    decision = advance(leader)
+    assert [cut.find(P0) for cut in cuts_of(decision)] == [Mark(1), Mark(2, finished=True), Mark(2, finished=True)]
+    assert decision.finished == {P0: ("a", Mark(2, finished=True))}
+    leader.advanced(decision)
+    del leader.reports["a"]
+    hear(leader, "b", 50, "51@6")
+    assert cuts_of(advance(leader))[0].find(P0) == Mark(2, finished=True)
+
+
+def test_all_have_finished_and_the_next_decision_ends_the_run() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, None, "2!"))
+    hear(leader, "b", 10, "11@0", at(20, None, "1!"))
+    decision = advance(leader)
+    assert decision.limit == chain(20, 5)
+    leader.advanced(decision)
+    decision = advance(leader)
+    assert decision.limit == END
+    assert [cut.limit for cut in cuts_of(decision)] == [20]
+
+
+def test_the_end_of_the_run_is_left_to_the_next_decision() -> None:
+    leader = office(Limit((10, 20, 25)), end=25)
+    for member in "ab":
+        hear(leader, member, 10, "12@1", at(20, 99, "2"), at(25, 99, "2"))
+    decision = advance(leader)
+    assert decision.limit == Limit((20, 25))
+    leader.advanced(decision)
+    assert advance(leader).limit == END
+
+
+def test_idle_closes_one_boundary_only() -> None:
+    leader = office(chain(10, 5))
+    hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
+    hear(leader, "b", 10, "idle@0")
+    assert advance(leader).limit == chain(20, 5)
+
+
+def test_the_clock_and_the_policies_have_their_say_at_each_boundary() -> None:
+    for caught_up, now, limit in (("follow", 15, chain(40, 5)), ("release", 25, chain(20, 5)), (50, 25, chain(20, 5))):
+        leader = office(chain(10, 5), caught_up=caught_up)
+        for member in "ab":
+            hear(leader, member, 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
+        assert advance(leader, now).limit == limit, (caught_up, now)
+    leader = office(chain(10, 5))
+    for member in "ab":
+        hear(leader, member, 10, "12@1", at(20, 5000, "3"))
+    assert advance(leader, now=0).limit == chain(20, 5), "a record further ahead than the clock allows"
+
+
+def test_one_transaction_takes_no_more_than_the_store_does() -> None:
+    crossings = [at(b, b + 5, "9") for b in range(20, 400, 10)]
+    leader = office(chain(10, 100), lookahead=99)
+    for member in "ab":
+        hear(leader, member, 10, "12@1", *crossings)
+    assert len(advance(leader).steps) == MOST_AT_ONCE
+    names = [f"orders-with-a-long-name-{n:05d}.0" for n in range(9000)]
+    settings = Settings.check(topics={name[:-2]: 1 for name in names}, period=10, lookahead=99)
+    leader = Leader(settings, 3, chain(10, 100), 7, Request.every(10))
+    marks = ("123456",) * len(names)
+    entries = dict.fromkeys(names, "12@123456")
+    further = tuple(Crossing(b, b + 5, marks) for b in range(20, 100, 10))
+    leader.reports["a"] = Report(3, 10, entries, 12, marks=marks, further=further)
+    decision = advance(leader)
+    assert 1 <= len(decision.steps) < MOST_AT_ONCE
+    assert sum(len(step.cut or "") for step in decision.steps) < 800_000
+
+
+def test_who_has_said_it_before_does_not_block() -> None:
+    report = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, 25, ("3",)),))
+    partitions = frozenset({P0})
+    assert blockers(chain(20, 3), 3, partitions, {"a": report}, {}, {P0: "a"}) == []
+    (blocker,) = blockers(chain(30, 3), 3, partitions, {"a": report}, {}, {P0: "a"})
+    assert blocker.state == "running"
+
+
+# -- both together ------------------------------------------------------------------------------------------------------
+
+logs = st.lists(st.integers(0, 200), max_size=30).map(sorted)
+
+
+@given(logs, logs, st.integers(0, 12), st.booleans(), st.lists(st.sampled_from([P0, P1]), max_size=60))
+def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
+    first: list[int], second: list[int], lookahead: int, gathers: bool, turns: list[Partition]
+) -> None:
+    """Two members read at any pace; whoever has something due reports. Each cut lies where the log says, and they tile."""
+    contents = {P0: first, P1: second}
+    settings = Settings.check(topics={"orders": 2}, period=10, start=0, lookahead=lookahead)
+    limit = Limit.first(0, 10, lookahead, None)
+    leader = Leader(settings, 3, limit, 0, Request.every(10))
+    ledgers = {p: joined(p, limit=limit, gathers=gathered(10, lookahead) if gathers else 0) for p in contents}
+    offsets, written, cuts = dict.fromkeys(contents, 0), dict[Partition, Report](), list[Cut]()
+    for partition in itertools.chain(turns, itertools.islice(itertools.cycle(contents), 200)):
+        ledger, (lane,) = ledgers[partition]
+        log = contents[partition]
+        if lane.state is LaneState.RUNNING:
+            offset = offsets[partition]
+            if offset == len(log):
+                ledger.finish(lane, offset)
+            elif ledger.approach(lane, log[offset], offset):
+                offsets[partition] += 1
+        if ledger.due:
+            report = ledger.report()
+            if report is not None and report.supersedes(written.get(partition)):
+                written[partition] = report
+                leader.reports[str(partition)] = Report.decode("/r", report.encode()) or report
+        decision = leader.decide(NOW)
+        if isinstance(decision, Advance):
+            cuts += cuts_of(decision)
+            leader.advanced(decision)
+            for other, _ in ledgers.values():
+                other.see(decision.limit)
+            if decision.limit == END:
+                break
+    assert leader.limit == END, "everybody reports what is due, and the run ends"
+    assert offsets == {p: len(log) for p, log in contents.items()}
+    previous = 0
+    for number, cut in enumerate(cuts, 1):
+        assert (cut.number, cut.previous) == (number, previous)
+        for p, log in contents.items():
+            mark = cut.find(p)
+            assert mark is not None
+            assert mark.offset == sum(ts < cut.limit for ts in log)
+        previous = cut.limit

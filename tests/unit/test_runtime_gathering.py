@@ -1,0 +1,94 @@
+"""Lookahead at run time: one round of reports closes several periods, and nobody is kept waiting for it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from aiokcc.core.progress import Cut
+from aiokcc.runtime.incarnation import LINGER
+from tests.unit.world import PERIOD, World
+
+PERIODS = 64
+LOGS = {f"orders.{n}": list(range(n * 100, PERIODS * PERIOD, 250)) for n in range(3)}
+
+
+def advances(world: World) -> int:
+    """How many transactions have moved the limit."""
+    return sum(any(path.endswith("coordinator") for path in call.paths) for call in world.writes())
+
+
+async def run(world: World, lookahead: int, *, takes: float = 0.001) -> None:
+    """Three members with a partition each read logs with records in each of 64 periods."""
+
+    async def member(number: int) -> None:
+        async with world.connect(topics={"orders": 3}, member=f"m{number}", lookahead=lookahead) as c:
+            await world.process(c, number, LOGS, takes=lambda: takes)
+
+    async with asyncio.timeout(3600):
+        await asyncio.gather(*map(member, range(3)))
+    world.history.check(LOGS)
+    assert world.data("coordinator") == b"end"
+
+
+@pytest.mark.parametrize(("lookahead", "at_once"), [(0, 1), (1, 1), (3, 2), (7, 4), (15, 8), (100, 8)])
+async def test_so_many_periods_close_in_one_round(world: World, lookahead: int, at_once: int) -> None:
+    world.record_calls()
+    await run(world, lookahead)
+    rounds = PERIODS // at_once
+    assert rounds <= advances(world) <= rounds + 8, "some at the beginning and at the end are shorter"
+    reports = [c for c in world.writes() if any("progress/m" in path for path in c.paths)]
+    assert len(reports) <= 3 * (rounds + 8)
+    numbers = [cut.number for cut in world.cuts()]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "each limit is a version and numbers its cut"
+
+
+async def test_every_period_has_its_cut_however_many_close_at_once(world: World) -> None:
+    await run(world, 15)
+    written = [Cut.decode("cut", event.data.encode()) for event in world.history.events if event.event == "cut"]
+    cuts = [cut for cut in written if cut is not None and cut.limit < PERIODS * PERIOD]
+    assert [cut.limit for cut in cuts] == list(range(PERIOD, PERIODS * PERIOD, PERIOD))
+    for before, cut in itertools.pairwise(cuts):
+        assert cut.previous == before.limit
+        for name, log in LOGS.items():
+            mark = cut.find(world.partition(int(name[-1])))
+            assert mark is not None
+            assert mark.offset == sum(ts < cut.limit for ts in log)
+
+
+@pytest.mark.parametrize("takes", [0.2, 60])
+async def test_a_slow_handler_keeps_nobody_waiting_for_more(world: World, takes: float) -> None:
+    """What could be gathered takes long; the limit moves soon after the first boundary was crossed, all the same."""
+    seen: list[float] = []
+
+    async def watch() -> None:
+        before = world.limit
+        while True:
+            await asyncio.sleep(0.01)
+            if world.limit != before:
+                before = world.limit
+                seen.append(world.time())
+
+    async with world.connect(topics={"orders": 2}, lookahead=15) as c:
+        watching = asyncio.create_task(watch())
+        began = world.time()
+        slow = asyncio.create_task(world.consume(c, 0, [0, PERIOD, 2 * PERIOD, 3 * PERIOD], takes=takes))
+        await world.consume(c, 1, range(0, 4 * PERIOD, 100))
+        await slow
+        watching.cancel()
+    assert len(seen) >= 3
+    for number, moved in enumerate(seen[:3], 1):
+        assert takes * number <= moved - began <= takes * number + 2 * LINGER + 0.02
+
+
+async def test_the_leader_waits_for_its_own_milestone_and_not_for_long(world: World) -> None:
+    async with world.connect(topics={"orders": 2}, member="leads", lookahead=7) as first:
+        async with world.connect(topics={"orders": 2}, member="follows", lookahead=7) as second:
+            assert world.leader().startswith("leads")
+            world.record_calls()
+            slow = asyncio.create_task(world.consume(first, 0, range(0, 8 * PERIOD, PERIOD), takes=LINGER / 100))
+            await world.consume(second, 1, range(0, 8 * PERIOD, PERIOD))
+            await slow
+    assert advances(world) <= 6
