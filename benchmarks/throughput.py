@@ -78,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", type=int, metavar="N", help="records to read (default: 600000, then 3000000)")
     parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (120, then 60)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 9; quick: 1)")
+    parser.add_argument(
+        "--lookahead",
+        type=int,
+        default=8,
+        metavar="N",
+        help="periods that three processes may lie apart, in a case of its own",
+    )
     parser.add_argument("--only", choices=PARTS, help="one part of it")
 
 
@@ -85,7 +92,7 @@ async def run(options: argparse.Namespace) -> Outcome:
     """Measure all parts, one after the other."""
     effort = Effort.of(options)
     results: list[Result] = []
-    async with server(options.url) as store, broker(options.bootstrap) as kafka:
+    async with server(options.url, warm=not options.quick) as store, broker(options.bootstrap) as kafka:
         if options.only in (None, "records", "processes"):
             for number, (records, minutes) in enumerate(effort.histories):
                 note(f"writing {records:,} records, {records // minutes:,} in each period")
@@ -93,7 +100,7 @@ async def run(options: argparse.Namespace) -> Outcome:
                 if options.only != "processes":
                     results += await _records(store, history, effort, quix=number == 0)
                 if options.only != "records":
-                    results += await _processes(store, history, effort)
+                    results += await _processes(store, history, effort, options.lookahead)
         if options.only in (None, "periods"):
             results += await _periods(store, kafka, effort)
     return Outcome("throughput", "Throughput of a replay", results, goals(results), REMARKS)
@@ -228,11 +235,12 @@ async def _records(store: Server, history: History, effort: Effort, *, quix: boo
     ]
 
 
-async def _processes(store: Server, history: History, effort: Effort) -> list[Result]:
+async def _processes(store: Server, history: History, effort: Effort, lookahead: int) -> list[Result]:
+    ahead = [history.plan("replay", n, 3, lookahead=lookahead) for n in range(3)]
     wanted = {
         "ours": ([history.plan("replay", n, 3) for n in range(3)], store.url(f"processes-{history.records}")),
         "ungated": ([history.plan("ungated", n, 3) for n in range(3)], ""),
-        "ahead": ([history.plan("replay", n, 3, lookahead=1) for n in range(3)], store.url(f"ahead-{history.records}")),
+        "ahead": (ahead, store.url(f"ahead-{history.records}")),
     }
     note("three processes")
     async with ways(wanted) as turns:
@@ -241,7 +249,12 @@ async def _processes(store: Server, history: History, effort: Effort) -> list[Re
     case = history.case(processes=3, store="zookeeper")
     return [
         result(f"3 processes, ZooKeeper, {history.label}", case, turns["ours"], anchors),
-        result(f"3 processes, lookahead 1, {history.label}", {**case, "lookahead": 1}, turns["ahead"], anchors),
+        result(
+            f"3 processes, lookahead {lookahead}, {history.label}",
+            {**case, "lookahead": lookahead},
+            turns["ahead"],
+            anchors,
+        ),
     ]
 
 
