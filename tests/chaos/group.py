@@ -114,6 +114,7 @@ class Group:
         count: int | None = None,
         leader_without_partitions: bool = False,
         lose_first: Op | None = None,
+        lookahead: int = 0,
     ) -> None:
         self.url = url
         self._upstream = upstream
@@ -126,6 +127,7 @@ class Group:
         self._count = count
         self._lose_first = lose_first
         self._idle_leader = leader_without_partitions
+        self._lookahead = lookahead
         self._stack = AsyncExitStack()
         self.observer = Observer()
 
@@ -146,7 +148,8 @@ class Group:
             url = f"zk://{proxy.connection}/{root}" if proxy is not None else self.url
             mine = list(range(number, self.total, self._members)) if number >= 0 else []
             history = str(self._directory / f"worker-{number + 1}.history")
-            spec = Spec(url, f"worker-{number + 1}", mine, self.total, history, session_timeout=self._session_timeout)
+            told = {"session_timeout": self._session_timeout, "lookahead": self._lookahead}
+            spec = Spec(url, f"worker-{number + 1}", mine, self.total, history, **told)  # type: ignore[arg-type]
             if self._count is not None:
                 spec = Spec(**{**asdict(spec), "count": self._count})
             if proxy is not None and self._lose_first is not None:
@@ -195,7 +198,7 @@ class Group:
 
     def check(self) -> None:
         """Invariants 1 to 5 on the recorded history. See `check_history` and `Observer.check`."""
-        check_history(self.records(), self.total)
+        check_history(self.records(), self.total, self._lookahead)
         self.observer.check(self.total)
 
 
@@ -204,11 +207,12 @@ async def _end(worker: Worker) -> None:
         await worker.kill()
 
 
-def check_history(records: list[tuple[str, int, int, int]], partitions: int) -> None:
+def check_history(records: list[tuple[str, int, int, int]], partitions: int, lookahead: int = 0) -> None:
     """Nobody starts a record at or past a boundary before everybody has done everything before it.
 
     This is alignment and completeness at once, as a user sees them: no clock but the machine's, no word of the store's.
     A record may be done again after a crash, but only while its period has not closed: redelivery never reaches behind a cut.
+    With lookahead both are so many periods wider.
     """
     first_done: dict[tuple[int, int], int] = {}
     first_start: dict[int, int] = {}
@@ -221,18 +225,20 @@ def check_history(records: list[tuple[str, int, int, int]], partitions: int) -> 
             starts.setdefault((partition, offset), []).append(when)
     assert first_start, "nobody did anything"
     last = max(first_start)
-    opened = dict.fromkeys(range(last + 2), float("inf"))  # when the first record of this period or a later one started
+    opened = dict.fromkeys(
+        range(last + 2 + lookahead), float("inf")
+    )  # when the first record of this period or a later one started
     for period in range(last, -1, -1):
         opened[period] = min(opened[period + 1], first_start.get(period, float("inf")))
     for partition in range(partitions):
         offset = 0
-        while (period := stamp(partition, offset) // PERIOD) < last:
+        while (period := stamp(partition, offset) // PERIOD) < last - lookahead:
             done = first_done.get((partition, offset))
             where = f"record {offset} of partition {partition} in period {period}"
             assert done is not None, f"{where} was never done, and period {last} was started"
-            assert done <= opened[period + 1], f"{where} was done after a later period had started"
+            assert done <= opened[period + 1 + lookahead], f"{where} was done after a later period had started"
             for again in starts[partition, offset][1:]:
-                assert again <= opened[period + 1], f"{where} came again after its period had closed"
+                assert again <= opened[period + 1 + lookahead], f"{where} came again after its period had closed"
             offset += 1
 
 

@@ -41,6 +41,7 @@ class Spec:
     count: int = 1 << 40
     """Records in each partition."""
     claim_timeout: float = 60.0
+    lookahead: int = 0
 
 
 class History:
@@ -77,6 +78,7 @@ async def work(spec: Spec) -> None:
             session_timeout=spec.session_timeout,
             connect_timeout=60,
             claim_timeout=spec.claim_timeout,
+            lookahead=spec.lookahead,
         ) as coordinator,
         asyncio.TaskGroup() as tasks,
     ):
