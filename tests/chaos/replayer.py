@@ -28,6 +28,7 @@ class Spec:
     lateness: int = 0
     offsets: str = ""
     """Where they are committed: ``kafka``, ``zookeeper`` or nowhere."""
+    lookahead: int = 0
     session_timeout: float = 1.0
     claim_timeout: float = 60.0
 
@@ -52,6 +53,7 @@ async def work(spec: Spec) -> None:
         end="now",
         partitions={spec.topic: spec.partitions},
         lateness=spec.lateness,
+        lookahead=spec.lookahead,
         member=spec.name,
         session_timeout=spec.session_timeout,
         connect_timeout=60,

@@ -77,10 +77,23 @@ def make_logs(chance: random.Random, lateness: int) -> list[list[int]]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("kills", "lateness", "offsets"), [(20, 0, ""), (6, 5 * PERIOD, ""), (6, 0, "kafka"), (6, 5 * PERIOD, "zookeeper")]
+    ("kills", "lateness", "offsets", "lookahead"),
+    [
+        (20, 0, "", 0),
+        (6, 5 * PERIOD, "", 0),
+        (6, 0, "kafka", 8),
+        (6, 5 * PERIOD, "zookeeper", 0),
+        (6, 0, "zookeeper", 3),
+    ],
 )
 async def test_processes_killed_at_random_points(
-    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, kills: int, lateness: int, offsets: str
+    kafka: local.Kafka,
+    zookeeper: local.ZooKeeper,
+    tmp_path: Path,
+    kills: int,
+    lateness: int,
+    offsets: str,
+    lookahead: int,
 ) -> None:
     print(f"AIOKCC_CHAOS_SEED={SEED}")
     chance = random.Random(SEED)
@@ -96,7 +109,8 @@ async def test_processes_killed_at_random_points(
         for number, way in enumerate(["run", "periods" if lateness else "batches", "iteration"]):
             mine = list(range(number, PARTITIONS, 3))
             history = str(tmp_path / f"history-{number}")
-            process = Process(Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, way, lateness, offsets))
+            how = (way, lateness, offsets, lookahead)
+            process = Process(Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, *how))
             processes.append(process)
             stack.push_async_callback(process.kill)
             await process.start()
@@ -116,12 +130,15 @@ async def test_processes_killed_at_random_points(
                 await process.ended()
         await observer.until(lambda: observer.limit.mode is Mode.END)
     assert killed == kills, f"the run was over after {killed} kills"
-    check_handled([process.spec.history for process in processes], logs)
+    check_handled([process.spec.history for process in processes], logs, lookahead)
     check_cuts(observer, topic, logs)
 
 
-def check_handled(histories: list[str], logs: list[list[int]]) -> None:
-    """Every record was handled; nobody started a record of a period before all earlier ones were done; none came too late."""
+def check_handled(histories: list[str], logs: list[list[int]], lookahead: int) -> None:
+    """Every record was handled; nobody started a record of a period before all earlier ones were done; none came too late.
+
+    With lookahead: before all that are so many periods earlier.
+    """
     first_done: dict[tuple[int, int], int] = {}
     starts: dict[tuple[int, int], list[int]] = {}
     lines = [line.split(" ") for path in histories for line in Path(path).read_text().splitlines()]
@@ -137,8 +154,8 @@ def check_handled(histories: list[str], logs: list[list[int]]) -> None:
         opened[period] = min(whens[0], opened.get(period, whens[0]))
     later: float = float("inf")
     next_opened: dict[int, float] = {}
-    for period in range(max(opened), min(opened) - 1, -1):
-        next_opened[period] = later
+    for period in range(max(opened) + lookahead, min(opened) - 1, -1):
+        next_opened[period - lookahead] = later
         later = min(later, opened.get(period, later))
     for p, stamps in enumerate(logs):
         for number, ts in enumerate(stamps):
