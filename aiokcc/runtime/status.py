@@ -37,7 +37,7 @@ class PartitionStatus:
     state: str
     """``waiting`` (at the gate, for the others), ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
     timestamp: int | None = None
-    """Of its next record, where it is blocked."""
+    """Of its next record, where it is blocked and that is known."""
     offset: int | None = None
 
 
@@ -244,12 +244,23 @@ def _partition(
     if finished is not None:
         return PartitionStatus(name, owner or finished[0], "finished", None, finished[1].offset)
     report = reports.get(owner) if owner is not None else None
-    value = report.entries.get(name) if report is not None else None
-    if value is None:
+    if report is None or name not in report.entries:
         return PartitionStatus(name, owner, "unowned" if owner is None else "unreported")
-    word, _, offset = value.partition("@")
-    at = int(offset.partition("-")[0]) if offset else None
+    word, _, offset = report.entries[name].partition("@")
+    at = _offset(offset)
     if not word.isdigit():
         return PartitionStatus(name, owner, word, None, at)
-    blocked = limit is not None and int(word) >= limit.floor and report is not None and report.generation == generation
-    return PartitionStatus(name, owner, "waiting" if blocked else "running", int(word), at)
+    if limit is not None and report.generation == generation:
+        if int(word) >= limit.floor:
+            return PartitionStatus(name, owner, "waiting", int(word), at)
+        crossing = report.at(limit.floor)
+        if crossing is not None:  # under lookahead: it was past this floor when an earlier one was reported
+            mark = crossing.marks[list(report.entries).index(name)]
+            return PartitionStatus(name, owner, "finished" if mark.endswith("!") else "waiting", None, _offset(mark))
+    return PartitionStatus(name, owner, "running", int(word), at)
+
+
+def _offset(text: str) -> int | None:
+    """From an entry or a mark: the first offset not processed, if it is known."""
+    number = text.rstrip("!").partition("-")[0]
+    return int(number) if number.isdigit() else None

@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from aiokcc.core.progress import Report
 from aiokcc.errors import UsageError
 from aiokcc.runtime.incarnation import LATE
 from aiokcc.runtime.status import read_status
@@ -43,6 +44,29 @@ async def test_the_status_of_a_running_group(world: World) -> None:
             two.finish()
             await waiting
             one.finish()
+
+
+async def test_who_has_told_of_this_floor_before_does_not_block(world: World) -> None:
+    async with world.connect(member="a", lookahead=7) as a, a.gate("orders", 0) as slow:
+        await settle()
+        async with world.connect(member="b", lookahead=7) as b, b.gate("orders", 1) as fast:
+            for n in range(8):
+                await fast.wait_until(n * PERIOD, n)
+            blocked = asyncio.create_task(fast.wait_until(8 * PERIOD, 8))
+            await slow.wait_until(0, 0)
+            await slow.wait_until(PERIOD, 1)
+            await slow.wait_until(2 * PERIOD, 2)
+            await asyncio.sleep(5)
+            status = await a.status()
+            assert (status.floor, status.periods_closed) == (3 * PERIOD, 2)
+            report = Report.decode("b", world.data(f"progress/{next(m.name for m in status.members if not m.leads)}"))
+            assert report is not None
+            assert report.limit < 3 * PERIOD, "it was not written again"
+            assert [(x.partition, x.state) for x in status.blocking] == [("orders.0", "running")]
+            assert [(p.partition, p.state, p.offset) for p in status.partitions][1] == ("orders.1", "waiting", 3)
+            slow.finish(3)
+            await blocked
+            fast.finish(9)
 
 
 async def test_who_is_slow_is_told_after_a_while_also_in_the_first_period(world: World) -> None:
