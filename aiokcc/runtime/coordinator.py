@@ -70,8 +70,8 @@ def connect(
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
     :param start: where the replay starts; by default at the earliest record anybody has
     :param end: where it ends; records from there on never pass. By default it goes on
-    :param lookahead: how many periods a partition may run ahead of the slowest. From three on, members gather up to half of them,
-        eight at most, and for 0.1 s at most, before they report: then one round trip closes several periods
+    :param lookahead: how many periods a partition may run ahead of the slowest. From three on, members gather up to half of
+        them, eight at most, and for 0.1 s at most, before they report: then one round trip closes several periods
     :param caught_up: once the limit has reached the clock: ``"follow"`` it, ``"release"`` the gate, or a longer period
     :param ahead: how far past the clock a record may pull the limit
     :param member: this member's name; made from host, process and chance if not given

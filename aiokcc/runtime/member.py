@@ -192,7 +192,7 @@ class Member:
             if self.on_assigned is not None:
                 self.on_assigned()
         if self.incarnation is not None:
-            self.incarnation.want.set()
+            self.incarnation.locks.want.set()
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be agreed on: every gate raises the error."""
@@ -217,7 +217,7 @@ class Member:
         gate.lane = self.ledger.add(partition)
         gate.session = self.session
         if self.incarnation is not None:
-            self.incarnation.want.set()
+            self.incarnation.locks.want.set()
         try:
             while not gate.lane.owned and self.ledger.limit.mode is not Mode.END:
                 if gate.failure is not None:
@@ -225,7 +225,7 @@ class Member:
                 await gate.signal.wait()
         except BaseException:
             if gate.lane.owned and self.incarnation is not None:
-                self.incarnation.give_back(partition)
+                self.incarnation.locks.give_back(partition)
             self._forget(gate)
             raise
 
@@ -246,7 +246,7 @@ class Member:
         self._forget(gate)
         gate.signal.set()  # another task may wait there, for nothing now
         if self.incarnation is not None:
-            await self.incarnation.release(gate.partition)
+            await self.incarnation.locks.release(gate.partition)
 
     def revoke(self, gate: Gate) -> None:
         """Start no further record on this partition: whoever waits in its gate, or comes to it, gets PartitionRevoked."""
@@ -259,7 +259,7 @@ class Member:
         if self.gates.get(gate.partition) is gate:
             self._forget(gate)
             if self.incarnation is not None:
-                await self.incarnation.release(gate.partition)
+                await self.incarnation.locks.release(gate.partition)
 
     async def relinquish(self, partition: Partition) -> None:
         """Give back a partition of which nothing runs any more, also one that has finished and whose gate is closed."""
@@ -267,7 +267,7 @@ class Member:
             self.gates.pop(partition, None)
             self.abandon(partition)
             if self.incarnation is not None:
-                await self.incarnation.release(partition)
+                await self.incarnation.locks.release(partition)
 
     async def disown(self) -> None:
         """Take back what our partitions said, finished ones too: what they brought was not processed after all."""
@@ -277,7 +277,7 @@ class Member:
             self.ledger.drop(partition)
         if self.incarnation is not None:
             for partition in partitions:
-                await self.incarnation.release(partition)
+                await self.incarnation.locks.release(partition)
 
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)

@@ -167,7 +167,7 @@ class Offsets:
 
 def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
     """What is left of a commit; the rest is refused."""
-    left = {p: wanted[p] for p in ours if us.holds(p)}
+    left = {p: wanted[p] for p in ours if us.locks.holds(p)}
     if refused := sorted(wanted.keys() - left.keys()):
         log.warning(
             "%s: the offsets of %s are not committed: we no longer hold them", us.name, ", ".join(map(str, refused))
@@ -183,8 +183,8 @@ async def still_ours(us: Incarnation, partitions: Iterable[Partition], fence: in
     """
     us.see_generation(await us.session.get(paths.GENERATION))
     if us.generation_version == fence:
-        return [p for p in partitions if us.holds(p)]
-    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.holds(p)})
+        return [p for p in partitions if us.locks.holds(p)]
+    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.locks.holds(p)})
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
 
 

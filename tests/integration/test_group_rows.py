@@ -18,7 +18,7 @@ from aiokcc.core import paths
 from aiokcc.core.assignments import State
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.election import queue
-from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.locks import Locks
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.stores import Check, SessionState, open_store
 from tests.faults import Proxy
@@ -55,12 +55,12 @@ class Claims:
         self.tried: list[tuple[str, list[Partition]]] = []
         self._changed = asyncio.Condition()
         self._waiting: set[str] = set()
-        take = Incarnation._take
+        take = Locks._take
 
         async def take_when_told(
-            us: Incarnation, wanted: list[Partition], conditions: list[Check]
+            us: Locks, wanted: list[Partition], conditions: list[Check]
         ) -> tuple[list[Partition], list[Partition]]:
-            name = us.member.name
+            name = us._member.name
             async with self._changed:
                 self._waiting.add(name)
                 self._changed.notify_all()
@@ -72,7 +72,7 @@ class Claims:
                 self._changed.notify_all()
             return result
 
-        patch.setattr(Incarnation, "_take", take_when_told)
+        patch.setattr(Locks, "_take", take_when_told)
 
     async def let(self, *names: str) -> None:
         async with self._changed:

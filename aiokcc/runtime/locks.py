@@ -1,0 +1,240 @@
+"""The locks of one member in one session: what it runs it holds, and what it has given back it does not run.
+
+*Claim first*: a partition starts when its lock is ours and the limit has been read since. Locks are taken and given back in
+transactions that rest on the generation, and in a managed group on the assignment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.limit import Limit
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError, PartitionOwnedError
+from aiokcc.runtime.cuts import limit_and_cut
+from aiokcc.runtime.signal import Signal
+from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Set
+
+if TYPE_CHECKING:
+    from aiokcc.runtime.incarnation import Incarnation
+
+__all__ = ["Locks"]
+
+_BATCH: Final = 500
+"""Locks taken or given back in one transaction: far below the store's 1 MB."""
+
+
+class Locks:
+    """What one incarnation holds, wants, and is about to give back."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._us = incarnation
+        self._member = incarnation.member
+        self._session = incarnation.session
+        self._store = incarnation.store
+        self.want = Signal()
+        """Set when there may be something to take."""
+        self._held: set[Partition] = set()
+        """Those we hold, as far as we have been answered."""
+        self._leaving: dict[Partition, asyncio.Future[None]] = {}
+        """Those on their way back. Until they are given back nobody can take them, not even we."""
+
+    @property
+    def leave(self) -> bool:
+        """Whether some are to be given back."""
+        return bool(self._leaving)
+
+    async def give_up(self) -> None:
+        """Give back what is to be given back, or as much of it as one transaction takes."""
+        await self._give_up(list(self._leaving)[:_BATCH])
+
+    def end(self) -> None:
+        """The session is over: there is nothing left to give back."""
+        for done in self._leaving.values():
+            if not done.done():
+                done.set_result(None)
+
+    async def claim(self) -> None:
+        """Take what is wanted, whenever that changes, for as long as the session lasts."""
+        asked: set[Partition] = set()
+        while True:
+            await self.want.wait()
+            ledger = self._member.ledger
+            unavailable = asked | self._leaving.keys()
+            wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in unavailable]
+            if self._us.share is not None:
+                # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
+                assigned = self._member.assigned or frozenset()
+                wanted = [p for p in wanted if p in assigned] if not asked & assigned else []
+            batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
+            # Taken down now: a claim rests on the assignment by which it is wanted, whatever is read while it is on its way.
+            conditions = [[] if self._us.share is None else self._us.share.conditions(batch) for batch in batches]
+            for batch, resting_on in zip(batches, conditions, strict=True):
+                taken, refused = await self._take(batch, resting_on)
+                for partition in refused:
+                    asked.add(partition)
+                    self._us.tasks.start_soon(self._await_release, partition, asked)
+                if taken:
+                    await self._read_after_claim(taken)
+
+    async def _take(self, wanted: list[Partition], conditions: list[Check]) -> tuple[list[Partition], list[Partition]]:
+        """Take all of these locks in one transaction, without those that somebody else holds; both lists.
+
+        In a managed group the transaction rests on the assignment too, and one lock that somebody else holds keeps us from all.
+        """
+        refused: list[Partition] = []
+        ours: list[Partition] = []
+        share = self._us.share
+        for topic in {p.topic for p in wanted} if share is None else ():
+            await self._session.ensure(f"{paths.OWNERS}/{topic}")
+        while wanted:
+            locks = [Create(paths.owner(p), self._us.name.encode(), ephemeral=True) for p in wanted]
+            try:
+                await self._session.commit(Check(paths.GENERATION, self._us.generation_version), *conditions, *locks)
+            except BadVersionError as error:
+                if error.path != paths.GENERATION:
+                    wanted = []  # there is another assignment; when we have read it we shall know what to want
+                    break
+                self._us.see_generation(await self._session.get(paths.GENERATION))
+            except NoNodeError as error:
+                if not error.path.startswith(f"{paths.ASSIGNMENTS}/"):
+                    raise
+                wanted = []  # the topic has left the set since; we shall be told
+                break
+            except NodeExistsError as error:
+                place = (error.index or 1) - 1 - len(conditions)
+                if share is not None:
+                    held, wanted = wanted, []
+                    mine = await self._which_are_ours(held)
+                    ours += [p for p in held if p in mine]
+                    if held[place] not in mine:
+                        refused.append(held[place])
+                    elif len(mine) < len(held):
+                        wanted = [p for p in held if p not in mine]
+                    continue
+                partition = wanted.pop(place)
+                node = await self._session.find(paths.owner(partition))
+                # ours already: an answer that never came, or given up and opened again before it was given back
+                (ours if node is not None and node.owner == self._session.id else refused).append(partition)
+            except OutcomeUnknownError:
+                continue
+            else:
+                break
+        self._held.update(ours, wanted)
+        self._tell_what_runs()
+        return ours + wanted, refused
+
+    async def _which_are_ours(self, partitions: list[Partition]) -> set[Partition]:
+        """Those whose locks this session holds, asked for side by side."""
+        nodes = await asyncio.gather(*(self._session.find(paths.owner(p)) for p in partitions))
+        return {
+            p for p, node in zip(partitions, nodes, strict=True) if node is not None and node.owner == self._session.id
+        }
+
+    def _tell_what_runs(self) -> None:
+        if self._us.share is not None:
+            self._us.share.runs(frozenset(self._held))
+
+    async def _read_after_claim(self, taken: list[Partition]) -> None:
+        async with anyio.create_task_group() as tasks:
+            if self._member.on_claim is not None:
+                tasks.start_soon(self._member.on_claim, self._session, taken)
+            node, cut = await limit_and_cut(self._store, self._session, self._member.version)
+        self._member.see(Limit.decode(self._store.describe(node.path), node.data), node.version)
+        if cut is not None:
+            self._member.ledger.closed(cut.limit)
+            for partition in taken:
+                gate, mark = self._member.gates.get(partition), cut.find(partition)
+                if gate is not None and mark is not None:
+                    gate.resume_offset = mark.offset
+        held = [p for p in taken if p in self._held and p not in self._leaving]
+        self._member.claimed(held)
+        for partition in held:
+            if partition not in self._member.ledger.lanes:  # given up while we asked for it
+                self.give_back(partition)
+
+    async def _await_release(self, partition: Partition, asked: set[Partition]) -> None:
+        """Wait until the other owner is gone, then try again; give up after a while, and say whose it is."""
+        timeout = self._member.claim_timeout
+        if timeout is None:
+            timeout = 2 * self._session.timeout
+        owner = "?"
+        with anyio.move_on_after(timeout) as scope, self._session.watch() as watch:
+            watch.add(paths.owner(partition))
+            async for change in watch:
+                if not isinstance(change.now, Node):
+                    break
+                owner = change.now.data.decode(errors="replace")
+        asked.discard(partition)
+        gate = self._member.gates.get(partition)
+        if scope.cancelled_caught:
+            if gate is not None:
+                gate.failure = PartitionOwnedError(str(partition), owner, timeout)
+                gate.signal.set()
+            self._member.abandon(partition)
+        self.want.set()
+
+    def holds(self, partition: Partition) -> bool:
+        """Whether we hold this lock in this session, as far as we have been answered."""
+        return partition in self._held
+
+    async def release(self, partition: Partition) -> None:
+        """Give a partition's lock back, with others that are given back at the same time."""
+        await asyncio.shield(self.give_back(partition))
+
+    def give_back(self, partition: Partition) -> asyncio.Future[None]:
+        """Have the lock given back, without waiting for it."""
+        done = self._leaving.setdefault(partition, asyncio.get_running_loop().create_future())
+        self._us.say.set()
+        return done
+
+    async def _give_up(self, partitions: list[Partition], *, look: bool = False) -> None:
+        """The report without these partitions and the deletion of their locks, in one transaction.
+
+        Only our own locks are deleted. What we have taken and is still assigned to us nobody else can have taken since, so
+        there it is enough to check the assignment; otherwise, or if that is refused, we look.
+        """
+        report = self._member.ledger.report(even_running=True)
+        content = b"" if report is None else report.encode()
+        share = None if look or not self._held.issuperset(partitions) else self._us.share
+        resting_on = None if share is None else share.proof(partitions)
+        ours = await self._which_are_ours(partitions) if resting_on is None else partitions
+        try:
+            await self._session.commit(
+                Check(paths.GENERATION, self._us.generation_version),
+                *(resting_on or ()),
+                Set(paths.progress(self._us.name), content, ANY_VERSION),
+                *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
+                *(() if self._us.share is None else self._us.share.farewell()),
+            )
+        except BadVersionError as error:
+            if error.path == paths.GENERATION:
+                self._us.see_generation(await self._session.get(paths.GENERATION))
+            else:
+                await self._give_up(partitions, look=True)
+            return
+        except NoNodeError as error:  # our node, or a lock
+            if resting_on is not None and error.path.startswith((f"{paths.OWNERS}/", f"{paths.ASSIGNMENTS}/")):
+                await self._give_up(partitions, look=True)
+                return
+            if self._us.share is not None and error.path == paths.member(self._us.name):
+                self._us.share.gone = True
+            await self._us.restore()
+            return
+        except OutcomeUnknownError:
+            self._us.written = None
+            return
+        self._us.written = report
+        self._held.difference_update(partitions)
+        self._tell_what_runs()
+        if self._us.share is not None and self._member.leaving:
+            self._us.share.gone = True
+        self.want.set()  # for who has opened one of them again meanwhile
+        for partition in partitions:
+            done = self._leaving.pop(partition)
+            if not done.done():
+                done.set_result(None)
