@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
-from aiokcc.core.ledger import MOST_AT_ONCE
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Crossing, Cut, Mark, Report
-from aiokcc.core.run import Settings
+from aiokcc.core.run import MOST_AT_ONCE, Settings
 
 __all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
 

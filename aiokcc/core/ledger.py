@@ -13,24 +13,22 @@ all that every lane has crossed is said in one report, so that it takes no more 
 
 from __future__ import annotations
 
-import enum
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from aiokcc.core.lane import NEVER, Lane, LaneState
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Crossing, Report
+from aiokcc.core.progress import Crossing, Report
+from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
-__all__ = ["MOST_AT_ONCE", "Lane", "LaneState", "Ledger", "gathered"]
+__all__ = ["Ledger", "gathered"]
 
-_NEVER: Final = -1
 _CLOSED: Final = Limit((0,))
-MOST_AT_ONCE: Final = 8
-"""Boundaries that one report tells of, and one advance closes: half of the ring of cuts."""
 _MOST_MARKS: Final = 4000
 """Of further boundaries in one report: far below the store's 1 MB."""
 
@@ -38,79 +36,6 @@ _MOST_MARKS: Final = 4000
 def gathered(period: int, lookahead: int) -> int:
     """For :attr:`Ledger.gathers`: half of what is open lies between two milestones; the other half is to go on in."""
     return period * min((lookahead + 1) // 2, MOST_AT_ONCE)
-
-
-class LaneState(enum.Enum):
-    """Where a partition stands."""
-
-    RUNNING = "running"
-    """Has work below the limit, as far as we know. Ends by blocking, idling or finishing."""
-    BLOCKED = "blocked"
-    """The next record is at or past the limit. Ends when the limit passes it."""
-    IDLE = "idle"
-    """At the end of the log, looked up under this limit. Ends with the limit, or with a record."""
-    FINISHED = "finished"
-    """Nothing more before the run's end. Final."""
-
-
-class Lane:
-    """One partition of this member. ``late_below <= ts < open_below`` is the whole test of an open gate."""
-
-    __slots__ = (
-        "crossings",
-        "idle_at",
-        "late_below",
-        "name",
-        "offset",
-        "open_below",
-        "owned",
-        "partition",
-        "state",
-        "ts",
-    )
-
-    def __init__(self, partition: Partition) -> None:
-        self.partition = partition
-        self.name = str(partition)
-        self.owned = False
-        """Whether we hold its lock in the present session. Nothing passes and nothing is reported otherwise."""
-        self.state = LaneState.RUNNING
-        self.ts = 0
-        self.offset: int | None = None
-        self.idle_at = _NEVER
-        self.crossings: dict[int, tuple[int, int | None]] = {}
-        """For each open boundary that was crossed: timestamp and offset of the first record at or past it."""
-        self.late_below = 0
-        """Records below it belong to a closed period: they pass, and are late."""
-        self.open_below = 0
-        """Records from here on need a second look: a boundary to note down, or the limit."""
-
-    def arrived(self, limit: Limit) -> bool:
-        """Whether the lane is ours and has nothing left before the limit's floor."""
-        if not self.owned:
-            return False
-        if self.state is LaneState.FINISHED or limit.floor in self.crossings:
-            return True
-        if self.state is LaneState.BLOCKED:
-            return self.ts >= limit.floor
-        return self.state is LaneState.IDLE and self.idle_at == limit.floor
-
-    def entry(self, limit: Limit) -> str:
-        """What to report for the limit's floor. Where it was crossed counts first, even if the lane has finished since."""
-        crossing = self.crossings.get(limit.floor)
-        if crossing is not None:
-            return _entry(str(crossing[0]), crossing[1])
-        if self.state is LaneState.FINISHED:
-            return _entry(FINISHED, self.offset)
-        if self.state is LaneState.BLOCKED and self.ts >= limit.floor:
-            return _entry(str(self.ts), self.offset)
-        if self.state is LaneState.IDLE and self.idle_at == limit.floor:
-            return _entry(IDLE, self.offset)
-        return RUNNING
-
-
-def _entry(word: str, offset: int | None) -> str:
-    return word if offset is None else f"{word}@{offset}"
 
 
 class Ledger:
@@ -314,10 +239,10 @@ class Ledger:
             elif state is LaneState.IDLE:
                 state = lane.state = LaneState.RUNNING
             if not lane.owned:
-                lane.open_below = _NEVER
+                lane.open_below = NEVER
                 missing += 1
             elif state is LaneState.FINISHED:
-                lane.open_below = _NEVER
+                lane.open_below = NEVER
             else:
                 lane.open_below = value
                 missing += value not in crossings
@@ -461,7 +386,7 @@ class Ledger:
     def _set_thresholds(self, lane: Lane) -> None:
         limit = self.limit
         if not lane.owned or limit.mode is Mode.END or lane.state is LaneState.FINISHED:
-            lane.open_below = _NEVER
+            lane.open_below = NEVER
         elif limit.mode is Mode.OPEN:
             lane.open_below = MAX_LIMIT
         else:

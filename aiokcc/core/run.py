@@ -18,6 +18,8 @@ from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_member"]
 
 CUT_SLOTS: Final = 16
+MOST_AT_ONCE: Final = CUT_SLOTS // 2
+"""Boundaries that one report tells of, and one advance closes."""
 MAX_LOOKAHEAD: Final = 1000
 MANAGED: Final = "assignment=managed"
 """Stands at the end of the source of a managed group, so that nobody joins it who would take what he likes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from aiokcc.core.ledger import Lane, LaneState
+from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp
 from aiokcc.core.progress import Span

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.ledger import LaneState, Ledger, gathered
+from aiokcc.core.lane import LaneState
+from aiokcc.core.ledger import Ledger, gathered
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import (

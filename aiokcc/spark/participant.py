@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from aiokcc.core.ledger import LaneState
+from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Span

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiokcc.core import paths
-from aiokcc.core.ledger import Lane, LaneState
+from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.partitions import Partition
 from tests.property.actors import Member, Write
 from tests.property.ground import Ground

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
-from aiokcc.core.ledger import MOST_AT_ONCE, Lane, LaneState, Ledger, gathered
+from aiokcc.core.ledger import Ledger, gathered
 from aiokcc.core.limit import END, Limit, Request
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
 from aiokcc.core.progress import Crossing, Cut, Mark, Report
-from aiokcc.core.run import Settings
+from aiokcc.core.run import MOST_AT_ONCE, Settings
 from aiokcc.errors import CorruptNodeError
 from tests.unit.naming import brief
 

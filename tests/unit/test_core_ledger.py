@@ -9,7 +9,8 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aiokcc.core.ledger import Lane, LaneState, Ledger
+from aiokcc.core.lane import Lane, LaneState
+from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import END, OPEN, Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP

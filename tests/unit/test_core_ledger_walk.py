@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from aiokcc.core.ledger import Lane, Ledger
+from aiokcc.core.lane import Lane
+from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import UsageError

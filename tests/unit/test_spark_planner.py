@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiokcc.core.ledger import LaneState
+from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds

@@ -1,0 +1,88 @@
+"""One partition of a member: where it stands, and what it has crossed."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from aiokcc.core.limit import Limit
+from aiokcc.core.partitions import Partition
+from aiokcc.core.progress import FINISHED, IDLE, RUNNING
+
+__all__ = ["NEVER", "Lane", "LaneState"]
+
+NEVER: Final = -1
+"""No limit, and no timestamp."""
+
+
+class LaneState(enum.Enum):
+    """Where a partition stands."""
+
+    RUNNING = "running"
+    """Has work below the limit, as far as we know. Ends by blocking, idling or finishing."""
+    BLOCKED = "blocked"
+    """The next record is at or past the limit. Ends when the limit passes it."""
+    IDLE = "idle"
+    """At the end of the log, looked up under this limit. Ends with the limit, or with a record."""
+    FINISHED = "finished"
+    """Nothing more before the run's end. Final."""
+
+
+class Lane:
+    """One partition of this member. ``late_below <= ts < open_below`` is the whole test of an open gate."""
+
+    __slots__ = (
+        "crossings",
+        "idle_at",
+        "late_below",
+        "name",
+        "offset",
+        "open_below",
+        "owned",
+        "partition",
+        "state",
+        "ts",
+    )
+
+    def __init__(self, partition: Partition) -> None:
+        self.partition = partition
+        self.name = str(partition)
+        self.owned = False
+        """Whether we hold its lock in the present session. Nothing passes and nothing is reported otherwise."""
+        self.state = LaneState.RUNNING
+        self.ts = 0
+        self.offset: int | None = None
+        self.idle_at = NEVER
+        self.crossings: dict[int, tuple[int, int | None]] = {}
+        """For each open boundary that was crossed: timestamp and offset of the first record at or past it."""
+        self.late_below = 0
+        """Records below it belong to a closed period: they pass, and are late."""
+        self.open_below = 0
+        """Records from here on need a second look: a boundary to note down, or the limit."""
+
+    def arrived(self, limit: Limit) -> bool:
+        """Whether the lane is ours and has nothing left before the limit's floor."""
+        if not self.owned:
+            return False
+        if self.state is LaneState.FINISHED or limit.floor in self.crossings:
+            return True
+        if self.state is LaneState.BLOCKED:
+            return self.ts >= limit.floor
+        return self.state is LaneState.IDLE and self.idle_at == limit.floor
+
+    def entry(self, limit: Limit) -> str:
+        """What to report for the limit's floor. Where it was crossed counts first, even if the lane has finished since."""
+        crossing = self.crossings.get(limit.floor)
+        if crossing is not None:
+            return _entry(str(crossing[0]), crossing[1])
+        if self.state is LaneState.FINISHED:
+            return _entry(FINISHED, self.offset)
+        if self.state is LaneState.BLOCKED and self.ts >= limit.floor:
+            return _entry(str(self.ts), self.offset)
+        if self.state is LaneState.IDLE and self.idle_at == limit.floor:
+            return _entry(IDLE, self.offset)
+        return RUNNING
+
+
+def _entry(word: str, offset: int | None) -> str:
+    return word if offset is None else f"{word}@{offset}"
