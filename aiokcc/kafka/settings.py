@@ -34,7 +34,8 @@ _OURS: Final = {
     "consumer_timeout_ms": "a replay waits for the group, not for a clock",
 }
 _MOST_BYTES: Final = 2**31 - 1
-"""Kafka's protocol counts what is to be fetched in 32 bits."""
+"""Kafka's protocol counts what is to be fetched in 32 bits. With more aiokafka fetches nothing, and says nothing."""
+_IN_32_BITS: Final = ("max_partition_fetch_bytes", "fetch_max_bytes", "fetch_min_bytes", "fetch_max_wait_ms")
 _CHOICES: Final = {
     "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "sasl_mechanism": ("PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"),
@@ -235,6 +236,8 @@ def check_consumer(settings: Mapping[str, Any]) -> None:
             raise UsageError(f"{name} is no setting of aiokafka's consumer, nor one of replay's{hint}")
         if name in _CHOICES:
             _choice(name, value, _CHOICES[name])
+        if name in _IN_32_BITS:
+            _count(name, value, 0, _MOST_BYTES)
 
 
 def _choice(what: str, value: object, choices: Sequence[str]) -> None:

@@ -128,6 +128,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"buffer_records": 0}, "buffer_records is 0; expected a whole number from 1 up"),
     ({"buffer_bytes": 1.5}, "buffer_bytes is 1.5"),
     ({"buffer_bytes": 2**31}, "buffer_bytes is 2147483648; expected at most 2147483647"),
+    ({"max_partition_fetch_bytes": 2**31}, "max_partition_fetch_bytes is 2147483648; expected at most 2147483647"),
+    ({"fetch_max_bytes": "1MB"}, "fetch_max_bytes is '1MB'; expected a whole number from 0 up"),
     ({"isolation_level": "serializable"}, "isolation_level is 'serializable'"),
     ({"lookahead": -1}, "lookahead -1"),
     ({"caught_up": "sleep"}, '"follow", or "release"'),
