@@ -14,6 +14,7 @@ all that every lane has crossed is said in one report, so that it takes no more 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
@@ -56,8 +57,8 @@ class Ledger:
         """Under lookahead, boundaries are reported when a multiple of this is crossed; 0: each at once."""
         self.hurries = False
         """Whether what was crossed under this limit has waited long enough to be reported."""
-        self._behind: Lane | None = None
-        """One of the lanes for which that waits."""
+        self._behind: deque[Lane] | None = None
+        """The lanes for which that may wait, from the first that was found to be one; None: not looked up yet."""
         self._missing = 0
         self._said: Report | None = None
         """The last report, while nothing has happened that could change it."""
@@ -68,6 +69,7 @@ class Ledger:
         """A partition this member is going to run. It blocks the report until it is owned and has arrived."""
         lane = Lane(partition)
         lane.late_below = self.late_below
+        self._behind = None
         self.lanes = dict(sorted([*self.lanes.items(), (partition, lane)]))
         self._set_thresholds(lane)
         self._recount()
@@ -189,6 +191,7 @@ class Ledger:
                 unread = (lane.ts, lane.offset)
                 lane.crossings = {b: c for b, c in lane.crossings.items() if c != unread}
             lane.state = LaneState.RUNNING
+            self._behind = None
             self._set_thresholds(lane)
             self._missing += arrived - lane.arrived(self.limit)
 
@@ -198,9 +201,10 @@ class Ledger:
         """A limit was read. False: it is not later than the one we know, which a late read may well be."""
         if not self.limit.precedes(limit):
             return False
-        previous, self.limit, self.hurries = self.limit, limit, False
+        previous, self.limit = self.limit, limit
+        self.hurries, self._behind = False, None
         if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
-            self.late_below = max(self.late_below, previous.floor)
+            self.late_below = max(self.late_below, previous.floor, limit.closed)
             if len(limit.boundaries) == len(previous.boundaries) == 1:
                 self._step(previous.boundaries[0], limit.boundaries[0])
                 return True
@@ -283,10 +287,11 @@ class Ledger:
         half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
         milestone = next((b for b in half if b % self.gathers == 0), half[-1])
         behind = self._behind
-        if behind is None or behind.state is not LaneState.RUNNING or milestone in behind.crossings:
-            running = (lane for lane in self.lanes.values() if lane.state is LaneState.RUNNING)
-            behind = self._behind = next((lane for lane in running if milestone not in lane.crossings), None)
-        return behind is None
+        if behind is None:
+            behind = self._behind = deque(self.lanes.values())
+        while behind and (behind[0].state is not LaneState.RUNNING or milestone in behind[0].crossings):
+            behind.popleft()
+        return not behind
 
     def positions(self, boundary: int | None = None) -> dict[Partition, int]:
         """Where each lane crossed this boundary, by default the floor, or stands: the first offset not processed, if known."""
@@ -354,7 +359,9 @@ class Ledger:
 
     def _crossed_by_all(self) -> list[Crossing]:
         result: list[Crossing] = []
-        most = min(MOST_AT_ONCE - 1, _MOST_MARKS // len(self.lanes))
+        if not all(lane.owned for lane in self.lanes.values()):  # what they crossed is not ours to tell at present
+            return result
+        most = min(MOST_AT_ONCE - 1, max(1, _MOST_MARKS // len(self.lanes)))
         for boundary in itertools.islice(self.limit.boundaries, 1, 1 + most):
             least: int | None = None
             marks: list[str] = []

@@ -3,12 +3,13 @@
 While the gate works, the node holds the open boundaries in descending order: the first is the limit, the last is the
 *floor*, the boundary that closes next. Without lookahead the two are the same and the node holds one number. With a
 lookahead of ``k`` there are ``k + 1`` of them: participants run up to the limit while the floor waits for the slowest. The
-boundaries stand in the node because a changed period must not move one that somebody may have crossed already.
+boundaries stand in the node because a changed period must not move one that somebody may have crossed already. There several
+may close at once, and the last that did stands behind them: records below it are late.
 
 ::
 
     1700000060000                                one period at a time
-    1700000180000 1700000120000 1700000060000    lookahead of two
+    1700000180000 1700000120000 1700000060000 after 1700000000000    lookahead of two
     open                                         released: everything passes, for good
     end                                          the run is over: nothing passes any more
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from aiokcc.core.periods import MAX_LIMIT, boundary_after
@@ -47,6 +48,8 @@ class Limit:
 
     boundaries: tuple[int, ...] = ()
     mode: Mode = Mode.GATED
+    closed: int = field(default=0, compare=False)
+    """The boundary that closed last, where there is lookahead; otherwise it is the one before."""
 
     @property
     def value(self) -> int:
@@ -76,20 +79,24 @@ class Limit:
     def after(self, ts: int, period: int, lookahead: int, end: int | None) -> Limit:
         """The limit once nobody has anything left before ``ts``: the floor is the first boundary after it."""
         kept = tuple(b for b in self.boundaries if b > ts)
-        return self._extended(kept or (boundary_after(ts, period),), period, lookahead, end)
+        closed = self.floor if lookahead else 0
+        return self._extended(kept or (boundary_after(ts, period),), period, lookahead, end, closed)
 
     @classmethod
-    def _extended(cls, boundaries: tuple[int, ...], period: int, lookahead: int, end: int | None) -> Limit:
+    def _extended(
+        cls, boundaries: tuple[int, ...], period: int, lookahead: int, end: int | None, closed: int = 0
+    ) -> Limit:
         last = MAX_LIMIT if end is None else end
         chain = [min(b, last) for b in boundaries]
         while len(chain) <= lookahead and chain[-1] < last:
             chain.append(min(boundary_after(chain[-1], period), last))
-        return cls(tuple(dict.fromkeys(chain)))
+        return cls(tuple(dict.fromkeys(chain)), closed=closed)
 
     def encode(self) -> bytes:
         """The node's content."""
         if self.mode is Mode.GATED:
-            return " ".join(map(str, reversed(self.boundaries))).encode()
+            after = f" after {self.closed}" if self.closed else ""
+            return f"{' '.join(map(str, reversed(self.boundaries)))}{after}".encode()
         return self.mode.name.lower().encode()
 
     @classmethod
@@ -99,13 +106,20 @@ class Limit:
             return OPEN
         if data.strip() == b"end":
             return END
-        words = data.split(maxsplit=_MAX_LOOKAHEAD + 1)
-        if not words or len(words) > _MAX_LOOKAHEAD + 1 or not all(w.isdigit() and len(w) <= 19 for w in words):
+        words = data.split(maxsplit=_MAX_LOOKAHEAD + 3)
+        closed = b"0"
+        if words[-2:-1] == [b"after"]:
+            words, closed = words[:-2], words[-1]
+        if not words or len(words) > _MAX_LOOKAHEAD + 1 or not all(map(_is_number, [*words, closed])):
             raise CorruptNodeError(path, data, _LIMIT_FORM)
         boundaries = tuple(int(w) for w in reversed(words))
-        if boundaries[-1] > MAX_LIMIT or any(a >= b for a, b in itertools.pairwise(boundaries)):
+        if boundaries[-1] > MAX_LIMIT or any(a >= b for a, b in itertools.pairwise((int(closed) - 1, *boundaries))):
             raise CorruptNodeError(path, data, _LIMIT_FORM)
-        return cls(boundaries)
+        return cls(boundaries, closed=int(closed))
+
+
+def _is_number(word: bytes) -> bool:
+    return word.isdigit() and len(word) <= 19
 
 
 OPEN: Final = Limit(mode=Mode.OPEN)

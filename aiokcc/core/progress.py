@@ -133,17 +133,15 @@ class Report:
     def at(self, floor: int) -> Crossing | None:
         """What the report says of this floor, if it says that nothing is left before it. It must be one that counts.
 
-        Where a boundary was crossed stays true, and what is blocked behind a floor has crossed that too. Idle is of no floor
-        but the report's own.
+        Where a boundary was crossed stays true. What is blocked behind a floor has crossed that too; but a report that tells of
+        several boundaries is asked for no other: a pipeline may be past all of them, and say for each where it lies. Idle is of
+        no floor but the report's own.
         """
-        found = Crossing(self.limit, self.minimum, self.marks)
-        for crossing in self.further:
-            if crossing.boundary > floor:
-                break
-            found = crossing
-        if found.minimum is not None and found.minimum < floor:
-            return None
-        return None if self.idle and self.limit != floor else found
+        told = (Crossing(self.limit, self.minimum, self.marks), *self.further)
+        found = next((crossing for crossing in told if crossing.boundary == floor), None)
+        if found is None and not self.idle and (not self.further or told[-1].minimum is None):
+            found = told[-1]
+        return found if found is not None and (found.minimum is None or found.minimum >= floor) else None
 
     def supersedes(self, written: Report | None) -> bool:
         """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not.
@@ -152,10 +150,11 @@ class Report:
         """
         if written is None or self.generation != written.generation or (self.idle and self.limit != written.limit):
             return True
-        if self.entries == written.entries:
-            return False
-        said = Crossing(self.limit, self.minimum, self.marks) in written.further
-        return not said or self.entries.keys() != written.entries.keys()
+        if self.limit == written.limit or self.running or not written.further:
+            return self.entries != written.entries
+        said = written.at(self.limit)
+        is_said = said is not None and (said.minimum, said.marks) == (self.minimum, self.marks)
+        return not is_said or self.entries.keys() != written.entries.keys()
 
     def encode(self) -> bytes:
         """The node's content."""

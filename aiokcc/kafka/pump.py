@@ -177,7 +177,10 @@ class Pump:
             stream = self._streams.get(tp)
             if stream is None or not self._consumer.assignment() >= {tp}:  # revoked meanwhile
                 continue
-            stream.moved_to(await self._cluster.ask(self._consumer.position(tp), "ask for our position in"))
+            position = await self._cluster.ask(self._consumer.position(tp), "ask for our position in")
+            if not stream.hungry:  # what was fetched counts as read when the first of it is taken
+                continue
+            stream.moved_to(position)
             self._rest(tp, stream)
             if not stream.complete and stream.wants_end:
                 unknown.append(tp)

@@ -275,7 +275,7 @@ class Incarnation:
             return
         self._late_timer = None
         self.late = True
-        self.say.set()
+        self.member.arrived()
 
     def linger(self) -> None:
         """There is something to say, and soon there may be more of it. Say it before long, whatever comes."""

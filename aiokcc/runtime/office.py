@@ -288,6 +288,8 @@ class Office:
     def _own_report(self) -> Report | None:
         """Our own report needs no trip through the store: it is written with the advance it leads to."""
         ledger = self._member.ledger
+        if not ledger.due and ledger.ready:
+            self._us.linger()
         own = ledger.report() if ledger.due else None
         if own is None or own.generation != self.epoch:
             self._leader.reports.pop(self._us.name, None)

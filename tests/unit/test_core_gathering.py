@@ -147,10 +147,14 @@ def test_who_is_not_past_the_floor_is_past_nothing(entry: str) -> None:
 def test_what_a_report_says_of_a_floor() -> None:
     report = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, 35, ("3",)),))
     assert report.at(10) == Crossing(10, 12, ("1",))
-    assert report.at(20) == report.at(30) == report.at(35) == Crossing(20, 35, ("3",))
-    assert report.at(36) is None
-    assert report.at(12) == Crossing(10, 12, ("1",))
-    assert report.at(13) is None, "another boundary, before the one that it tells of"
+    assert report.at(20) == Crossing(20, 35, ("3",))
+    assert report.at(30) is None, "it tells of others"
+    assert report.at(12) is None
+    plain = Report(3, 10, {"orders.0": "35@1"}, 35, marks=("1",))
+    assert plain.at(10) == plain.at(30) == plain.at(35) == Crossing(10, 35, ("1",)), "blocked behind them"
+    assert plain.at(36) is None
+    done = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, None, ("3!",)),))
+    assert done.at(20) == done.at(90) == Crossing(20, None, ("3!",)), "it has finished, and stays so"
 
 
 def test_it_is_not_written_again_for_what_it_says_already() -> None:
@@ -177,6 +181,33 @@ def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
     ledger.see(chain(20, 4))
     ledger.drop(P1)
     assert reported(ledger).supersedes(written)
+
+
+def test_it_is_written_again_where_it_tells_of_others_only() -> None:
+    """Blocked far behind the floor, which others have brought to a boundary that was not told."""
+    ledger, [a] = joined(P0, limit=chain(10, 4), gathers=20)
+    read(ledger, a, 95)
+    written = reported(ledger)
+    assert [c.boundary for c in written.further] == [20, 30, 40]
+    ledger.see(chain(40, 4))
+    assert not reported(ledger).supersedes(written)
+    ledger.see(chain(50, 4))
+    assert written.at(50) is None
+    assert reported(ledger).supersedes(written), "although its entries are the same"
+
+
+def test_while_a_lock_is_lacking_nothing_further_is_told() -> None:
+    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(ledger, a, 12, 25)
+    read(ledger, b, 11, 21)
+    ledger.lose()
+    ledger.generation = 4
+    ledger.claim([P0])
+    report = ledger.report(even_running=True)
+    assert report is not None
+    assert dict(report.entries) == {"orders.0": "12@0"}
+    assert report.further == ()
+    assert Report.decode("/r", report.encode()) == report
 
 
 # -- when it is time ----------------------------------------------------------------------------------------------------
@@ -426,6 +457,66 @@ def test_who_has_said_it_before_does_not_block() -> None:
     assert blockers(chain(20, 3), 3, partitions, {"a": report}, {}, {P0: "a"}) == []
     (blocker,) = blockers(chain(30, 3), 3, partitions, {"a": report}, {}, {P0: "a"})
     assert blocker.state == "running"
+
+
+def test_a_pipeline_that_is_far_ahead_vouches_for_no_boundary_that_it_does_not_tell() -> None:
+    leader = office(chain(10, 30), lookahead=29)
+    ledger, [lane] = joined(P0, limit=leader.limit)
+    ledger.walk(lane, [(end, end // 10) for end in range(10, 301, 10)], reached=140)
+    leader.reports["a"] = reported(ledger)
+    other, [same] = joined(P1, limit=leader.limit)
+    read(other, same, *(n * 10 + 5 for n in range(13)))
+    cuts: list[Cut] = []
+    for _ in range(12):
+        leader.reports["b"] = reported(other)
+        while isinstance(decision := leader.decide(NOW), Advance):
+            cuts += cuts_of(decision)
+            leader.advanced(decision)
+            ledger.see(decision.limit)
+            other.see(decision.limit)
+            if not other.ready:
+                break
+        if reported(ledger).supersedes(leader.reports["a"]):
+            leader.reports["a"] = reported(ledger)
+        if not other.ready:
+            break
+    assert [cut.limit for cut in cuts] == list(range(10, 121, 10))
+    for cut in cuts:
+        assert cut.find(P0) == Mark(cut.limit // 10)
+
+
+# -- late records -------------------------------------------------------------------------------------------------------
+
+
+def test_what_closed_last_is_told_with_the_limit() -> None:
+    limit = chain(10, 3).after(12, 10, 2, None)
+    assert (limit, limit.closed) == (chain(20, 3), 10)
+    assert limit.encode() == b"40 30 20 after 10"
+    again = Limit.decode("/c", limit.encode())
+    assert (again, again.closed) == (limit, 10)
+    jumped = limit.after(55, 10, 2, None)
+    assert (jumped, jumped.closed) == (chain(60, 3), 20), "what was jumped over is open until the jump's end closes"
+    assert Limit((10,)).after(12, 10, 0, None).encode() == b"20"
+    for data in (
+        b"20 after",
+        b"after 10",
+        b"20 after x",
+        b"20 after 30",
+        b"20 after 10 5",
+        b"20 after -1",
+        b"20 10 after",
+    ):
+        with pytest.raises(CorruptNodeError):
+            Limit.decode("/c", data)
+
+
+def test_a_record_of_any_closed_period_is_late() -> None:
+    ledger, [a] = joined(P0, limit=chain(10, 4))
+    limit = chain(10, 4)
+    for ts in (12, 22, 32):
+        limit = limit.after(ts, 10, 3, None)
+    ledger.see(limit)
+    assert a.late_below == 30, "although it had seen nothing after 10"
 
 
 # -- both together ------------------------------------------------------------------------------------------------------

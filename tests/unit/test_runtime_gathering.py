@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import anyio
 import pytest
 
+import aiokcc
 from aiokcc.core.progress import Cut
 from aiokcc.runtime.incarnation import LINGER
 from tests.unit.world import PERIOD, World
@@ -92,3 +94,84 @@ async def test_the_leader_waits_for_its_own_milestone_and_not_for_long(world: Wo
             await world.consume(second, 1, range(0, 8 * PERIOD, PERIOD))
             await slow
     assert advances(world) <= 6
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 7])
+async def test_a_record_of_a_period_that_has_closed_is_late(world: World, lookahead: int) -> None:
+    async with world.connect(lookahead=lookahead) as c:
+        other = asyncio.create_task(world.consume(c, 1, range(0, 60 * PERIOD, PERIOD), finish=False))
+        async with c.gate("orders", 0) as gate:
+            for offset in range(5):
+                await gate.wait_until(offset * PERIOD, offset)
+            await asyncio.sleep(1)
+            assert world.cuts()[-1].limit == 4 * PERIOD
+            await gate.wait_until(4 * PERIOD - 1, 5)
+            assert gate.late == 1
+            other.cancel()
+            await asyncio.wait([other])
+
+
+async def test_a_lane_that_wakes_up_after_the_report_was_due_does_not_hold_the_leader_back(world: World) -> None:
+    """Idle, so not waited for; then busy for a minute, past the floor and before the milestone."""
+    moved: list[float] = []
+    async with world.connect(topics={"orders": 3}, member="leads", lookahead=7) as first:
+        async with world.connect(topics={"orders": 3}, member="follows", lookahead=7) as second:
+            assert world.leader().startswith("leads")
+            began, before = world.time(), world.limit
+
+            async def watch() -> None:
+                while world.limit == before:  # noqa: ASYNC110 - time is virtual
+                    await asyncio.sleep(0.01)
+                moved.append(world.time() - began)
+
+            async def wakes() -> None:
+                async with first.gate("orders", 0) as gate:
+                    await gate.wait_until(PERIOD + 1, 0)
+                    with anyio.move_on_after(0.5):
+                        await gate.idle(offset=1)
+                    await gate.wait_until(PERIOD + 2, 1)
+                    await asyncio.sleep(60)
+
+            async def other(coordinator: aiokcc.Coordinator, number: int, takes: float) -> None:
+                async with coordinator.gate("orders", number) as gate:
+                    await gate.wait_until(1, 0)
+                    await asyncio.sleep(takes)
+                    await gate.wait_until(50 * PERIOD, 1)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(watch)
+                tasks.start_soon(wakes)
+                tasks.start_soon(other, first, 1, 0.2)
+                tasks.start_soon(other, second, 2, 1)
+                await asyncio.sleep(30)
+                tasks.cancel_scope.cancel()
+    assert moved
+    assert moved[0] < 1 + 2 * LINGER + 0.1
+
+
+async def test_a_lock_that_another_has_taken_does_not_spoil_the_report(world: World) -> None:
+    """X loses its session, y takes one of its partitions; what x has crossed there before is not x's to tell."""
+    settings = {"topics": {"orders": 3}, "lookahead": 7, "claim_timeout": 1000}
+    async with (
+        world.connect(member="z", **settings) as z,
+        world.connect(member="x", **settings) as x,
+        world.connect(member="y", **settings) as y,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def run(coordinator: aiokcc.Coordinator, number: int, takes: float) -> None:
+            async with coordinator.gate("orders", number) as gate:
+                for offset, ts in enumerate((1, 50 * PERIOD)):
+                    if offset >= (gate.resume_offset or 0):
+                        await gate.wait_until(ts, offset)
+                        await asyncio.sleep(takes)
+
+        for coordinator, number, takes in ((x, 0, 0), (x, 1, 0), (z, 2, 30)):
+            tasks.start_soon(run, coordinator, number, takes)
+        await asyncio.sleep(3)
+        tasks.start_soon(run, y, 1, 0)
+        await asyncio.sleep(3)
+        await world.expire(x)
+        await asyncio.sleep(60)
+        assert world.limit.floor == 51 * PERIOD
+        tasks.cancel_scope.cancel()
