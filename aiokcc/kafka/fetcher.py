@@ -47,12 +47,14 @@ _HAS: Final = {
 class AtHand:
     """Records that were fetched, to be taken list by list. What it knows nothing of is to be had from the consumer.
 
-    aiokafka fetches a partition again when nothing of it is left unread; then it has nothing until that has come. Here what was
-    fetched counts as read as soon as the first list of it is taken, so that the next fetch is made while this one is used up.
+    aiokafka fetches a partition again when nothing of it is left unread; then it has nothing until that has come. ``ahead``:
+    what was fetched counts as read as soon as the first list of it is taken, so that the next fetch is made while this one is
+    used up. That is for runs with an end: a partition at the end of its log keeps the broker's answer open for all the others.
     """
 
-    def __init__(self, fetcher: Any = None) -> None:
+    def __init__(self, fetcher: Any = None, *, ahead: bool = False) -> None:
         self._fetcher = fetcher
+        self._ahead = ahead
         self._opened: dict[TopicPartition, tuple[_PlainRecords, Any]] = {}
         """What is being used up, and the assignment under which it was fetched."""
 
@@ -63,25 +65,40 @@ class AtHand:
         """
         if self._fetcher is None:
             return None
+        if not self._ahead:
+            return self._take_in_place(partition, most)
         opened = self._opened.get(partition)
         records = opened[0] if opened is not None and opened[1].active else self._open(partition, end)
         if records is None:
             return None
         found = records.take(most)
         if records.is_empty:
-            del self._opened[partition]
+            self.forget(partition)
         return found
 
     def forget(self, partition: TopicPartition) -> None:
-        """Nothing more will be taken of this partition."""
-        self._opened.pop(partition, None)
+        """Nothing more will be taken of what was fetched of this partition."""
+        opened = self._opened.pop(partition, None)
+        if opened is not None:
+            opened[0].release()
+
+    def _take_in_place(self, partition: TopicPartition, most: int) -> list[Any] | None:
+        """What ``getmany`` does with one partition of which records are at hand, without what it does before and after."""
+        fetched, records = self._fetched(partition)
+        if records is None:
+            return None
+        found = records.take(most)
+        fetched._update_position()
+        if records.is_empty:
+            self._is_read(partition)
+            records.release()
+        return found
 
     def _open(self, partition: TopicPartition, end: int | None) -> _PlainRecords | None:
         """What ``getmany`` would do if it took all of it."""
-        self._opened.pop(partition, None)
-        fetched = self._fetcher._records.get(partition)
-        records = getattr(fetched, "_partition_records", None)
-        if type(records) is not _PlainRecords or not fetched.check_assignment(partition):
+        self.forget(partition)
+        fetched, records = self._fetched(partition)
+        if records is None:
             return None
         assignment, behind = fetched._assignment, records.find_end()
         state = assignment.state_value(partition)
@@ -89,12 +106,22 @@ class AtHand:
         if end is not None and behind >= end:
             state.pause()
         self._opened[partition] = records, assignment
-        del self._fetcher._records[partition]
-        self._fetcher._notify(self._fetcher._wait_consume_future)
+        self._is_read(partition)
         return records
 
+    def _fetched(self, partition: TopicPartition) -> tuple[Any, _PlainRecords | None]:
+        fetched = self._fetcher._records.get(partition)
+        records = getattr(fetched, "_partition_records", None)
+        usable = type(records) is _PlainRecords and fetched.check_assignment(partition)
+        return fetched, records if usable else None
 
-def prepare_fetcher(consumer: AIOKafkaConsumer) -> AtHand:
+    def _is_read(self, partition: TopicPartition) -> None:
+        """So that more of it is fetched."""
+        del self._fetcher._records[partition]
+        self._fetcher._notify(self._fetcher._wait_consume_future)
+
+
+def prepare_fetcher(consumer: AIOKafkaConsumer, *, ahead: bool = False) -> AtHand:
     """To be called when the consumer has started, before it is told its partitions."""
     fetcher: Any = getattr(consumer, "_fetcher", None)
     if hasattr(fetcher, "_prefetch_backoff"):
@@ -105,7 +132,7 @@ def prepare_fetcher(consumer: AIOKafkaConsumer) -> AtHand:
         return AtHand()
     fetcher._records = _Fetched()
     takes = _names_of(FetchResult.__init__) == _RESULT_OF and hasattr(fetcher, "_wait_consume_future")
-    return AtHand(fetcher) if takes else AtHand()
+    return AtHand(fetcher, ahead=ahead) if takes else AtHand()
 
 
 def _names_of(function: Any) -> tuple[str, ...]:
@@ -203,6 +230,11 @@ class _PlainRecords(PartitionRecords):  # type: ignore[misc]
         self._records = batches = _Batches(self._records)
         last = batches.left[-1] if batches.left else self._batch
         return self.next_fetch_offset if last is None else int(last.next_offset)
+
+    def release(self) -> None:
+        """Let go of what was fetched: the generator, which nobody has started, would keep it until the garbage is collected."""
+        self._records_iterator = None
+        self._batch, self._left = None, iter(())
 
     @property
     def is_empty(self) -> bool:

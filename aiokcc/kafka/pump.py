@@ -50,7 +50,7 @@ class Pump:
     """Fetches for the streams of one process."""
 
     def __init__(
-        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, batch: int
+        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, ahead: bool, batch: int
     ) -> None:
         self._consumer = consumer
         self._wanted = Signal()
@@ -63,7 +63,7 @@ class Pump:
         self._unbroken = 0
         self._heard = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
-        self._at_hand = prepare_fetcher(consumer)
+        self._at_hand = prepare_fetcher(consumer, ahead=ahead)
 
     def wake(self) -> None:
         """A stream waits for records, or wants to know anew whether it is at its end: the running fetch left it out."""

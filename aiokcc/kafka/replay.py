@@ -112,8 +112,9 @@ def replay(
     :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
     :param dead_letter: a function of (record, reason), for the policies that say so
     :param buffer_records: how many records of a partition are unpacked at a time, and held at most while it waits
-    :param buffer_bytes: how much of a partition is held at most beside them, as the broker has sent it: half of it is used up
-        while the other half is fetched, so aiokafka's ``max_partition_fetch_bytes`` is half of it. A single batch may be larger
+    :param buffer_bytes: how much of a partition is held at most beside them, as the broker has sent it, a single larger batch
+        excepted. In a run with an end half of it is used up while the other half is fetched, so it sets aiokafka's
+        ``max_partition_fetch_bytes`` to half of it; elsewhere, with deserializers and in a Kafka group, to all of it
     :param store_options: for the store behind a URL
     :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
 
@@ -409,14 +410,16 @@ class Replay:
         settings, member = self._settings, self._member
         if isinstance(settings.start, int):
             member.ledger.closed(settings.start)
-        half = max(1, settings.buffer_bytes // 2)  # while one fetch is used up, the next is made
-        bounded = {"max_partition_fetch_bytes": half, **consumer_settings(settings)}
+        ahead = settings.fetches_ahead
+        size = max(1, settings.buffer_bytes // 2) if ahead else settings.buffer_bytes
+        bounded = {"max_partition_fetch_bytes": size, **consumer_settings(settings)}
         # Nobody polls while all wait at the gate or in a handler: aiokafka would leave Kafka's group then, and would not join
         # again before it is polled, which nobody does who has no partitions. Whether we live, the store's session tells.
         consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
-            pump = Pump(consumer, self._cluster, member, assigns=not settings.by_group, batch=settings.buffer_records)
+            how = {"assigns": not settings.by_group, "ahead": ahead}
+            pump = Pump(consumer, self._cluster, member, **how, batch=settings.buffer_records)
             commits = committer(settings, consumer, self._cluster, member)
             released = asyncio.Event()
 

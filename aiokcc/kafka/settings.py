@@ -78,6 +78,12 @@ class ReplaySettings:
     """Further settings of the aiokafka consumer."""
 
     @property
+    def fetches_ahead(self) -> bool:
+        """Whether a partition is fetched while what was fetched of it is used up."""
+        plain = not any(self.consumer.get(name) for name in ("key_deserializer", "value_deserializer"))
+        return plain and self.end is not None and not self.by_group
+
+    @property
     def source(self) -> str:
         """What all members must share, in words."""
         start = self.start if isinstance(self.start, str) else format_time(self.start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from aiokcc.kafka import fetcher
 from aiokcc.kafka.fetcher import _PlainRecords, prepare_fetcher
 from tests import kafka_topics
 from tests.kafka_topics import Row
-from tests.replays import at, replaying, topic
+from tests.replays import alive, at, replaying, topic
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +39,7 @@ async def consuming(
 
 
 async def take(
-    kafka: local.Kafka, name: str, *, size: int = 7, offset: int = 0, **settings: Any
+    kafka: local.Kafka, name: str, *, ahead: bool = True, size: int = 7, offset: int = 0, **settings: Any
 ) -> tuple[list[Any], int]:
     """As `read`, without asking aiokafka for more than to fetch."""
     partition, found = TopicPartition(name, 0), []
@@ -46,7 +47,7 @@ async def take(
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
         await consumer.start()
         stack.push_async_callback(consumer.stop)
-        at_hand = prepare_fetcher(consumer).take
+        at_hand = prepare_fetcher(consumer, ahead=ahead).take
         consumer.assign([partition])
         consumer.seek(partition, offset)
         end = (await consumer.end_offsets([partition]))[partition]
@@ -101,8 +102,8 @@ async def test_the_same_records(
     taken = short_ways(monkeypatch)
     ours = await read(kafka, name, prepared=True, offset=offset)
     assert ours == theirs
-    for size in (1, 7, 41, 1000):
-        assert await take(kafka, name, offset=offset, size=size) == theirs
+    for size in (1, 2, 7, 41, 1000):
+        assert await take(kafka, name, ahead=size % 2 == 1, offset=offset, size=size) == theirs
     assert [r.offset for r in ours[0]] == list(range(offset, 41))
     assert taken, "the short way was taken"
 
@@ -118,7 +119,8 @@ async def test_the_same_of_transactions(kafka: local.Kafka, isolation_level: str
     assert len(theirs[0]) == (13 if isolation_level == "read_committed" else 18)
     assert await read(kafka, name, prepared=True, isolation_level=isolation_level) == theirs
     if isolation_level == "read_uncommitted":  # what a transaction has aborted is left to aiokafka
-        assert await take(kafka, name, isolation_level=isolation_level) == theirs
+        for ahead in (True, False):
+            assert await take(kafka, name, ahead=ahead, isolation_level=isolation_level) == theirs
 
 
 async def test_deserializers_are_left_to_aiokafka(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +211,7 @@ async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.K
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"7") for n in range(20)])
     partition = TopicPartition(name, 0)
     async with asyncio.timeout(20), consuming(kafka, name, prepared=False) as consumer:
-        at_hand = prepare_fetcher(consumer).take
+        at_hand = prepare_fetcher(consumer, ahead=True).take
         consumer.seek(partition, 0)
         await consumer._fetcher._create_fetch_waiter()
         consumer.seek(partition, 11)
@@ -258,3 +260,31 @@ async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeyp
     async with replaying(kafka, name) as replay:
         with pytest.raises(KafkaError, match=f"could not fetch from Kafka: .*a batch of {name}.0"):
             await replay.run(lambda _: None)
+
+
+@pytest.mark.parametrize("settings", [{}, {"end": None}, {"lookahead": 7}], ids=str)
+async def test_what_was_used_up_is_let_go_at_once(kafka: local.Kafka, settings: dict[str, Any]) -> None:
+    """Without waiting for the garbage collector: what is held is what the buffer may hold."""
+    name = await topic(kafka, [at(n / 1000) for n in range(20_000)])
+    most, seen = 0, 0
+    done = asyncio.Event()
+
+    async def handle(record: Any) -> None:
+        nonlocal most, seen
+        seen += 1
+        if seen % 500 == 0:
+            most = max(most, len([f for f in alive(PartitionRecords) if f._tp.topic == name]))
+        if seen == 20_000:
+            done.set()
+
+    gc.collect()
+    gc.disable()
+    try:
+        async with asyncio.timeout(30), replaying(kafka, name, buffer_bytes=40_000, **settings) as replay:
+            running = asyncio.ensure_future(replay.run(handle))
+            await done.wait()
+            replay.stop()
+            await running
+    finally:
+        gc.enable()
+    assert 0 < most <= 4
