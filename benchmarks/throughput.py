@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lookahead",
         type=int,
-        default=8,
+        default=15,
         metavar="N",
         help="periods that three processes may lie apart, in a case of its own",
     )
