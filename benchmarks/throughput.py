@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=15,
         metavar="N",
-        help="periods that three processes may lie apart, in a case of its own",
+        help="periods that partitions may lie apart, in cases of their own",
     )
     parser.add_argument("--only", choices=PARTS, help="one part of it")
 
@@ -98,7 +98,7 @@ async def run(options: argparse.Namespace) -> Outcome:
                 note(f"writing {records:,} records, {records // minutes:,} in each period")
                 history = await History.write(kafka, records // 12, minutes, "1m")
                 if options.only != "processes":
-                    results += await _records(store, history, effort, quix=number == 0)
+                    results += await _records(store, history, effort, options.lookahead, quix=number == 0)
                 if options.only != "records":
                     results += await _processes(store, history, effort, options.lookahead)
         if options.only in (None, "periods"):
@@ -207,12 +207,13 @@ def result(label: str, case: dict[str, Any], ours: Way, anchors: dict[str, Way])
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
-async def _records(store: Server, history: History, effort: Effort, *, quix: bool) -> list[Result]:
+async def _records(store: Server, history: History, effort: Effort, lookahead: int, *, quix: bool) -> list[Result]:
     wanted = {
         "ours-memory": ([history.plan("replay")], f"memory://throughput-{history.records}"),
         "getmany-best": ([{**history.plan("getmany"), "batch": BEST_BATCH}], ""),
         "ours-zookeeper": ([history.plan("replay")], store.url(f"throughput-{history.records}")),
         "ungated": ([history.plan("ungated")], ""),
+        "ours-ahead": ([history.plan("replay", lookahead=lookahead)], store.url(f"throughput-ahead-{history.records}")),
         "getmany": ([history.plan("getmany")], ""),
         "async-for": ([history.plan("async-for")], ""),
     }
@@ -222,15 +223,18 @@ async def _records(store: Server, history: History, effort: Effort, *, quix: boo
         note("quixstreams is not installed: measured without it")
     async with ways(wanted) as turns:
         await take_turns(turns, effort.rounds)
-    memory, zookeeper = turns.pop("ours-memory"), turns.pop("ours-zookeeper")
+    memory, zookeeper, ahead = (turns.pop(f"ours-{name}") for name in ("memory", "zookeeper", "ahead"))
     case = history.case(processes=1)
+    on_zookeeper = {**case, "store": "zookeeper"}
+    anchors = {"memory": memory, **turns}
     return [
         result(f"1 process, memory, {history.label}", {**case, "store": "memory"}, memory, turns),
+        result(f"1 process, ZooKeeper, {history.label}", on_zookeeper, zookeeper, anchors),
         result(
-            f"1 process, ZooKeeper, {history.label}",
-            {**case, "store": "zookeeper"},
-            zookeeper,
-            {"memory": memory, **turns},
+            f"1 process, lookahead {lookahead}, {history.label}",
+            {**on_zookeeper, "lookahead": lookahead},
+            ahead,
+            anchors,
         ),
     ]
 
