@@ -352,9 +352,9 @@ def test_several_boundaries_close_in_one_decision_each_with_its_cut() -> None:
     ]
     leader.advanced(decision)
     assert (leader.version, leader.closed, leader.limit) == (10, 30, chain(40, 5))
-    decision = leader.decide(NOW)
-    assert isinstance(decision, Wait)
-    assert decision.reason == "a has work before the limit"
+    then = leader.decide(NOW)
+    assert isinstance(then, Wait)
+    assert then.reason == "a has work before the limit"
 
 
 def test_it_closes_as_many_as_everybody_has_crossed_and_the_rest_when_the_others_have() -> None:
