@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _WARDEN = Path(__file__).with_name("_warden.py")
 _LAST_WORDS = 40
 _NEVER = r"(?!)"
+_STANDS_WITHIN = 1.0
 
 
 class State(enum.Enum):
@@ -40,7 +42,8 @@ class State(enum.Enum):
 
 
 class Process:
-    """One service process. Its methods belong to the event loop that entered `keep()`; `freeze` and `thaw` do not wait."""
+    """One service process. Its methods belong to the event loop that entered `keep()`; `freeze` and `thaw` wait for
+    nobody but the system."""
 
     def __init__(
         self,
@@ -106,6 +109,18 @@ class Process:
     def freeze(self) -> None:
         """Stop the process where it stands (SIGSTOP): its connections stay open and nothing answers."""
         self._signal(signal.SIGSTOP)
+        # A busy machine takes a moment until the last thread stands, and nobody but its parent is told.
+        until = time.monotonic() + _STANDS_WITHIN
+        while not self._stands() and time.monotonic() < until:
+            os.sched_yield()
+
+    def _stands(self) -> bool:
+        """Whether all of its threads are stopped, as far as the system tells."""
+        try:
+            threads = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
+        except OSError:  # one of them has just ended
+            return False
+        return all(thread.rpartition(")")[2].split()[0] in {"T", "t"} for thread in threads)
 
     def thaw(self) -> None:
         """Let a frozen process go on (SIGCONT)."""

@@ -81,6 +81,9 @@ async def test_killed_and_started_again_it_has_its_port_and_its_data(private_zoo
 async def test_frozen_it_accepts_and_does_not_answer(private_zookeeper: local.ZooKeeper) -> None:
     server = private_zookeeper.server
     server.freeze()
+    threads = list(Path(f"/proc/{server.pid}/task").iterdir())
+    assert len(threads) > 5
+    assert {(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads} == {"T"}
     with pytest.raises(LocalServiceError, match="did not answer 'ruok' within"):
         await server.command("ruok", deadline=0.2)
     server.thaw()
