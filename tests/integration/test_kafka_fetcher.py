@@ -265,22 +265,27 @@ async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeyp
 @pytest.mark.parametrize("settings", [{}, {"end": None}, {"lookahead": 7}], ids=str)
 async def test_what_was_used_up_is_let_go_at_once(kafka: local.Kafka, settings: dict[str, Any]) -> None:
     """Without waiting for the garbage collector: what is held is what the buffer may hold."""
-    name = await topic(kafka, [at(n / 1000) for n in range(20_000)])
+    name = await kafka_topics.create_fresh(kafka.bootstrap)
+    for n in range(60):  # as many batches, and fetches
+        await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"x" * 1000)] * 50)
     most, seen = 0, 0
     done = asyncio.Event()
 
     async def handle(record: Any) -> None:
         nonlocal most, seen
         seen += 1
-        if seen % 500 == 0:
+        if seen % 99 == 0:
             most = max(most, len([f for f in alive(PartitionRecords) if f._tp.topic == name]))
-        if seen == 20_000:
+        if seen == 3000:
             done.set()
 
     gc.collect()
     gc.disable()
     try:
-        async with asyncio.timeout(30), replaying(kafka, name, buffer_bytes=40_000, **settings) as replay:
+        async with (
+            asyncio.timeout(30),
+            replaying(kafka, name, buffer_records=5, buffer_bytes=100_000, **settings) as replay,
+        ):
             running = asyncio.ensure_future(replay.run(handle))
             await done.wait()
             replay.stop()
