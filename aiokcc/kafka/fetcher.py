@@ -14,7 +14,8 @@ from itertools import dropwhile, islice
 from typing import Any, Final
 
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
-from aiokafka.consumer.fetcher import FetchResult, PartitionRecords
+from aiokafka.consumer.fetcher import Fetcher, FetchResult, PartitionRecords
+from aiokafka.consumer.subscription_state import Assignment, TopicPartitionState
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.memory_records import MemoryRecords
 
@@ -32,6 +33,13 @@ _MADE_FROM: Final = (
     "isolation_level",
 )
 _RESULT_OF: Final = ("self", "tp", "assignment", "partition_records", "backoff")
+_RESULT_HAS: Final = {"_assignment", "_partition_records"}
+_HAVE: Final = (
+    (FetchResult, ("check_assignment", "_update_position")),
+    (Fetcher, ("_notify",)),
+    (Assignment, ("state_value", "active")),
+    (TopicPartitionState, ("consumed_to", "pause")),
+)
 _HAS: Final = {
     "_tp",
     "_records",
@@ -131,12 +139,19 @@ def prepare_fetcher(consumer: AIOKafkaConsumer, *, ahead: bool = False) -> AtHan
     if not _is_known() or type(getattr(fetcher, "_records", None)) is not OrderedDict or fetcher._records:
         return AtHand()
     fetcher._records = _Fetched()
-    takes = _names_of(FetchResult.__init__) == _RESULT_OF and hasattr(fetcher, "_wait_consume_future")
-    return AtHand(fetcher, ahead=ahead) if takes else AtHand()
+    return AtHand(fetcher, ahead=ahead) if _is_taken_as_known(fetcher) else AtHand()
 
 
 def _names_of(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
+
+
+def _is_taken_as_known(fetcher: Any) -> bool:
+    """Whether it is known how a fetch that was read is told from one that was not."""
+    if _names_of(FetchResult.__init__) != _RESULT_OF or not hasattr(fetcher, "_wait_consume_future"):
+        return False
+    nothing = FetchResult(TopicPartition("-", 0), assignment=None, partition_records=None, backoff=0)
+    return _RESULT_HAS.issubset(vars(nothing)) and all(hasattr(kind, name) for kind, names in _HAVE for name in names)
 
 
 def _is_known() -> bool:

@@ -194,7 +194,7 @@ class Pump:
         except KafkaError as error:
             log.warning("%s; nobody counts as idle until it answers", error)
             await self._look_for_topics({tp.topic for tp in unknown})
-            await anyio.sleep(_WAIT_MS / 1000)
+            await anyio.sleep(_WAIT_MS / 1000)  # time is the event: a broker that is away does not say when it is back
             return
         for tp in unknown:
             if tp in self._streams:

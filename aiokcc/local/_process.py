@@ -1,7 +1,8 @@
 """Service processes as seen from the program that uses them: start, await readiness, kill, freeze, thaw.
 
 `keep()` starts a warden (see `_warden`) for the lifetime of a context; `Process` is one process that it keeps. Everything
-is driven by what the warden says: there is no task and no polling, only a protocol whose callbacks wake those who wait.
+is driven by what the warden says: there is no task and no polling, only a protocol whose callbacks wake those who wait. The one
+exception is `freeze`, which returns when the process stands.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ class Process:
     def freeze(self) -> None:
         """Stop the process where it stands (SIGSTOP): its connections stay open and nothing answers."""
         self._signal(signal.SIGSTOP)
-        # A busy machine takes a moment until the last thread stands, and nobody but its parent is told.
+        # The signal goes to one thread, and the others run on until that one has had its turn: on a busy machine long enough to
+        # answer. Nobody but the parent is told when all stand.
         until = time.monotonic() + _STANDS_WITHIN
         while not self._stands() and time.monotonic() < until:
             os.sched_yield()

@@ -80,9 +80,8 @@ class Participant:
         self.coordinator = coordinator
         self.member = coordinator._member
         self._ledger = self.member.ledger
-        self._ledger.gathers = (
-            0  # what a batch has brought is told at once: it comes in one go, and then nothing for long
-        )
+        # What a batch has brought is told at once: it comes in one go, and then nothing for long.
+        self._ledger.gathers = 0
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
         self._subscription = None if self.member.group is None else self.member.group.subscription

@@ -225,13 +225,14 @@ async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.K
         assert [r.offset for r in at_hand(partition, 3) or ()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("unknown", ["", "_RESULT_OF", "_RESULT_HAS", "_HAVE"])
 async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
-    kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, known: bool
+    kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
     name = await topic(kafka, [at(n / 100) for n in range(2000)])
-    if not known:
-        monkeypatch.setattr(fetcher, "_RESULT_OF", ("something_else",))
+    others = {"_RESULT_OF": ("other",), "_RESULT_HAS": {"_other"}, "_HAVE": ((PartitionRecords, ("_other",)),)}
+    if unknown:
+        monkeypatch.setattr(fetcher, unknown, others[unknown])
     taken: list[int] = []
     take = _PlainRecords.take
 
@@ -244,7 +245,7 @@ async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
     async with replaying(kafka, name) as replay:
         await replay.run(lambda record: seen.append(record.offset))
     assert seen == list(range(2000))
-    assert any(most > 1 for most in taken) is known
+    assert any(most > 1 for most in taken) is (not unknown)
 
 
 async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
