@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import aiokcc
-from aiokcc.core.assignments import Topic
-from aiokcc.core.group import JOIN_WINDOW, Group, GroupSettings, Reassign
+from aiokcc.core.assignments import TopicAssignment
+from aiokcc.core.group_settings import JOIN_WINDOW, GroupSettings
 from aiokcc.core.partitions import Partition
+from aiokcc.core.rebalance import Reassign, RebalanceMachine
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.stores.memory import Call, MemoryStore
 from benchmarks.broker import BASE, Broker, broker, evenly
@@ -135,7 +136,7 @@ def _decide(label: str, way: _Way) -> tuple[Result, float]:
     names = [f"orders-{n}" for n in range(way.topics)]
     partitions = frozenset(Partition(names[n % way.topics], n // way.topics) for n in range(count))
     settings = GroupSettings.check(join_window=0, weight=way.weight)
-    group = Group(settings, partitions, topics={name: Topic() for name in names})
+    group = RebalanceMachine(settings, partitions, topics={name: TopicAssignment() for name in names})
     wants = EVERYTHING if way.streams is None else Subscription.check(dict.fromkeys(names, way.streams))
     group.members = {f"w{n}": wants for n in range(members)}
     times: list[float] = []

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiokcc
 from aiokcc.core import paths
-from aiokcc.core.assignments import State, decode_assignment, decode_state
+from aiokcc.core.assignments import TopicState, decode_assignment, decode_state
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Generation
 from aiokcc.stores import Children, Node, Session, open_store
@@ -112,7 +112,7 @@ async def until_children(session: Session, path: str, condition: Callable[[tuple
     raise AssertionError
 
 
-async def until_state(session: Session, state: State) -> tuple[dict[int, str], dict[int, str]]:
+async def until_state(session: Session, state: TopicState) -> tuple[dict[int, str], dict[int, str]]:
     """Wait until the topic stands there; what is to start, and what is to close."""
     data = await until_node(session, paths.state("orders"), lambda data: decode_state("", data)[0] is state)
     return decode_state("", data)[1:]
@@ -128,7 +128,7 @@ async def shared(session: Session, *members: str) -> dict[int, str]:
     path = paths.assignment("orders")
     while True:
         data = await until_node(session, path, lambda data: set(decode_assignment("", data).values()) == {*members})
-        await until_state(session, State.STABLE)
+        await until_state(session, TopicState.STABLE)
         if (await session.get(path)).data == data:
             return decode_assignment("", data)
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from aiokcc.core.offsets import Commit, check_offset
+from aiokcc.core.committed_offset import CommittedOffset, check_offset
 from aiokcc.core.partitions import Partition, parse_topics
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
@@ -20,7 +20,7 @@ FORMAT: Final = 1
 _COLUMNS: Final = ("topic", "partition", "offset", "at", "by")
 
 
-def as_entry(partition: Partition, commit: Commit | None) -> dict[str, Any]:
+def as_entry(partition: Partition, commit: CommittedOffset | None) -> dict[str, Any]:
     """One partition as plain data."""
     at = None if commit is None else commit.at
     return {
@@ -40,7 +40,7 @@ def as_json(where: str, storage: str, entries: Iterable[Mapping[str, Any]]) -> s
     return json.dumps({"format": FORMAT, "where": where, "storage": storage, "offsets": list(entries)}, indent=2)
 
 
-def as_csv(commits: Mapping[Partition, Commit]) -> str:
+def as_csv(commits: Mapping[Partition, CommittedOffset]) -> str:
     """A line for each partition, under a header."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore", lineterminator="\n")

@@ -26,7 +26,7 @@ from aiokcc.cli.page import Table
 from aiokcc.cli.paper import write_table
 from aiokcc.cli.replay_arguments import SERVERS
 from aiokcc.cli.words import count, listed, short_names, span
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import CoordinationError, PartitionError, UsageError
@@ -47,10 +47,10 @@ class Shelf(Protocol):
     """``kafka`` or ``zookeeper``."""
     where: str
 
-    async def read(self) -> dict[Partition, Commit]:
+    async def read(self) -> dict[Partition, CommittedOffset]:
         """All of them."""
 
-    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+    async def write(self, commits: Mapping[Partition, CommittedOffset]) -> None:
         """Put these there."""
 
 
@@ -61,10 +61,10 @@ class _InStore:
         self._store, self._session = store, session
         self.where = store.url
 
-    async def read(self) -> dict[Partition, Commit]:
+    async def read(self) -> dict[Partition, CommittedOffset]:
         return await list_offsets(self._store, self._session)
 
-    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+    async def write(self, commits: Mapping[Partition, CommittedOffset]) -> None:
         await write_offsets(self._store, self._session, commits)
 
 
@@ -75,10 +75,10 @@ class _InKafka:
         self._cluster, self._group = cluster, group
         self.where = f"Kafka, group {group}"
 
-    async def read(self) -> dict[Partition, Commit]:
+    async def read(self) -> dict[Partition, CommittedOffset]:
         return await self._cluster.commits()
 
-    async def write(self, commits: Mapping[Partition, Commit]) -> None:
+    async def write(self, commits: Mapping[Partition, CommittedOffset]) -> None:
         if members := await self._cluster.group_members():
             raise CoordinationError(
                 f"Kafka's group {self._group} has {count(len(members), 'member')} ({listed(members)}), "
@@ -232,7 +232,7 @@ async def _show(desk: _Desk) -> None:
     print(write_table(Table(shelf.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
 
 
-def _words(commit: Commit, names: Mapping[str, str]) -> tuple[str, str]:
+def _words(commit: CommittedOffset, names: Mapping[str, str]) -> tuple[str, str]:
     when = "—"
     if commit.at is not None:
         when = f"{format_time(commit.at // 1000 * 1000)} ({span(time.time() - commit.at / 1000)} ago)"
@@ -341,7 +341,7 @@ async def _write(desk: _Desk, shelf: Shelf, offsets: Mapping[Partition, int]) ->
     before = await shelf.read()
     now, by = time.time_ns() // 1_000_000, _operator()
     if not options.dry_run:
-        await shelf.write({p: Commit(offset, at=now, by=by) for p, offset in offsets.items()})
+        await shelf.write({p: CommittedOffset(offset, at=now, by=by) for p, offset in offsets.items()})
     rows = tuple(
         (p.topic, str(p.number), str(before[p].offset) if p in before else "—", str(offset))
         for p, offset in sorted(offsets.items())

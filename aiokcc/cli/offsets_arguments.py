@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiokcc.cli.replay_arguments import SERVERS, setting
-from aiokcc.core.offsets import MAX_OFFSET
+from aiokcc.core.committed_offset import MAX_OFFSET
 from aiokcc.core.partitions import MAX_NUMBER
 from aiokcc.core.periods import parse_time
 from aiokcc.errors import UsageError

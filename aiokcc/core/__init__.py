@@ -14,10 +14,11 @@ argument. Everything here is tested by properties, and every rule by the history
 
 In a managed group:
 
-* :mod:`~aiokcc.core.subscriptions`: what a member may be given, and its registration
-* :mod:`~aiokcc.core.takers`, :mod:`~aiokcc.core.assignors`: who may take what; range, round robin and sticky assignors
-* :mod:`~aiokcc.core.pipelines`: partitions that go together, to one of the drivers of a pipeline
-* :mod:`~aiokcc.core.sticky`, :mod:`~aiokcc.core.loads`: even with the fewest moves; even by the user's weights
-* :mod:`~aiokcc.core.assignments`, :mod:`~aiokcc.core.group`: how an assignment stands; the machine that changes it
+* :mod:`~aiokcc.core.group_settings`, :mod:`~aiokcc.core.subscriptions`: a member's settings; what it may be assigned
+* :mod:`~aiokcc.core.eligibility`: which members may be assigned which partitions
+* :mod:`~aiokcc.core.assignors`: the assignors range and round robin; :mod:`~aiokcc.core.sticky`: even with the fewest moves;
+  :mod:`~aiokcc.core.weighted`: even by the user's weights; :mod:`~aiokcc.core.colocation`: pipelines, each to one driver
+* :mod:`~aiokcc.core.assignments`, :mod:`~aiokcc.core.rebalance`: the assignment of a topic; the machine that changes it
+* :mod:`~aiokcc.core.committed_offset`: a committed offset and its text
 * :mod:`~aiokcc.core.wheel`, :mod:`~aiokcc.core.delayed`: the timing wheel; operations that end by an event or at a deadline
 """

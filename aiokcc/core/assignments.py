@@ -4,8 +4,8 @@ An assignment is a line of members with their partition numbers; a partition tha
 
     worker-1:0,1,2;worker-2:3;
 
-A state is three lines: where the topic stands in the machine of :mod:`~aiokcc.core.group`, what its members have been given and
-do not hold yet, and what they have to give back before somebody else may be given it::
+A state is three lines: the topic's state in :mod:`~aiokcc.core.rebalance`, the partitions that were assigned to members that do
+not hold their locks yet, and the partitions that members must release before they can be assigned to others::
 
     Closing
     toStart worker-3:4;
@@ -26,14 +26,14 @@ from typing import Final
 from aiokcc.core.partitions import MAX_NUMBER, Partition
 from aiokcc.errors import CorruptNodeError
 
-__all__ = ["State", "Topic", "decode_assignment", "decode_state", "encode_assignment"]
+__all__ = ["TopicAssignment", "TopicState", "decode_assignment", "decode_state", "encode_assignment"]
 
 _SHARES: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,100}:[0-9]{1,10}(?:,[0-9]{1,10})*;)*")
 _ASSIGNMENT_FORM: Final = "members and their partition numbers like worker-1:0,1,2;worker-2:3;"
 _STATE_FORM: Final = "three lines: Initial, Starting, Stable or Closing; 'toStart worker-1:0,1;'; 'toClose worker-2:3;'"
 
 
-class State(enum.Enum):
+class TopicState(enum.Enum):
     """Where a topic stands."""
 
     INITIAL = "Initial"
@@ -47,7 +47,7 @@ class State(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicAssignment:
     """One topic of the group. Partitions are numbers, members are names."""
 
     assignment: Mapping[int, str] = field(default_factory=dict)
@@ -57,13 +57,13 @@ class Topic:
     """Taken away and perhaps still held; not part of the assignment."""
 
     @property
-    def state(self) -> State:
+    def state(self) -> TopicState:
         """Where it stands."""
         if self.to_close:
-            return State.CLOSING
+            return TopicState.CLOSING
         if self.to_start:
-            return State.STARTING
-        return State.STABLE if self.assignment else State.INITIAL
+            return TopicState.STARTING
+        return TopicState.STABLE if self.assignment else TopicState.INITIAL
 
     def encode_state(self) -> bytes:
         """The content of ``state/<topic>``."""
@@ -71,7 +71,7 @@ class Topic:
         return f"{self.state.value}\ntoStart {start}\ntoClose {close}".encode()
 
     @classmethod
-    def decode(cls, assignment_path: str, assignment: bytes, state_path: str, state: bytes) -> Topic:
+    def decode(cls, assignment_path: str, assignment: bytes, state_path: str, state: bytes) -> TopicAssignment:
         """A topic from its two nodes; CorruptNodeError for the one that holds something else.
 
         Somebody may have edited one of them by hand. Then the assignment counts: whatever the state says of partitions that the
@@ -99,16 +99,16 @@ def decode_assignment(path: str, data: bytes) -> dict[int, str]:
         raise CorruptNodeError(path, data, _ASSIGNMENT_FORM) from None
 
 
-def decode_state(path: str, data: bytes) -> tuple[State, dict[int, str], dict[int, str]]:
+def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], dict[int, str]]:
     """What the node holds: the state, what is to start, what is to close; CorruptNodeError if it is something else."""
     try:
         word, start, close = data.decode("ascii").split("\n")
         if not start.startswith("toStart ") or not close.startswith("toClose "):
             raise ValueError(data)
-        state = State(word)
+        state = TopicState(word)
         to_start, to_close = _decode(start[8:]), _decode(close[8:])
-        known = State.CLOSING if to_close else State.STARTING if to_start else None
-        if (known or state) is not state or (known is None and state in {State.CLOSING, State.STARTING}):
+        known = TopicState.CLOSING if to_close else TopicState.STARTING if to_start else None
+        if (known or state) is not state or (known is None and state in {TopicState.CLOSING, TopicState.STARTING}):
             raise ValueError(data)
         if to_start.keys() & to_close.keys():
             raise ValueError(data)

@@ -19,12 +19,12 @@ What holds for all of them:
 * As many partitions as possible are given, each to one member. Where the limits do not reach for all of a topic, the rest is in
   nobody's hands, and missing in the result.
 
-Partitions that go together, those of a pipeline, are given first and as a whole (:mod:`aiokcc.core.pipelines`); the rule is
+Partitions that go together, those of a pipeline, are given first and as a whole (:mod:`aiokcc.core.colocation`); the rule is
 for the rest, and for the other members.
 
 A *weight* (sticky only) is the user's function of a partition and a member: how heavy the one is on the other. 1 is the usual;
 a partition that lags is heavier everywhere, one that is read from another rack is heavier there. The loads, which are the sums
-of the weights, are then balanced instead of the numbers (:mod:`aiokcc.core.loads`).
+of the weights, are then balanced instead of the numbers (:mod:`aiokcc.core.weighted`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from aiokcc.core.loads import Weight, balance_loads
+from aiokcc.core.colocation import colocate
+from aiokcc.core.eligibility import Eligibility
 from aiokcc.core.partitions import Partition
-from aiokcc.core.pipelines import give_whole
 from aiokcc.core.sticky import assign_sticky
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.core.takers import Takers
+from aiokcc.core.weighted import Weight, assign_weighted
 from aiokcc.errors import UsageError
 
 __all__ = ["ASSIGNORS", "DEFAULT", "assign", "check_assignor"]
@@ -57,10 +57,10 @@ def assign(
     if weight is not None and assignor != DEFAULT:
         raise UsageError(f"a weight is given, but {assignor!r} does not weigh; it needs {DEFAULT!r}")
     partitions = frozenset(partitions)
-    whole = give_whole(members, partitions, current).given
+    whole = colocate(members, partitions, current).given
     others = {name: wants for name, wants in members.items() if wants.pipeline is None}
-    takers = Takers.of(others, partitions - whole.keys())
-    rest = ASSIGNORS[assignor](takers, current) if weight is None else balance_loads(takers, current, weight)
+    takers = Eligibility.of(others, partitions - whole.keys())
+    rest = ASSIGNORS[assignor](takers, current) if weight is None else assign_weighted(takers, current, weight)
     return dict(sorted({**rest, **whole}.items())) if whole else rest
 
 
@@ -71,7 +71,7 @@ def check_assignor(name: object) -> str:
     return name
 
 
-def assign_range(takers: Takers, _current: Mapping[Partition, str]) -> dict[Partition, str]:
+def assign_range(takers: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
     """Each topic cut into as many neighbouring stretches as it has members; the first ones are one longer."""
     result: dict[Partition, str] = {}
     stretches: dict[tuple[str, tuple[str, ...]], list[Partition]] = {}
@@ -106,7 +106,7 @@ def _shares(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list
     return shares
 
 
-def assign_round_robin(takers: Takers, _current: Mapping[Partition, str]) -> dict[Partition, str]:
+def assign_round_robin(takers: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
     """One to each member in turn; who may not take a partition is passed over, and stays next."""
     result: dict[Partition, str] = {}
     room = dict(takers.limits)
@@ -125,7 +125,7 @@ def assign_round_robin(takers: Takers, _current: Mapping[Partition, str]) -> dic
     return dict(sorted(result.items()))
 
 
-ASSIGNORS: Final[Mapping[str, Callable[[Takers, Mapping[Partition, str]], dict[Partition, str]]]] = {
+ASSIGNORS: Final[Mapping[str, Callable[[Eligibility, Mapping[Partition, str]], dict[Partition, str]]]] = {
     "sticky": assign_sticky,
     "range": assign_range,
     "round_robin": assign_round_robin,

@@ -8,7 +8,7 @@ event of one of its keys; at its deadline it expires. Whichever comes first ends
 ========== ====================== ==================================================================
 state      means                  how it ends
 ========== ====================== ==================================================================
-WAITING    not true yet           an event after which it is true, the deadline, or :meth:`Delayed.withdraw`
+WAITING    not true yet           an event after which it is true, the deadline, or :meth:`DelayedOperation.withdraw`
 COMPLETED  it was true in time    for good; ``done(False)`` was called
 EXPIRED    the deadline came      for good; ``done(True)`` was called
 WITHDRAWN  nobody wants it more   for good; ``done`` is not called
@@ -29,7 +29,7 @@ from typing import Protocol
 from aiokcc.core.wheel import Timer
 from aiokcc.errors import UsageError
 
-__all__ = ["Deadlines", "Delayed", "Purgatory", "State"]
+__all__ = ["Deadlines", "DelayedOperation", "OperationState", "Purgatory"]
 
 
 class Deadlines(Protocol):
@@ -38,7 +38,7 @@ class Deadlines(Protocol):
     def add(self, deadline: int, what: Callable[[], object], /) -> Timer[Callable[[], object]]: ...
 
 
-class State(enum.Enum):
+class OperationState(enum.Enum):
     """Where an operation stands; see above for how each ends."""
 
     WAITING = "waiting"
@@ -47,7 +47,7 @@ class State(enum.Enum):
     WITHDRAWN = "withdrawn"
 
 
-class Delayed:
+class DelayedOperation:
     """One operation. :meth:`Purgatory.put` makes it."""
 
     __slots__ = ("_done", "_keys", "_purgatory", "_ready", "_timer", "state")
@@ -59,35 +59,35 @@ class Delayed:
         done: Callable[[bool], object],
         keys: tuple[Hashable, ...],
     ) -> None:
-        self.state = State.WAITING
+        self.state = OperationState.WAITING
         self._purgatory, self._ready, self._done, self._keys = purgatory, ready, done, keys
         self._timer: Timer[Callable[[], object]] | None = None
 
     @property
     def waiting(self) -> bool:
         """Whether it is still to end."""
-        return self.state is State.WAITING
+        return self.state is OperationState.WAITING
 
     def try_complete(self) -> bool:
         """End it if it can be ended now. True if this call did it."""
-        return self.waiting and self._ready() and self._end(State.COMPLETED)
+        return self.waiting and self._ready() and self._end(OperationState.COMPLETED)
 
     def withdraw(self) -> bool:
         """Nobody waits for it any more. False if it has ended before."""
-        return self._end(State.WITHDRAWN)
+        return self._end(OperationState.WITHDRAWN)
 
     def _expire(self) -> None:
-        self._end(State.EXPIRED)
+        self._end(OperationState.EXPIRED)
 
-    def _end(self, state: State) -> bool:
+    def _end(self, state: OperationState) -> bool:
         if not self.waiting:
             return False
         self.state = state
         if self._timer is not None:
             self._timer.cancel()
         self._purgatory._forget(self, self._keys)
-        if state is not State.WITHDRAWN:
-            self._done(state is State.EXPIRED)
+        if state is not OperationState.WITHDRAWN:
+            self._done(state is OperationState.EXPIRED)
         return True
 
 
@@ -98,11 +98,11 @@ class Purgatory:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self._deadlines = deadlines
-        self._watched: dict[Hashable, dict[Delayed, None]] = {}
+        self._watched: dict[Hashable, dict[DelayedOperation, None]] = {}
 
     def put(
         self, ready: Callable[[], bool], done: Callable[[bool], object], *, keys: Iterable[Hashable], deadline: int
-    ) -> Delayed:
+    ) -> DelayedOperation:
         """Try it; if it is not ready, watch it under its keys until it is, or until its deadline.
 
         ``done(expired)`` is called once: within this call, if it is ready. If one of them raises here, nothing is kept.
@@ -112,7 +112,7 @@ class Purgatory:
             raise UsageError(
                 "a delayed operation has no keys, so nothing but its deadline could end it; expected one or more"
             )
-        operation = Delayed(self, ready, done, named)
+        operation = DelayedOperation(self, ready, done, named)
         if operation.try_complete():
             return operation
         for key in named:
@@ -149,7 +149,7 @@ class Purgatory:
         """How many operations wait."""
         return len({operation for operations in self._watched.values() for operation in operations})
 
-    def _forget(self, operation: Delayed, keys: Iterable[Hashable]) -> None:
+    def _forget(self, operation: DelayedOperation, keys: Iterable[Hashable]) -> None:
         for key in keys:
             operations = self._watched.get(key)
             if operations is not None:

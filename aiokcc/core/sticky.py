@@ -35,13 +35,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from aiokcc.core.eligibility import Eligibility
 from aiokcc.core.partitions import Partition
-from aiokcc.core.takers import Takers
 
 __all__ = ["assign_sticky"]
 
 
-def assign_sticky(takers: Takers, current: Mapping[Partition, str]) -> dict[Partition, str]:
+def assign_sticky(takers: Eligibility, current: Mapping[Partition, str]) -> dict[Partition, str]:
     """The even assignment that moves the fewest partitions."""
     if not takers.of_partition:
         return {}
@@ -51,7 +51,7 @@ def assign_sticky(takers: Takers, current: Mapping[Partition, str]) -> dict[Part
     return _Flow(takers, owners).solve()
 
 
-def _equal(takers: Takers, owners: Mapping[Partition, str]) -> dict[Partition, str]:
+def _equal(takers: Eligibility, owners: Mapping[Partition, str]) -> dict[Partition, str]:
     """Everybody may take everything."""
     held: dict[str, list[Partition]] = {name: [] for name in takers.members}
     spare: list[Partition] = []
@@ -101,7 +101,7 @@ class _Flow:
     What a member has is counted by kind and by who had it before, since nothing else decides what a move costs.
     """
 
-    def __init__(self, takers: Takers, owners: Mapping[Partition, str]) -> None:
+    def __init__(self, takers: Eligibility, owners: Mapping[Partition, str]) -> None:
         self._takers = takers
         self._members = takers.members
         self._kinds: list[_Kind] = []

@@ -11,7 +11,7 @@ It says what a member *may* be given, never what it runs: that is the assignment
 on exactly what the members registered, and equal subscriptions are equal values.
 
 A subscription may stand for a *pipeline*: then all that it covers goes together, to one of the members that subscribed in the
-pipeline's name (:mod:`~aiokcc.core.pipelines`). Such a registration has a field more, ``"pipeline": "revenue"``.
+pipeline's name (:mod:`~aiokcc.core.colocation`). Such a registration has a field more, ``"pipeline": "revenue"``.
 
 The registration, ``ids/<member>``, is JSON that a person can read; a leader that cannot read it says which node it is::
 

@@ -23,7 +23,7 @@ from aiokafka.errors import (
 )
 from aiokafka.errors import KafkaError as AiokafkaError
 
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
@@ -147,7 +147,7 @@ class Cluster:
         answer = await self.ask(self._consumer.beginning_offsets(asked), "ask for the beginnings of the logs of")
         return {Partition(*tp): offset for tp, offset in answer.items()}
 
-    async def commits(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, Commit]:
+    async def commits(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, CommittedOffset]:
         """What has been committed under the group's name, by whomever, where something has; None: of all partitions."""
         asked = None if partitions is None else [TopicPartition(*p) for p in partitions]
         if asked == []:
@@ -157,7 +157,7 @@ class Cluster:
             lambda: self._admin.list_consumer_group_offsets(group, partitions=asked), "ask for committed offsets of"
         )
         return {
-            Partition(*tp): Commit.from_kafka(found.offset, found.metadata or "")
+            Partition(*tp): CommittedOffset.from_kafka(found.offset, found.metadata or "")
             for tp, found in answer.items()
             if found.offset >= 0
         }
@@ -180,7 +180,7 @@ class Cluster:
 
         return await self.ask(until_there_is_one(), what)
 
-    async def commit(self, commits: Mapping[Partition, Commit]) -> None:
+    async def commit(self, commits: Mapping[Partition, CommittedOffset]) -> None:
         """Commit for the group, as somebody who is no member of it. KafkaError if it has any: Kafka refuses it then."""
         wanted = [TopicPartition(*p) for p in commits]
         self._consumer.assign(wanted)
@@ -201,7 +201,7 @@ class Cluster:
         }
 
     async def bounds(
-        self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, Commit] | None = None
+        self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, CommittedOffset] | None = None
     ) -> dict[Partition, Bounds]:
         """What of each log is replayed: resolved once, by the member that founds the group.
 

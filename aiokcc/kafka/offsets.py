@@ -23,7 +23,7 @@ import anyio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError as AiokafkaError
 
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CoordinationError, SessionLostError
 from aiokcc.runtime.offsets import Offsets, still_ours
@@ -78,7 +78,9 @@ class KafkaOffsets:
         if not ours:
             return
         facts = (self._member.founded, us.generation.number, self._member.clock(), us.name)
-        entries: dict[Any, Any] = {TopicPartition(*p): (offsets[p], Commit(offsets[p], *facts).metadata) for p in ours}
+        entries: dict[Any, Any] = {
+            TopicPartition(*p): (offsets[p], CommittedOffset(offsets[p], *facts).metadata) for p in ours
+        }
         left = us.session.stop_at - boottime()
         if left <= 0:
             raise SessionLostError("the session's deadline has passed")

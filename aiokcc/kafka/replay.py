@@ -14,9 +14,9 @@ import anyio
 from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
+from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.desk import Desk

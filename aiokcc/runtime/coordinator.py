@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import anyio
 
-from aiokcc.core.group import check_group
+from aiokcc.core.group_settings import check_group
 from aiokcc.core.limit import Mode, Request, RequestKind
-from aiokcc.core.loads import Weight
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
 from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
+from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession

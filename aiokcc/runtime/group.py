@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import Topic, encode_assignment
-from aiokcc.core.delayed import Delayed, Purgatory
-from aiokcc.core.group import Await, Group, Reassign, Settle
+from aiokcc.core.assignments import TopicAssignment, encode_assignment
+from aiokcc.core.delayed import DelayedOperation, Purgatory
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
+from aiokcc.core.rebalance import Await, Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from aiokcc.runtime.share import member_of
@@ -56,7 +56,7 @@ class Assigning:
         self._store = incarnation.store
         settings = incarnation.member.group
         assert settings is not None
-        self.group = Group(settings, frozenset(), since=incarnation.joined_at)
+        self.group = RebalanceMachine(settings, frozenset(), since=incarnation.joined_at)
         self.due = False
         """Whether something has changed since the last decision."""
         self._assignments: dict[str, int] = {}
@@ -70,7 +70,7 @@ class Assigning:
         """What has been read at least once in this term: nothing is decided before all of it has."""
         self._watched: frozenset[str] = frozenset()
         self._gathering = Purgatory(_Deadlines())
-        self._window: Delayed | None = None
+        self._window: DelayedOperation | None = None
         """The join window: it closes when everybody expected is there, at its deadline at the latest."""
         self._said = ""
         self._contested: Mapping[str, object] = {}
@@ -94,7 +94,7 @@ class Assigning:
         await self._read_nodes(agreed - self._nodes.keys())  # topics that have joined the set since we saw it
         for topic, (given, state) in sorted(self._nodes.items()):
             if given is not None and state is not None:
-                self.group.topics[topic] = Topic.decode(
+                self.group.topics[topic] = TopicAssignment.decode(
                     self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
                 )
                 self._assignments[topic], self._states[topic] = given.version, state.version
@@ -144,11 +144,11 @@ class Assigning:
     @staticmethod
     def creations(topic: str) -> list[Op]:
         """The nodes of a topic of which nobody has been given anything."""
-        return [Create(paths.assignment(topic)), Create(paths.state(topic), Topic().encode_state())]
+        return [Create(paths.assignment(topic)), Create(paths.state(topic), TopicAssignment().encode_state())]
 
     def founded(self, topic: str) -> None:
         """Those nodes have been made."""
-        self.group.topics[topic] = Topic()
+        self.group.topics[topic] = TopicAssignment()
         self._assignments[topic] = self._states[topic] = 0
 
     # -- what the leader sees -----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import Topic
+from aiokcc.core.assignments import TopicAssignment
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration
 from aiokcc.errors import CorruptNodeError, NoNodeError
@@ -67,7 +67,7 @@ async def read_group(
     problems: list[str],
 ) -> GroupStatus:
     """Read the rest of it; what cannot be read is added to the problems. ``registered`` and ``owners``: by incarnation."""
-    topics: dict[str, Topic] = {}
+    topics: dict[str, TopicAssignment] = {}
     names = await _names(session, paths.ASSIGNMENTS)
     nodes = await asyncio.gather(
         *(session.find(paths.assignment(name)) for name in names), *(session.find(paths.state(name)) for name in names)
@@ -76,7 +76,9 @@ async def read_group(
         if given is None or state is None:
             continue
         try:
-            topics[name] = Topic.decode(store.describe(given.path), given.data, store.describe(state.path), state.data)
+            topics[name] = TopicAssignment.decode(
+                store.describe(given.path), given.data, store.describe(state.path), state.data
+            )
         except CorruptNodeError as error:
             problems.append(str(error))
     isolated = frozenset(await _names(session, paths.ISOLATED))
@@ -127,14 +129,16 @@ def _subscription(store: Store, node: Node | None, problems: list[str]) -> str |
         return None
 
 
-def _topic(name: str, topic: Topic) -> TopicStatus:
+def _topic(name: str, topic: TopicAssignment) -> TopicStatus:
     def named(part: Mapping[int, str]) -> dict[str, str]:
         return {str(Partition(name, number)): member for number, member in sorted(part.items())}
 
     return TopicStatus(name, topic.state.value, named(topic.assignment), named(topic.to_start), named(topic.to_close))
 
 
-def _waits_for(topics: Mapping[str, Topic], workers: Iterable[Worker], unassigned: tuple[str, ...]) -> str | None:
+def _waits_for(
+    topics: Mapping[str, TopicAssignment], workers: Iterable[Worker], unassigned: tuple[str, ...]
+) -> str | None:
     for word, parts in (
         ("close", {Partition(name, n): m for name, t in topics.items() for n, m in t.to_close.items()}),
         ("start", {Partition(name, n): m for name, t in topics.items() for n, m in t.to_start.items()}),

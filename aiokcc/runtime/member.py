@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
     from typing import Any
 
-    from aiokcc.core.group import GroupSettings
+    from aiokcc.core.group_settings import GroupSettings
     from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
     from aiokcc.stores.port import Session, Store

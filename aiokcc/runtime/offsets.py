@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.offsets import Commit, batched
+from aiokcc.core.committed_offset import CommittedOffset, batched
 from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import (
@@ -59,7 +59,7 @@ class _Known(NamedTuple):
     """What a node held when it was last read or written. ``version`` is None where there is none, ``commit`` if unreadable."""
 
     version: int | None
-    commit: Commit | None
+    commit: CommittedOffset | None
 
 
 class Offsets:
@@ -124,7 +124,7 @@ class Offsets:
             if not due:
                 return
             facts = (run, us.generation.number, self._member.clock(), us.name)
-            commits = {p: Commit(offset, *facts) for p, offset in due.items()}
+            commits = {p: CommittedOffset(offset, *facts) for p, offset in due.items()}
             ops = [_write(p, commit, self._known[p].version) for p, commit in commits.items()]
             known = [self._known.pop(p) for p in due]  # until we are answered, nobody knows
             fence = us.generation_version
@@ -150,16 +150,16 @@ class Offsets:
         there = self._known[partition].commit
         return there is None or not there.counts_for(run) or there.offset < offset
 
-    def _remember(self, commits: Mapping[Partition, Commit], results: Iterable[object]) -> None:
+    def _remember(self, commits: Mapping[Partition, CommittedOffset], results: Iterable[object]) -> None:
         for (partition, commit), result in zip(commits.items(), results, strict=True):
             self._known[partition] = _Known(result if isinstance(result, int) else 0, commit)
 
     async def _look(self, session: Session, partitions: list[Partition]) -> None:
         for partition, node in (await _find(session, partitions)).items():
-            commit: Commit | None = None
+            commit: CommittedOffset | None = None
             if node is not None:
                 try:
-                    commit = Commit.decode(self._member.store.describe(node.path), node.data)
+                    commit = CommittedOffset.decode(self._member.store.describe(node.path), node.data)
                 except CorruptNodeError as error:
                     log.warning("%s; it does not count, and the next commit replaces it", error)
             self._known[partition] = _Known(None if node is None else node.version, commit)
@@ -188,7 +188,7 @@ async def still_ours(us: Incarnation, partitions: Iterable[Partition], fence: in
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
 
 
-def _write(partition: Partition, commit: Commit, version: int | None) -> Op:
+def _write(partition: Partition, commit: CommittedOffset, version: int | None) -> Op:
     path = paths.offset(partition)
     return Create(path, commit.encode()) if version is None else Set(path, commit.encode(), version)
 
@@ -196,13 +196,15 @@ def _write(partition: Partition, commit: Commit, version: int | None) -> Op:
 # -- for whoever founds a run, and for operators ---------------------------------------------------------------------------
 
 
-async def find_offsets(store: Store, session: Session, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
+async def find_offsets(
+    store: Store, session: Session, partitions: Iterable[Partition]
+) -> dict[Partition, CommittedOffset]:
     """What stands there for these partitions, whoever wrote it. CorruptNodeError for a node that cannot be read."""
     found = await _find(session, list(partitions))
     return {p: _decode(store, node) for p, node in found.items() if node is not None}
 
 
-async def list_offsets(store: Store, session: Session) -> dict[Partition, Commit]:
+async def list_offsets(store: Store, session: Session) -> dict[Partition, CommittedOffset]:
     """All that stand there. CorruptNodeError for one that cannot be read, or that is no partition's."""
     partitions: list[Partition] = []
     for topic in await _below(session, paths.OFFSETS):
@@ -234,7 +236,7 @@ async def read_activity(store: Store, session: Session) -> Activity:
     return Activity(not Run.decode(store.describe(run.path), run.data, partitions).ended, members, partitions)
 
 
-async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, Commit]) -> None:
+async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, CommittedOffset]) -> None:
     """Write these, whatever stood there: an operator's doing, for which nobody may run.
 
     Each transaction checks that nobody has taken office since we looked. CoordinationError if somebody has, or if somebody else
@@ -245,7 +247,9 @@ async def write_offsets(store: Store, session: Session, commits: Mapping[Partiti
         await _replace(store, session, {p: commits[p] for p in batch}, fence)
 
 
-async def _replace(store: Store, session: Session, commits: dict[Partition, Commit], fence: Node | None) -> None:
+async def _replace(
+    store: Store, session: Session, commits: dict[Partition, CommittedOffset], fence: Node | None
+) -> None:
     for topic in {p.topic for p in commits}:
         await session.ensure(f"{paths.OFFSETS}/{topic}")
     check = [] if fence is None else [Check(paths.GENERATION, fence.version)]
@@ -274,9 +278,9 @@ async def _replace(store: Store, session: Session, commits: dict[Partition, Comm
     raise CoordinationError(f"{store.describe(paths.OFFSETS)} is being changed by somebody else all the time")
 
 
-def _decode(store: Store, node: Node) -> Commit:
-    commit = Commit.decode(store.describe(node.path), node.data)
-    return commit if commit.at is not None else Commit(commit.offset, at=node.modified)
+def _decode(store: Store, node: Node) -> CommittedOffset:
+    commit = CommittedOffset.decode(store.describe(node.path), node.data)
+    return commit if commit.at is not None else CommittedOffset(commit.offset, at=node.modified)
 
 
 async def _below(session: Session, path: str) -> tuple[str, ...]:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aiokcc.core.loads import Weight
 from aiokcc.core.periods import parse_duration
 from aiokcc.core.subscriptions import Subscription
+from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.runtime.coordinator import connect, wall_clock

@@ -1,6 +1,6 @@
 """Drivers of one pipeline in a managed group take turns: one drives, the others stand by.
 
-A pipeline's partitions are given to one driver as a whole, and taken from it as a whole (:mod:`aiokcc.core.pipelines`). Until
+A pipeline's partitions are given to one driver as a whole, and taken from it as a whole (:mod:`aiokcc.core.colocation`). Until
 they are given to it a driver stands by: it is registered, holds nothing, and waits to be told. It starts once it holds all
 locks, and then nobody else drives. When a partition is taken away everything stops, the running job too, and only then
 do the locks go back: the next driver cannot start before that. What had been decided stands in the store, and is done by

@@ -13,7 +13,7 @@ import pytest
 
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.assignments import State, decode_assignment, decode_state
+from aiokcc.core.assignments import TopicState, decode_assignment, decode_state
 from aiokcc.stores import Node, open_store
 from tests.chaos.sharing import Process, Sharing, sharing
 
@@ -53,7 +53,7 @@ async def shared(group: Sharing, *members: str) -> dict[int, str]:
                 if len(seen) == 2:
                     given = decode_assignment("", seen[paths.assignment(group.topic)])
                     state, _, _ = decode_state("", seen[paths.state(group.topic)])
-                    if state is State.STABLE and set(given.values()) == set(members):
+                    if state is TopicState.STABLE and set(given.values()) == set(members):
                         return given
     raise AssertionError
 

@@ -13,7 +13,7 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.assignments import State, decode_assignment, decode_state
+from aiokcc.core.assignments import TopicState, decode_assignment, decode_state
 from aiokcc.stores import Node, Session, open_store
 from tests import kafka_topics, replays
 from tests.integration.test_replay_growth import add_partitions
@@ -103,7 +103,7 @@ async def shared(session: Session, topic: str, *members: str) -> dict[int, str]:
     """Wait until exactly these members have a share, and all of it is held; the assignment."""
     while True:
         data = await until_node(session, paths.assignment(topic), is_stable(*members))
-        await until_node(session, paths.state(topic), lambda state: decode_state("", state)[0] is State.STABLE)
+        await until_node(session, paths.state(topic), lambda state: decode_state("", state)[0] is TopicState.STABLE)
         if (await session.get(paths.assignment(topic))).data == data:
             return decode_assignment("", data)
 

@@ -14,9 +14,9 @@ from aiokafka import ConsumerRecord
 import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.assignments import State, decode_assignment
-from aiokcc.core.group import Await
+from aiokcc.core.assignments import TopicState, decode_assignment
 from aiokcc.core.partitions import Partition
+from aiokcc.core.rebalance import Await
 from aiokcc.core.run import Bounds, Generation
 from aiokcc.runtime.election import queue
 from aiokcc.runtime.group import Assigning, _Deadlines
@@ -209,7 +209,7 @@ async def test_the_join_window_ends_early_when_everybody_is_there_and_its_timer_
     monkeypatch.setattr(Assigning, "_wait", wait_and_tell)
     async with stage.member("a", expect=2, join_window=3600), stage.looking() as session:
         await waits.wait()
-        assert await until_state(session, State.INITIAL) == ({}, {})
+        assert await until_state(session, TopicState.INITIAL) == ({}, {})
         assert any(timer.pending for timer in deadlines), "nothing waits for the deadline"
         async with stage.member("b", expect=2):
             await shared(session, "a", "b")

@@ -15,7 +15,7 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.assignments import State
+from aiokcc.core.assignments import TopicState
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.election import queue
 from aiokcc.runtime.locks import Locks
@@ -247,7 +247,7 @@ async def test_a_member_that_missed_a_rebalance_claims_nothing(stage: Stage, mon
             assert len(mine) == len(b.assigned) == 2
             claims.held = {"a", "b"}
             await isolate(a._member.store, session, "b", by="a test", now=0)
-            await until_state(session, State.STARTING)
+            await until_state(session, TopicState.STARTING)
             await until_node(session, paths.assignment("orders"), lambda data: data == b"a:0,1,2,3;")
             assert (await generation(session)).number > stale.number
             await claims.let("b")
@@ -266,7 +266,7 @@ async def test_a_topic_that_leaves_while_it_is_being_claimed_is_no_fault(
     claims.held = {"b"}
     both: dict[str, Any] = {"topics": {"bills": 2, "orders": 2}, "grows": True}
     async with stage.member("a", expect=2, join_window=30, **both) as a, stage.looking() as session:
-        await until_state(session, State.INITIAL)
+        await until_state(session, TopicState.INITIAL)
         async with stage.member("b", expect=2, **both) as b:
             await claims.waiting("b")
             assert {p.topic for p in b.assigned} == {"bills", "orders"}
@@ -372,27 +372,27 @@ async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closin
         await done.wait()
 
     async with stage.member("a", work, expect=2, join_window=30) as a, stage.looking() as session:
-        assert await until_state(session, State.INITIAL) == ({}, {})
+        assert await until_state(session, TopicState.INITIAL) == ({}, {})
         async with stage.member("b", work, expect=2) as b:
-            to_start, to_close = await until_state(session, State.STARTING)
+            to_start, to_close = await until_state(session, TopicState.STARTING)
             assert (sorted(to_start.items()), to_close) == ([(0, "a"), (1, "b"), (2, "a"), (3, "b")], {})
             assert await owners(session) == {}
             await claims.let("a", "b")
-            await until_state(session, State.STABLE)
+            await until_state(session, TopicState.STABLE)
             before = await owners(session)
             assert before == {0: name_of(a), 1: name_of(b), 2: name_of(a), 3: name_of(b)}
             async with stage.member("c", expect=2) as c:
-                to_start, to_close = await until_state(session, State.CLOSING)
+                to_start, to_close = await until_state(session, TopicState.CLOSING)
                 assert to_start == {}
                 ((number, loser),) = to_close.items()
                 assert before[number].startswith(f"{loser}-")
                 assert number not in await given(session), "closing before starting"
                 assert await owners(session) == before, "whoever works on it holds it until he has done"
                 done.set()
-                assert await until_state(session, State.STARTING) == ({number: "c"}, {})
+                assert await until_state(session, TopicState.STARTING) == ({number: "c"}, {})
                 assert number not in await owners(session)
                 await claims.let("c")
-                await until_state(session, State.STABLE)
+                await until_state(session, TopicState.STABLE)
                 assert await owners(session) == {**before, number: name_of(c)}
 
 

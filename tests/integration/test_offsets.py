@@ -17,7 +17,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.offsets import KafkaOffsets
 from aiokcc.kafka.reading import Reading
@@ -34,7 +34,7 @@ def kept(storage: str, name: str, **more: Any) -> dict[str, Any]:
     return settings if storage == "zookeeper" else {**settings, "group_id": f"group-{name}"}
 
 
-async def stored(kafka: local.Kafka, root: str, storage: str, name: str) -> dict[int, Commit]:
+async def stored(kafka: local.Kafka, root: str, storage: str, name: str) -> dict[int, CommittedOffset]:
     """What stands there, by partition."""
     if storage == "zookeeper":
         store = aiokcc.open_store(root)
@@ -42,10 +42,12 @@ async def stored(kafka: local.Kafka, root: str, storage: str, name: str) -> dict
             return {p.number: commit for p, commit in (await list_offsets(store, session)).items()}
     async with kafka_topics.admin(kafka.bootstrap) as client:
         found = await client.list_consumer_group_offsets(f"group-{name}")
-    return {tp.partition: Commit.from_kafka(*commit) for tp, commit in found.items()}
+    return {tp.partition: CommittedOffset.from_kafka(*commit) for tp, commit in found.items()}
 
 
-async def store_by_hand(kafka: local.Kafka, root: str, storage: str, name: str, commits: dict[int, Commit]) -> None:
+async def store_by_hand(
+    kafka: local.Kafka, root: str, storage: str, name: str, commits: dict[int, CommittedOffset]
+) -> None:
     """Write offsets as whoever wants to may."""
     if storage == "zookeeper":
         store = aiokcc.open_store(root)
@@ -215,7 +217,7 @@ async def test_a_commit_that_comes_too_late_counts_for_nothing(kafka: local.Kafk
         await worker.ended()
     async with aiokcc.open_store(zk_root).session() as session:
         founded = (await session.get(paths.RUN)).created
-    stale = Commit(1, founded, 1, 1, "worker")
+    stale = CommittedOffset(1, founded, 1, 1, "worker")
     await store_by_hand(kafka, zk_root, storage, name, {0: stale})
     cut = max((await cuts(zk_root)).items())[1].find(partition(name, 0))
     assert cut is not None
@@ -231,7 +233,7 @@ async def test_what_others_have_stored_never_hides_a_record_from_a_run(
     kafka: local.Kafka, zk_root: str, storage: str
 ) -> None:
     name = await topic(kafka, [at(m) for m in range(5)])
-    await store_by_hand(kafka, zk_root, storage, name, {0: Commit(4, run=1, generation=99, by="another")})
+    await store_by_hand(kafka, zk_root, storage, name, {0: CommittedOffset(4, run=1, generation=99, by="another")})
     seen: list[Any] = []
     async with replaying(kafka, name, store=zk_root, **kept(storage, name)) as replay:
         await replay.run(seen.append)
@@ -243,7 +245,7 @@ async def test_a_new_run_starts_at_what_is_stored_and_at_the_earliest_where_noth
     kafka: local.Kafka, zk_root: str, storage: str
 ) -> None:
     name = await topic(kafka, [at(m) for m in range(5)], [at(m) for m in range(3)], [at(m) for m in range(2)])
-    await store_by_hand(kafka, zk_root, storage, name, {0: Commit(3), 2: Commit(2, by="operator")})
+    await store_by_hand(kafka, zk_root, storage, name, {0: CommittedOffset(3), 2: CommittedOffset(2, by="operator")})
     seen: list[Any] = []
     async with replaying(kafka, name, store=zk_root, start="committed", **kept(storage, name)) as replay:
         await replay.run(seen.append)
@@ -257,7 +259,7 @@ async def test_a_stored_offset_whose_record_is_deleted_means_the_earliest_there_
     from aiokafka.admin import RecordsToDelete
 
     name = await topic(kafka, [at(m) for m in range(5)])
-    await store_by_hand(kafka, zk_root, storage, name, {0: Commit(1)})
+    await store_by_hand(kafka, zk_root, storage, name, {0: CommittedOffset(1)})
     async with kafka_topics.admin(kafka.bootstrap) as client:
         await client.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=3)})
     seen: list[Any] = []

@@ -1,6 +1,6 @@
 """A managed group in which the real machine meets every fault: no tasks, no clock, one step at a time.
 
-Leaders drive real :class:`~aiokcc.core.group.Group` objects and real codecs over a :class:`~tests.property.tree.Tree`; members
+Leaders drive real ``RebalanceMachine`` objects and real codecs over a :class:`~tests.property.tree.Tree`; members
 follow the assignment by the protocol's rules. Everything that can come between two steps is a step of its own: what is read is
 learnt later; a write flies, lands or is lost, and so is its answer; sessions expire, processes are killed, stopped and
 continued; anybody takes office at any time, and whoever held it does not know; an operator isolates members; partitions come
@@ -15,9 +15,9 @@ switched off by its name, to see that the company would notice.
 from __future__ import annotations
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import Topic, encode_assignment
-from aiokcc.core.group import Group, Reassign, Settle
+from aiokcc.core.assignments import TopicAssignment, encode_assignment
 from aiokcc.core.partitions import Partition, encode_partitions
+from aiokcc.core.rebalance import Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration
 from tests.property.staff import RULES, Process, Staff, Term, Write
 from tests.property.tree import Check, Create, Delete, Op, Refused, Set
@@ -39,7 +39,7 @@ class Company(Staff):
             self._commit(Set(paths.GENERATION, str(self.terms).encode(), node.version))
         version = self.tree.read(paths.GENERATION).version
         assert process.session is not None
-        group = Group(self.settings, frozenset(), since=self.clock)
+        group = RebalanceMachine(self.settings, frozenset(), since=self.clock)
         process.term = Term(process, process.session, self.terms, version, group)
 
     def active(self, term: Term) -> bool:
@@ -60,13 +60,13 @@ class Company(Staff):
                     self._commit(
                         Check(paths.GENERATION, term.version),
                         Create(given),
-                        Create(state, Topic().encode_state()),
+                        Create(state, TopicAssignment().encode_state()),
                     )
                 except Refused:
                     term.process.term = None
                     return
             nodes = self.tree.read(given), self.tree.read(state)
-            group.topics[topic] = Topic.decode(given, nodes[0].data, state, nodes[1].data)
+            group.topics[topic] = TopicAssignment.decode(given, nodes[0].data, state, nodes[1].data)
             term.versions[given], term.versions[state] = nodes[0].version, nodes[1].version
         term.read = True
 
@@ -111,7 +111,7 @@ class Company(Staff):
             for topic, new in decision.topics.items():
                 given, state = paths.assignment(topic), paths.state(topic)
                 if given not in term.versions:
-                    ops += [Create(given), Create(state, Topic().encode_state())]
+                    ops += [Create(given), Create(state, TopicAssignment().encode_state())]
                 ops.append(Set(given, encode_assignment(new.assignment), term.versions.get(given, 0)))
                 ops.append(Set(state, new.encode_state(), term.versions.get(state, 0)))
             for topic in decision.gone:

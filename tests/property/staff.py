@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import Topic, decode_assignment
-from aiokcc.core.group import Group, GroupSettings, Reassign, Settle
+from aiokcc.core.assignments import TopicAssignment, decode_assignment
+from aiokcc.core.group_settings import GroupSettings
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
+from aiokcc.core.rebalance import Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration, Subscription
 from tests.property.tree import Check, Create, Delete, Node, Op, Refused, Set, Tree
 
@@ -79,7 +80,7 @@ class Term:
     number: int
     version: int
     """Of the generation."""
-    group: Group
+    group: RebalanceMachine
     read: bool = False
     learnt: set[str] = field(default_factory=set)
     versions: dict[str, int] = field(default_factory=dict)
@@ -130,9 +131,9 @@ class Staff:
         return decode_partitions("", self.tree.read(paths.TOPIC_PARTITIONS).data)
 
     @property
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, TopicAssignment]:
         return {
-            topic: Topic.decode(
+            topic: TopicAssignment.decode(
                 "a", self.tree.read(paths.assignment(topic)).data, "s", self.tree.read(paths.state(topic)).data
             )
             for topic in self.tree.under(paths.ASSIGNMENTS)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from aiokcc.core.delayed import Delayed, Purgatory, State
+from aiokcc.core.delayed import DelayedOperation, OperationState, Purgatory
 from aiokcc.core.wheel import Wheel
 from aiokcc.errors import UsageError
 
@@ -25,7 +25,7 @@ class ThePurgatory(RuleBasedStateMachine):
         self.wheel: Wheel[Callable[[], object]] = Wheel(0)
         self.purgatory = Purgatory(self.wheel)
         self.counts = dict.fromkeys(KEYS, 0)
-        self.operations: list[Delayed] = []
+        self.operations: list[DelayedOperation] = []
         self.ended: list[list[bool]] = []
         self.wanted: list[tuple[frozenset[str], int, int]] = []
 
@@ -92,7 +92,12 @@ class ThePurgatory(RuleBasedStateMachine):
         if not hasattr(self, "operations"):
             return
         for operation, ended in zip(self.operations, self.ended, strict=True):
-            expected = {State.WAITING: [], State.WITHDRAWN: [], State.COMPLETED: [False], State.EXPIRED: [True]}
+            expected = {
+                OperationState.WAITING: [],
+                OperationState.WITHDRAWN: [],
+                OperationState.COMPLETED: [False],
+                OperationState.EXPIRED: [True],
+            }
             assert ended == expected[operation.state]
 
     @invariant()

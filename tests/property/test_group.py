@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from aiokcc.core.assignors import ASSIGNORS, assign
-from aiokcc.core.group import GroupSettings
+from aiokcc.core.group_settings import GroupSettings
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from tests.property.company import Company, Process, Term

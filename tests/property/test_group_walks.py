@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from aiokcc.core.assignors import ASSIGNORS
-from aiokcc.core.group import GroupSettings
+from aiokcc.core.group_settings import GroupSettings
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from tests.property.company import RULES, Company, Process, Term

@@ -9,15 +9,15 @@ import pytest
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.offset_files import as_csv, as_entry, as_json, read
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import UsageError
 
 URL = "zk://127.0.0.1:2181/replay"
 KAFKA = ["--bootstrap-servers", "127.0.0.1:9092"]
 COMMITS = {
-    Partition("orders", 1): Commit(7),
-    Partition("orders", 0): Commit(5, 1767225600000, 3, 1767225661234, "worker-1"),
+    Partition("orders", 1): CommittedOffset(7),
+    Partition("orders", 0): CommittedOffset(5, 1767225600000, 3, 1767225661234, "worker-1"),
 }
 OFFSETS = {Partition("orders", 0): 5, Partition("orders", 1): 7}
 

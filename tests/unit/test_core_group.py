@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from aiokcc.core.assignments import State, Topic, decode_assignment, decode_state, encode_assignment
-from aiokcc.core.group import STARTS_PER_WRITE, Await, Decision, Group, GroupSettings, Reassign, Settle, check_group
+from aiokcc.core.assignments import TopicAssignment, TopicState, decode_assignment, decode_state, encode_assignment
+from aiokcc.core.group_settings import GroupSettings, check_group
 from aiokcc.core.partitions import Partition
+from aiokcc.core.rebalance import STARTS_PER_WRITE, Await, Decision, Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import CorruptNodeError, UsageError
 from tests.unit.naming import brief
@@ -19,13 +20,17 @@ def partitions(count: int, topic: str = "orders") -> frozenset[Partition]:
     return frozenset(Partition(topic, n) for n in range(count))
 
 
-def group(count: int = 4, *names: str, topics: dict[str, Topic] | None = None, **settings: Any) -> Group:
-    made = Group(GroupSettings.check(**settings), partitions(count), topics={"orders": Topic(), **(topics or {})})
+def group(
+    count: int = 4, *names: str, topics: dict[str, TopicAssignment] | None = None, **settings: Any
+) -> RebalanceMachine:
+    made = RebalanceMachine(
+        GroupSettings.check(**settings), partitions(count), topics={"orders": TopicAssignment(), **(topics or {})}
+    )
     made.members = dict.fromkeys(names, EVERYTHING)
     return made
 
 
-def write(machine: Group, now: float = 0.0) -> Decision:
+def write(machine: RebalanceMachine, now: float = 0.0) -> Decision:
     """Decide, and have it written."""
     decision = machine.decide(now)
     if not isinstance(decision, Await):
@@ -33,41 +38,41 @@ def write(machine: Group, now: float = 0.0) -> Decision:
     return decision
 
 
-def lock(machine: Group, *numbers: int, topic: str = "orders") -> None:
+def lock(machine: RebalanceMachine, *numbers: int, topic: str = "orders") -> None:
     machine.locked[topic] = frozenset(numbers)
 
 
-def stable(*names: str, count: int = 4) -> Group:
+def stable(*names: str, count: int = 4) -> RebalanceMachine:
     """A group that has assigned everything to these members, and in which all is held."""
     machine = group(count, *names, join_window=0)
     assert isinstance(write(machine), Reassign)
     lock(machine, *range(count))
     assert isinstance(write(machine), Settle)
     assert isinstance(machine.decide(0), Await)
-    assert machine.topics["orders"].state is State.STABLE
+    assert machine.topics["orders"].state is TopicState.STABLE
     return machine
 
 
-def given(machine: Group) -> dict[int, str]:
+def given(machine: RebalanceMachine) -> dict[int, str]:
     return dict(machine.topics["orders"].assignment)
 
 
 class TestTheMachine:
     def test_initial_starting_stable(self) -> None:
         machine = group(2, "a", "b", join_window=0)
-        assert machine.topics["orders"].state is State.INITIAL
+        assert machine.topics["orders"].state is TopicState.INITIAL
         decision = write(machine)
         assert isinstance(decision, Reassign)
         assert decision.given == (Partition("orders", 0), Partition("orders", 1))
-        assert machine.topics["orders"] == Topic({0: "a", 1: "b"}, {0: "a", 1: "b"})
-        assert machine.topics["orders"].state is State.STARTING
+        assert machine.topics["orders"] == TopicAssignment({0: "a", 1: "b"}, {0: "a", 1: "b"})
+        assert machine.topics["orders"].state is TopicState.STARTING
         waiting = machine.decide(0)
         assert waiting == Await("a has to start orders.0")
         lock(machine, 0)
         assert isinstance(machine.decide(0), Await), "not all of it is held"
         lock(machine, 0, 1)
         assert isinstance(write(machine), Settle)
-        assert machine.topics["orders"].state is State.STABLE
+        assert machine.topics["orders"].state is TopicState.STABLE
         assert machine.decide(0) == Await("stable")
 
     def test_closing_before_starting(self) -> None:
@@ -77,7 +82,7 @@ class TestTheMachine:
         assert isinstance(decision, Reassign)
         assert decision.given == ()
         moving = dict(machine.topics["orders"].to_close)
-        assert machine.topics["orders"].state is State.CLOSING
+        assert machine.topics["orders"].state is TopicState.CLOSING
         assert set(moving.values()) == {"a"}
         assert not moving.keys() & given(machine).keys(), "what moves is nobody's until it is closed"
         assert isinstance(machine.decide(0), Await), "what was seen before the decision does not count"
@@ -88,11 +93,11 @@ class TestTheMachine:
         decision = write(machine)
         assert isinstance(decision, Reassign), "the one that is closed does not wait for the other"
         assert decision.given == (Partition("orders", first),)
-        assert machine.topics["orders"].state is State.CLOSING
+        assert machine.topics["orders"].state is TopicState.CLOSING
         lock(machine, *given(machine))
         write(machine)
         assert given(machine) == {**given(machine), first: "b", second: "b"}
-        assert machine.topics["orders"].state is State.STARTING
+        assert machine.topics["orders"].state is TopicState.STARTING
 
     def test_what_a_dead_member_had_is_free_at_once(self) -> None:
         machine = stable("a", "b")
@@ -102,7 +107,7 @@ class TestTheMachine:
         assert isinstance(decision, Reassign)
         assert [p.number for p in decision.given] == had
         assert set(given(machine).values()) == {"a"}
-        assert machine.topics["orders"].state is State.STARTING
+        assert machine.topics["orders"].state is TopicState.STARTING
 
     def test_one_that_dies_while_it_closes_has_closed(self) -> None:
         machine = stable("a")
@@ -125,7 +130,7 @@ class TestTheMachine:
         machine = stable("a", "b")
         machine.isolated = frozenset({"b"})
         write(machine)
-        assert machine.topics["orders"].state is State.CLOSING
+        assert machine.topics["orders"].state is TopicState.CLOSING
         assert set(given(machine).values()) == {"a"}
         lock(machine, *given(machine))
         write(machine)
@@ -215,7 +220,9 @@ class TestTheMachine:
 
     def test_long_names_make_smaller_transactions(self) -> None:
         topic = "t" * 249
-        machine = Group(GroupSettings.check(join_window=0), partitions(2000, topic), members={"a": EVERYTHING})
+        machine = RebalanceMachine(
+            GroupSettings.check(join_window=0), partitions(2000, topic), members={"a": EVERYTHING}
+        )
         decision = machine.decide(0)
         assert isinstance(decision, Reassign)
         assert 0 < len(decision.given) < 1000
@@ -271,7 +278,7 @@ class TestTheWindow:
         assert "c" in {m for t in decision.topics.values() for m in t.assignment.values()}
 
     def test_a_group_that_comes_back_waits_for_all_who_had_something(self) -> None:
-        had = Topic({0: "a", 1: "b", 2: "c", 3: "a"})
+        had = TopicAssignment({0: "a", 1: "b", 2: "c", 3: "a"})
         machine = group(4, "a", "b", topics={"orders": had}, join_window=1)
         machine.since = 10.0
         assert machine.decide(10.2) == Await("gathering members, 2 there", 11)
@@ -280,7 +287,7 @@ class TestTheWindow:
         assert machine.topics["orders"] == had, "everybody goes on with what it had"
 
     def test_who_did_not_come_back_is_removed(self) -> None:
-        had = Topic({0: "a", 1: "b", 2: "c", 3: "a"})
+        had = TopicAssignment({0: "a", 1: "b", 2: "c", 3: "a"})
         machine = group(4, "a", "b", topics={"orders": had}, expect=3)
         machine.since = 10.0
         decision = write(machine, 11.0)
@@ -289,7 +296,7 @@ class TestTheWindow:
         assert "c" not in given(machine).values()
 
     def test_a_new_leader_that_has_been_there_for_long_does_not_wait_for_the_dead_one(self) -> None:
-        machine = group(4, "b", topics={"orders": Topic(dict.fromkeys(range(4), "a"))}, join_window=1)
+        machine = group(4, "b", topics={"orders": TopicAssignment(dict.fromkeys(range(4), "a"))}, join_window=1)
         machine.since = 10.0
         assert isinstance(machine.decide(500), Reassign)
 
@@ -297,12 +304,12 @@ class TestTheWindow:
 class TestRecovery:
     """Whatever stands in the store, the next leader goes on from there."""
 
-    def restarted(self, machine: Group) -> Group:
+    def restarted(self, machine: RebalanceMachine) -> RebalanceMachine:
         stored = {
-            name: Topic.decode("a", encode_assignment(topic.assignment), "s", topic.encode_state())
+            name: TopicAssignment.decode("a", encode_assignment(topic.assignment), "s", topic.encode_state())
             for name, topic in machine.topics.items()
         }
-        again = Group(machine.settings, machine.partitions, topics=stored, members=dict(machine.members))
+        again = RebalanceMachine(machine.settings, machine.partitions, topics=stored, members=dict(machine.members))
         again.isolated, again.since = machine.isolated, 0.0
         return again
 
@@ -328,25 +335,25 @@ class TestRecovery:
                 held.update(given_now)  # and take
             assert given(machine).keys() == set(range(6))
             assert set(given(machine).values()) == set(names)
-            assert machine.topics["orders"].state is State.STABLE
+            assert machine.topics["orders"].state is TopicState.STABLE
 
 
 class TestNodes:
     @pytest.mark.parametrize(
         "topic",
         [
-            Topic(),
-            Topic({0: "a"}),
-            Topic({0: "a", 1: "b", 10: "a"}, {1: "b"}),
-            Topic({0: "worker-1.x_y"}, {0: "worker-1.x_y"}, {3: "b", 2: "a"}),
+            TopicAssignment(),
+            TopicAssignment({0: "a"}),
+            TopicAssignment({0: "a", 1: "b", 10: "a"}, {1: "b"}),
+            TopicAssignment({0: "worker-1.x_y"}, {0: "worker-1.x_y"}, {3: "b", 2: "a"}),
         ],
         ids=brief,
     )
-    def test_they_hold_what_was_written(self, topic: Topic) -> None:
-        assert Topic.decode("a", encode_assignment(topic.assignment), "s", topic.encode_state()) == topic
+    def test_they_hold_what_was_written(self, topic: TopicAssignment) -> None:
+        assert TopicAssignment.decode("a", encode_assignment(topic.assignment), "s", topic.encode_state()) == topic
 
     def test_they_can_be_read_by_people(self) -> None:
-        topic = Topic({0: "a", 1: "b", 2: "a"}, {1: "b"}, {3: "a"})
+        topic = TopicAssignment({0: "a", 1: "b", 2: "a"}, {1: "b"}, {3: "a"})
         assert encode_assignment(topic.assignment) == b"a:0,2;b:1;"
         assert topic.encode_state() == b"Closing\ntoStart b:1;\ntoClose a:3;"
 
@@ -379,8 +386,8 @@ class TestNodes:
             decode_state("state/orders", data)
 
     def test_where_the_two_differ_the_assignment_counts(self) -> None:
-        topic = Topic.decode("a", b"a:0,1;", "s", b"Closing\ntoStart b:0;c:7;\ntoClose b:1,2;")
-        assert topic == Topic({0: "a", 1: "a"}, {}, {2: "b"})
+        topic = TopicAssignment.decode("a", b"a:0,1;", "s", b"Closing\ntoStart b:0;c:7;\ntoClose b:1,2;")
+        assert topic == TopicAssignment({0: "a", 1: "a"}, {}, {2: "b"})
 
 
 class TestSettings:

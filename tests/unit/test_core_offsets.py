@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokcc.core.offsets import MAX_OFFSET, Commit, batched, check_offset
+from aiokcc.core.committed_offset import MAX_OFFSET, CommittedOffset, batched, check_offset
 from aiokcc.errors import CorruptNodeError, UsageError
 
 NUMBERS = st.integers(0, 10**19 - 1)
 COMMITS = st.builds(
-    Commit,
+    CommittedOffset,
     st.integers(0, MAX_OFFSET),
     st.none() | NUMBERS,
     st.none() | NUMBERS,
@@ -21,20 +21,24 @@ COMMITS = st.builds(
 
 
 def test_a_person_can_read_it() -> None:
-    commit = Commit(55, 1767225600000, 3, 1767225661234, "worker-1-1a2b")
+    commit = CommittedOffset(55, 1767225600000, 3, 1767225661234, "worker-1-1a2b")
     assert commit.encode() == b"55 run=1767225600000 generation=3 at=1767225661234 by=worker-1-1a2b"
     assert commit.metadata == "aiokcc run=1767225600000 generation=3 at=1767225661234 by=worker-1-1a2b"
-    assert Commit(7, by="operator").encode() == b"7 run=- generation=- at=- by=operator"
+    assert CommittedOffset(7, by="operator").encode() == b"7 run=- generation=- at=- by=operator"
 
 
 @given(COMMITS)
-def test_it_comes_back_as_it_was(commit: Commit) -> None:
-    assert Commit.decode("offsets/orders/0", commit.encode()) == commit
-    assert Commit.from_kafka(commit.offset, commit.metadata) == commit
+def test_it_comes_back_as_it_was(commit: CommittedOffset) -> None:
+    assert CommittedOffset.decode("offsets/orders/0", commit.encode()) == commit
+    assert CommittedOffset.from_kafka(commit.offset, commit.metadata) == commit
 
 
 def test_a_number_alone_is_an_offset() -> None:
-    assert Commit.decode("offsets/orders/0", b"55") == Commit.decode("offsets/orders/0", b"55\n") == Commit(55)
+    assert (
+        CommittedOffset.decode("offsets/orders/0", b"55")
+        == CommittedOffset.decode("offsets/orders/0", b"55\n")
+        == CommittedOffset(55)
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,20 +46,20 @@ def test_a_number_alone_is_an_offset() -> None:
 )
 def test_what_cannot_be_read_is_an_error_that_says_what_can(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="offsets/orders/0 holds .*; expected an offset"):
-        Commit.decode("offsets/orders/0", data)
+        CommittedOffset.decode("offsets/orders/0", data)
 
 
 @pytest.mark.parametrize(
     "metadata", ["", "mine", "aiokcc", "aiokcc run 1767225600000", "kcc run=1 generation=1 at=1 by=x"]
 )
 def test_of_what_other_programs_have_committed_only_the_offset_is_known(metadata: str) -> None:
-    assert Commit.from_kafka(9, metadata) == Commit(9)
+    assert CommittedOffset.from_kafka(9, metadata) == CommittedOffset(9)
 
 
 def test_to_a_run_only_its_own_commits_count() -> None:
-    assert Commit(9, 1767225600000, 3).counts_for(1767225600000)
-    assert not Commit(9, 1767225600000, 3).counts_for(1767225600001)
-    assert not Commit(9).counts_for(0)
+    assert CommittedOffset(9, 1767225600000, 3).counts_for(1767225600000)
+    assert not CommittedOffset(9, 1767225600000, 3).counts_for(1767225600001)
+    assert not CommittedOffset(9).counts_for(0)
 
 
 @pytest.mark.parametrize("value", [-1, 2**63, 1.0, "1", True, None])

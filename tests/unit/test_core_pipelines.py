@@ -7,8 +7,8 @@ import json
 import pytest
 
 from aiokcc.core.assignors import ASSIGNORS, assign
+from aiokcc.core.colocation import colocate
 from aiokcc.core.partitions import Partition
-from aiokcc.core.pipelines import give_whole
 from aiokcc.core.subscriptions import EVERYTHING, Registration, Subscription
 from aiokcc.errors import CorruptNodeError, UsageError
 
@@ -56,10 +56,10 @@ def test_a_driver_counts_for_nothing_else() -> None:
 
 def test_two_pipelines_that_want_the_same_partition() -> None:
     members = {"d": REVENUE, "e": Subscription.check({"orders": [2], "payments": None}, pipeline="audit")}
-    result = give_whole(members, [*ORDERS, *PAYMENTS], {})
+    result = colocate(members, [*ORDERS, *PAYMENTS], {})
     assert result.given == dict.fromkeys([ORDERS[2], *PAYMENTS], "e")  # by name
     assert result.refused == {"revenue": (ORDERS[2], "audit")}
-    result = give_whole(members, [*ORDERS, *PAYMENTS], {ORDERS[0]: "d"})
+    result = colocate(members, [*ORDERS, *PAYMENTS], {ORDERS[0]: "d"})
     assert result.given == dict.fromkeys(ORDERS, "d")  # it had something, the other nothing
     assert result.refused == {"audit": (ORDERS[2], "revenue")}
     # What it cannot have as a whole is open to others, as if it were not there.
@@ -67,7 +67,7 @@ def test_two_pipelines_that_want_the_same_partition() -> None:
 
 
 def test_a_pipeline_that_wants_what_there_is_not() -> None:
-    assert give_whole({"d": Subscription.check("refunds", pipeline="p")}, ORDERS, {}) == ({}, {})
+    assert colocate({"d": Subscription.check("refunds", pipeline="p")}, ORDERS, {}) == ({}, {})
 
 
 def test_what_a_registration_says_of_a_pipeline() -> None:

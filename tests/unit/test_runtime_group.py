@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import aiokcc
-from aiokcc.core.assignments import State, decode_state
+from aiokcc.core.assignments import TopicState, decode_state
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import OutcomeUnknownError, StoreError
 from aiokcc.stores import Node
@@ -82,7 +82,7 @@ def owners(world: World, count: int = 6) -> dict[str, list[int]]:
     return result
 
 
-def state(world: World, topic: str = "orders") -> State:
+def state(world: World, topic: str = "orders") -> TopicState:
     return decode_state("state", world.data(f"state/{topic}"))[0]
 
 
@@ -107,7 +107,7 @@ async def test_members_share_a_run(world: World) -> None:
     async with member(world, "a"), member(world, "b"), member(world, "c"):
         await asyncio.sleep(1.1)
         assert owners(world) == {"a": [0, 3], "b": [1, 4], "c": [2, 5]}
-        assert state(world) is State.STABLE
+        assert state(world) is TopicState.STABLE
         assert world.data("assignments/orders") == b"a:0,3;b:1,4;c:2,5;"
         await until_ended(world)
     world.history.check(LOGS)
@@ -117,7 +117,7 @@ async def test_nothing_is_given_while_joins_are_gathered(world: World) -> None:
     async with member(world, "a", join_window=5), member(world, "b", join_window=5):
         await asyncio.sleep(4.9)
         assert owners(world) == {}
-        assert state(world) is State.INITIAL
+        assert state(world) is TopicState.INITIAL
         await asyncio.sleep(0.2)
         assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
 
@@ -160,13 +160,13 @@ async def test_closing_before_starting(world: World) -> None:
         assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
         async with member(world, "b", takes=30):
             await asyncio.sleep(1.1)
-            assert state(world) is State.CLOSING
+            assert state(world) is TopicState.CLOSING
             assert decode_state("", world.data("state/orders"))[2] == {0: "a", 2: "a", 4: "a"}
             assert world.data("assignments/orders") == b"a:1,3,5;"
             assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
             await asyncio.sleep(30)
             assert owners(world) == {"a": [1, 3, 5], "b": [0, 2, 4]}
-            assert state(world) is State.STABLE
+            assert state(world) is TopicState.STABLE
     world.history.check(LOGS, complete=False)
 
 
@@ -272,7 +272,7 @@ async def test_nobody_is_given_anything_when_all_are_isolated(world: World) -> N
         await operator.create("isolated/a")
         await asyncio.sleep(1)
         assert owners(world) == {}
-        assert state(world) is State.CLOSING or state(world) is State.INITIAL
+        assert state(world) is TopicState.CLOSING or state(world) is TopicState.INITIAL
         await operator.delete("isolated/a", 0)
         await until_ended(world)
     world.history.check(LOGS)
@@ -297,11 +297,11 @@ async def test_a_new_leader_goes_on_in_the_middle_of_closing(world: World) -> No
         await asyncio.sleep(1.1)
         async with member(world, "c"):
             await asyncio.sleep(1.1)
-            assert state(world) is State.CLOSING
+            assert state(world) is TopicState.CLOSING
             await stop(world, leader)
             await asyncio.sleep(40)
             assert sum(len(numbers) for numbers in owners(world).values()) == 6
-            assert state(world) is State.STABLE
+            assert state(world) is TopicState.STABLE
             assert not world.leader().startswith("b-")
             await until_ended(world)
     world.history.check(LOGS, one_owner=False)

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import aiokcc
-from aiokcc.core.offsets import Commit
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.errors import CoordinationError, CorruptNodeError, SessionLostError
 from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.offsets import Offsets, find_offsets, list_offsets, write_offsets
@@ -29,8 +29,8 @@ def us(coordinator: aiokcc.Coordinator) -> Incarnation:
     return incarnation
 
 
-def stored(world: World, number: int = 0) -> Commit:
-    return Commit.decode("offsets", world.data(f"offsets/orders/{number}"))
+def stored(world: World, number: int = 0) -> CommittedOffset:
+    return CommittedOffset.decode("offsets", world.data(f"offsets/orders/{number}"))
 
 
 @asynccontextmanager
@@ -94,7 +94,9 @@ async def test_an_offset_never_goes_back_within_a_run(world: World) -> None:
 
 async def test_what_another_run_or_an_operator_left_does_not_count_and_is_replaced(world: World) -> None:
     async with world.store.session() as session:
-        await write_offsets(world.store, session, {ORDERS: Commit(900, by="operator"), OTHER: Commit(800, run=1)})
+        await write_offsets(
+            world.store, session, {ORDERS: CommittedOffset(900, by="operator"), OTHER: CommittedOffset(800, run=1)}
+        )
     async with owning(world, 0, 1) as (c, offsets):
         assert await offsets.committed([ORDERS, OTHER]) == {}
         await offsets.commit(us(c), {ORDERS: 3, OTHER: 4})
@@ -241,10 +243,10 @@ async def test_somebody_else_has_written_since_we_read(world: World) -> None:
     """An operator by force, or the owner between two sessions of ours: what stands there decides, not what we remember."""
     async with owning(world, 0) as (c, offsets), world.store.session() as session:
         await offsets.commit(us(c), {ORDERS: 5})
-        await write_offsets(world.store, session, {ORDERS: Commit(100, by="operator")})
+        await write_offsets(world.store, session, {ORDERS: CommittedOffset(100, by="operator")})
         await offsets.commit(us(c), {ORDERS: 6})
         assert stored(world).offset == 6
-        ahead = Commit(8, c._member.founded, 99, by="owner-between")
+        ahead = CommittedOffset(8, c._member.founded, 99, by="owner-between")
         await session.set("offsets/orders/0", ahead.encode(), ANY_VERSION)
         await offsets.commit(us(c), {ORDERS: 7})
         assert stored(world) == ahead
@@ -277,10 +279,10 @@ async def test_a_commit_that_others_overtake_for_ever_gives_up(world: World) -> 
 async def test_an_operator_writes_and_reads_them(world: World) -> None:
     async with world.store.session() as session:
         assert await list_offsets(world.store, session) == {}
-        commits = {ORDERS: Commit(5, at=1, by="me@here"), OTHER: Commit(0, at=2, by="me@here")}
+        commits = {ORDERS: CommittedOffset(5, at=1, by="me@here"), OTHER: CommittedOffset(0, at=2, by="me@here")}
         await write_offsets(world.store, session, commits)
         assert await list_offsets(world.store, session) == commits
-        await write_offsets(world.store, session, {ORDERS: Commit(2, at=3, by="me@here")})
+        await write_offsets(world.store, session, {ORDERS: CommittedOffset(2, at=3, by="me@here")})
         assert (await find_offsets(world.store, session, [ORDERS, World.partition(7)]))[ORDERS].offset == 2
 
 
@@ -289,11 +291,11 @@ async def test_an_operators_write_whose_answer_is_lost(world: World, reply: bool
     async with world.store.session() as session:
         hold = world.server.hold_reply if reply else world.server.hold_request
         with hold(lambda call: call.touches("offsets/orders/0")) as held:
-            writing = asyncio.create_task(write_offsets(world.store, session, {ORDERS: Commit(5)}))
+            writing = asyncio.create_task(write_offsets(world.store, session, {ORDERS: CommittedOffset(5)}))
             await held.reached()
             held.lose()
             await writing
-        assert stored(world) == Commit(5)
+        assert stored(world) == CommittedOffset(5)
         assert world.node("offsets/orders/0").version == 0  # type: ignore[union-attr]
 
 
@@ -301,7 +303,7 @@ async def test_an_operators_write_is_refused_when_somebody_takes_office_meanwhil
     async with world.connect(), world.store.session() as session:
         await settle()
         with world.server.hold_request(lambda call: call.touches("offsets/orders/0")) as held:
-            writing = asyncio.create_task(write_offsets(world.store, session, {ORDERS: Commit(5)}))
+            writing = asyncio.create_task(write_offsets(world.store, session, {ORDERS: CommittedOffset(5)}))
             await held.reached()
             await bump(world)
             held.release()

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Subscription
 
-__all__ = ["Wholes", "give_whole"]
+__all__ = ["Colocation", "colocate"]
 
 
-class Wholes(NamedTuple):
+class Colocation(NamedTuple):
     """What pipelines are given."""
 
     given: dict[Partition, str]
@@ -31,15 +31,15 @@ class Wholes(NamedTuple):
     """Pipelines that get nothing: a partition they want, and the pipeline that has it."""
 
 
-def give_whole(
+def colocate(
     members: Mapping[str, Subscription], partitions: Iterable[Partition], current: Mapping[Partition, str]
-) -> Wholes:
+) -> Colocation:
     """All partitions of each pipeline to one of its drivers. ``current`` may name who or what is gone."""
     drivers: dict[str, list[str]] = {}
     for name in sorted(members):
         if (pipeline := members[name].pipeline) is not None:
             drivers.setdefault(pipeline, []).append(name)
-    result = Wholes({}, {})
+    result = Colocation({}, {})
     if not drivers:
         return result
     there = sorted(set(partitions))

@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
+from aiokcc.core.eligibility import Eligibility
 from aiokcc.core.partitions import Partition
-from aiokcc.core.takers import Takers
 from aiokcc.errors import UsageError
 
-__all__ = ["Weight", "balance_loads"]
+__all__ = ["Weight", "assign_weighted"]
 
 Weight: TypeAlias = Callable[[Partition, str], float]
 """How heavy this partition is on this member: above 0; 1 is the usual, less is better."""
@@ -37,7 +37,7 @@ _ROUNDING: Final = 1e-9
 _NUMBERS: Final = frozenset({int, float})
 
 
-def balance_loads(takers: Takers, current: Mapping[Partition, str], weight: Weight) -> dict[Partition, str]:
+def assign_weighted(takers: Eligibility, current: Mapping[Partition, str], weight: Weight) -> dict[Partition, str]:
     """An assignment of even loads, from the present one by as few moves as the search needs."""
     search = _Search(takers, weight)
     search.keep(takers.owners(current))
@@ -47,7 +47,7 @@ def balance_loads(takers: Takers, current: Mapping[Partition, str], weight: Weig
 
 
 class _Search:
-    def __init__(self, takers: Takers, weight: Weight) -> None:
+    def __init__(self, takers: Eligibility, weight: Weight) -> None:
         self._takers = takers
         self._members = takers.members
         self._number = {name: number for number, name in enumerate(takers.members)}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Subscription
 
-__all__ = ["Takers"]
+__all__ = ["Eligibility"]
 
 
 @dataclass(frozen=True, slots=True)
-class Takers:
+class Eligibility:
     """Who may take what, in order of the names."""
 
     members: tuple[str, ...]
@@ -26,7 +26,7 @@ class Takers:
     """The most partitions of a topic for a member, where that is less than there are."""
 
     @classmethod
-    def of(cls, members: Mapping[str, Subscription], partitions: Iterable[Partition]) -> Takers:
+    def of(cls, members: Mapping[str, Subscription], partitions: Iterable[Partition]) -> Eligibility:
         """Apply the subscriptions."""
         names = tuple(sorted(members))
         listed: dict[Partition, list[str]] = {}

@@ -5,9 +5,9 @@ means). The rule that everything hangs on is *closing before starting*: a partit
 assignment; only when its lock is gone is it given to its next owner. What a dead member had is free at once, for its locks have
 gone with its session.
 
-The fields are facts that the leader has read; :meth:`Group.decide` is the rule. It is level-triggered: from what stands in the
-store and who is there it tells the next thing to write, so that any new leader goes on wherever the last one stopped, and it
-does not matter which event was missed. A decision changes nothing here until it has been written.
+The fields are facts that the leader has read; :meth:`RebalanceMachine.decide` is the rule. It is level-triggered: from what
+stands in the store and who is there it tells the next thing to write, so that any new leader goes on wherever the last one stopped, and
+it does not matter which event was missed. A decision changes nothing here until it has been written.
 
 Two things may be due. *Placing* gives free partitions away and moves nothing else. *Rebalancing* looks at everything anew; it
 is due when the members or the partitions have changed since the last time. Where partitions of a running group are in
@@ -18,86 +18,24 @@ left out.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
-from aiokcc.core.assignments import Topic, shares
-from aiokcc.core.assignors import DEFAULT, assign, check_assignor
-from aiokcc.core.loads import Weight
+from aiokcc.core.assignments import TopicAssignment, shares
+from aiokcc.core.assignors import assign
+from aiokcc.core.colocation import colocate
+from aiokcc.core.group_settings import JOIN_WINDOW, GroupSettings
 from aiokcc.core.partitions import Partition
-from aiokcc.core.pipelines import give_whole
-from aiokcc.core.subscriptions import EVERYTHING, Subscription
-from aiokcc.errors import UsageError
+from aiokcc.core.subscriptions import Subscription
 
-__all__ = ["Await", "Decision", "Group", "GroupSettings", "Reassign", "Settle", "check_group"]
+__all__ = ["Await", "Decision", "Reassign", "RebalanceMachine", "Settle"]
 
 STARTS_PER_WRITE: Final = 2000
 """So many partitions are given away in one transaction at most, and fewer where their topics' names are long."""
 _BYTES_PER_WRITE: Final = 400_000
 """Of the store's 1 MB, for the proof that nobody holds what is given away; the assignments themselves need room too."""
-JOIN_WINDOW: Final = 1.0
-JOIN_WINDOW_EXPECTING: Final = 30.0
 _REASON: Final = 160
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSettings:
-    """What one member brings to a managed group, checked."""
-
-    subscription: Subscription = EVERYTHING
-    assignor: str = DEFAULT
-    weight: Weight | None = None
-    join_window: float = JOIN_WINDOW
-    """Seconds in which joins are gathered."""
-    expect: int | None = None
-    """So many members close the window early."""
-
-    @classmethod
-    def check(
-        cls,
-        *,
-        subscription: object = None,
-        assignor: object = DEFAULT,
-        weight: Weight | None = None,
-        join_window: object = None,
-        expect: object = None,
-    ) -> GroupSettings:
-        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
-        if isinstance(subscription, Subscription):
-            wanted = subscription
-        elif isinstance(subscription, re.Pattern):
-            wanted = Subscription.check(pattern=subscription)
-        else:
-            wanted = Subscription.check(subscription)
-        name = check_assignor(assignor)
-        if weight is not None and (not callable(weight) or name != DEFAULT):
-            raise UsageError(
-                f"weight goes with the assignor {DEFAULT!r}, and is a function of a partition and a member; "
-                f"it is {weight!r}, and the assignor is {name!r}"
-            )
-        if expect is not None and (not isinstance(expect, int) or isinstance(expect, bool) or expect < 1):
-            raise UsageError(f"expect is {expect!r}; expected how many members there will be, from 1 up")
-        if join_window is None:
-            window = JOIN_WINDOW if expect is None else JOIN_WINDOW_EXPECTING
-        elif isinstance(join_window, bool) or not isinstance(join_window, int | float) or not 0 <= join_window < 1e6:
-            raise UsageError(f"join_window is {join_window!r}; expected a number of seconds from 0 up")
-        else:
-            window = float(join_window)
-        return cls(wanted, name, weight, window, expect)
-
-
-def check_group(assignment: object, **given: Any) -> GroupSettings | None:
-    """The settings of a managed group, None if it is not one; UsageError for what makes sense in a managed one only."""
-    if assignment == "managed":
-        return GroupSettings.check(**given)
-    if assignment is not None:
-        raise UsageError(f"assignment is {assignment!r}; expected 'managed', or nothing")
-    unused = [name for name, value in given.items() if value is not None and (name, value) != ("assignor", DEFAULT)]
-    if unused:
-        raise UsageError(f'{", ".join(unused)} only mean something with assignment="managed"')
-    return None
 
 
 Basis: TypeAlias = "tuple[dict[str, Subscription], frozenset[Partition]]"
@@ -107,7 +45,7 @@ Basis: TypeAlias = "tuple[dict[str, Subscription], frozenset[Partition]]"
 class Reassign:
     """Write these topics, in one transaction with the next generation, provided that nobody holds what is given away."""
 
-    topics: Mapping[str, Topic]
+    topics: Mapping[str, TopicAssignment]
     """Those that change."""
     gone: tuple[str, ...]
     """Those to delete: they have no partitions any more."""
@@ -124,7 +62,7 @@ class Reassign:
 class Settle:
     """Write the states of these topics: all that was given is held. The assignment stays, and so does the generation."""
 
-    topics: Mapping[str, Topic]
+    topics: Mapping[str, TopicAssignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +77,13 @@ Decision: TypeAlias = Reassign | Settle | Await
 
 
 @dataclass(slots=True)
-class Group:
+class RebalanceMachine:
     """What a leader in office knows of its group."""
 
     settings: GroupSettings
     partitions: frozenset[Partition]
     """The agreed set."""
-    topics: dict[str, Topic] = field(default_factory=dict)
+    topics: dict[str, TopicAssignment] = field(default_factory=dict)
     """As they stand in the store."""
     members: dict[str, Subscription] = field(default_factory=dict)
     """Who is there, isolated or not."""
@@ -177,7 +115,7 @@ class Group:
     @property
     def contested(self) -> Mapping[str, tuple[Partition, str]]:
         """The pipelines that get nothing: a partition that each wants, and the pipeline that has it."""
-        return give_whole(self.eligible, self.partitions, self._assigned()).refused
+        return colocate(self.eligible, self.partitions, self._assigned()).refused
 
     # -- the rule -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +238,7 @@ class Group:
         if len(given) > most:
             given, left = dict(list(given.items())[:most]), None
         after = {p: m for p, m in {**held, **given}.items() if p not in moved}
-        topics: dict[str, Topic] = {}
+        topics: dict[str, TopicAssignment] = {}
         gone: list[str] = []
         leaving_now = {p: m for p, m in {**closing, **moved}.items() if p in self.partitions and m in self.members}
         by_topic = _by_topic(after), _by_topic(given), _by_topic(leaving_now)
@@ -311,14 +249,14 @@ class Group:
                 gone.append(name)
                 continue
             mine, starting, leaving = (part.get(name, {}) for part in by_topic)
-            topic = Topic(mine, {**self._starting(name, before, mine), **starting}, leaving)
+            topic = TopicAssignment(mine, {**self._starting(name, before, mine), **starting}, leaving)
             if topic != before:
                 topics[name] = topic
         if not topics and not gone:
             return None
         return Reassign(topics, tuple(gone), tuple(given), self._reason(given, moved, gone), basis, left)
 
-    def _starting(self, name: str, before: Topic | None, assignment: Mapping[int, str]) -> dict[int, str]:
+    def _starting(self, name: str, before: TopicAssignment | None, assignment: Mapping[int, str]) -> dict[int, str]:
         """What was given before and is not held yet, as far as is known."""
         if before is None:
             return {}
@@ -338,7 +276,7 @@ class Group:
         return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"
 
     def _settle(self) -> Settle | None:
-        settled: dict[str, Topic] = {}
+        settled: dict[str, TopicAssignment] = {}
         for name, topic in self.topics.items():
             locked = self.locked.get(name)
             if locked is not None and topic.to_start and topic.to_start.keys() <= locked:

@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 
 from aiokcc.errors import CorruptNodeError, UsageError
 
-__all__ = ["MAX_OFFSET", "Commit", "batched", "check_offset"]
+__all__ = ["MAX_OFFSET", "CommittedOffset", "batched", "check_offset"]
 
 T = TypeVar("T")
 
@@ -32,7 +32,7 @@ _FACTS: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommittedOffset:
     """One committed offset: everything before it is processed."""
 
     offset: int
@@ -58,7 +58,7 @@ class Commit:
         return f"{self.offset} {self.facts}".encode()
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Commit:
+    def decode(cls, path: str, data: bytes) -> CommittedOffset:
         """What a node holds; CorruptNodeError if it is something else."""
         try:
             offset, space, facts = data.decode("ascii").strip().partition(" ")
@@ -74,7 +74,7 @@ class Commit:
         return f"aiokcc {self.facts}"
 
     @classmethod
-    def from_kafka(cls, offset: int, metadata: str) -> Commit:
+    def from_kafka(cls, offset: int, metadata: str) -> CommittedOffset:
         """What Kafka holds; only the offset where another program has committed it."""
         ours, _, facts = metadata.partition(" ")
         try:
@@ -83,7 +83,7 @@ class Commit:
             return cls(offset)
 
     @classmethod
-    def _read(cls, offset: int, facts: str) -> Commit:
+    def _read(cls, offset: int, facts: str) -> CommittedOffset:
         match = _FACTS.fullmatch(facts)
         if match is None:
             raise ValueError(facts)

@@ -1,0 +1,75 @@
+"""The settings that a member brings to a managed group, checked where they enter."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiokcc.core.assignors import DEFAULT, check_assignor
+from aiokcc.core.subscriptions import EVERYTHING, Subscription
+from aiokcc.core.weighted import Weight
+from aiokcc.errors import UsageError
+
+__all__ = ["JOIN_WINDOW", "GroupSettings", "check_group"]
+
+JOIN_WINDOW: Final = 1.0
+JOIN_WINDOW_EXPECTING: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What one member brings to a managed group, checked."""
+
+    subscription: Subscription = EVERYTHING
+    assignor: str = DEFAULT
+    weight: Weight | None = None
+    join_window: float = JOIN_WINDOW
+    """Seconds in which joins are gathered."""
+    expect: int | None = None
+    """So many members close the window early."""
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        subscription: object = None,
+        assignor: object = DEFAULT,
+        weight: Weight | None = None,
+        join_window: object = None,
+        expect: object = None,
+    ) -> GroupSettings:
+        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        if isinstance(subscription, Subscription):
+            wanted = subscription
+        elif isinstance(subscription, re.Pattern):
+            wanted = Subscription.check(pattern=subscription)
+        else:
+            wanted = Subscription.check(subscription)
+        name = check_assignor(assignor)
+        if weight is not None and (not callable(weight) or name != DEFAULT):
+            raise UsageError(
+                f"weight goes with the assignor {DEFAULT!r}, and is a function of a partition and a member; "
+                f"it is {weight!r}, and the assignor is {name!r}"
+            )
+        if expect is not None and (not isinstance(expect, int) or isinstance(expect, bool) or expect < 1):
+            raise UsageError(f"expect is {expect!r}; expected how many members there will be, from 1 up")
+        if join_window is None:
+            window = JOIN_WINDOW if expect is None else JOIN_WINDOW_EXPECTING
+        elif isinstance(join_window, bool) or not isinstance(join_window, int | float) or not 0 <= join_window < 1e6:
+            raise UsageError(f"join_window is {join_window!r}; expected a number of seconds from 0 up")
+        else:
+            window = float(join_window)
+        return cls(wanted, name, weight, window, expect)
+
+
+def check_group(assignment: object, **given: Any) -> GroupSettings | None:
+    """The settings of a managed group, None if it is not one; UsageError for what makes sense in a managed one only."""
+    if assignment == "managed":
+        return GroupSettings.check(**given)
+    if assignment is not None:
+        raise UsageError(f"assignment is {assignment!r}; expected 'managed', or nothing")
+    unused = [name for name, value in given.items() if value is not None and (name, value) != ("assignor", DEFAULT)]
+    if unused:
+        raise UsageError(f'{", ".join(unused)} only mean something with assignment="managed"')
+    return None
