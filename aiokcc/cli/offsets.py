@@ -30,7 +30,7 @@ from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import CoordinationError, PartitionError, UsageError
-from aiokcc.runtime.offsets import Activity, list_offsets, read_activity, write_offsets
+from aiokcc.runtime.store_offsets import Activity, list_offsets, read_activity, write_offsets
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 

@@ -15,8 +15,8 @@ from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import CoordinationError, UsageError
-from aiokcc.runtime.election import queue
-from aiokcc.runtime.operator import ask
+from aiokcc.runtime.election import list_candidates
+from aiokcc.runtime.operator import write_request
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Node, Session, Store
 
@@ -30,7 +30,7 @@ async def say_period(options: argparse.Namespace) -> int:
     """Set the period."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
-        before = await ask(store, session, Request.every(options.period))
+        before = await write_request(store, session, Request.every(options.period))
         led = await _is_led(session)
     now = format_duration(options.period)
     if before is None:
@@ -49,7 +49,7 @@ async def say_hold(options: argparse.Namespace) -> int:
     """Hold, and say how to go on."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
-        before = await ask(store, session, Request(RequestKind.HOLD))
+        before = await write_request(store, session, Request(RequestKind.HOLD))
         limit = await _limit(store, session)
         period = before.period if before is not None and before.kind is RequestKind.PERIOD else None
         held_before = before is not None and before.kind is RequestKind.HOLD
@@ -89,7 +89,7 @@ async def say_release(options: argparse.Namespace) -> int:
         if (await _limit(store, session)).mode is Mode.OPEN:
             print("Released already; nothing was changed.")
             return 0
-        await ask(store, session, Request(RequestKind.OFF))
+        await write_request(store, session, Request(RequestKind.OFF))
         with anyio.move_on_after(_TAKES_EFFECT):
             await _until_open(store, session)
             print("Released: every record passes from now on.")
@@ -122,7 +122,7 @@ async def _limit(store: Store, session: Session) -> Limit:
 
 
 async def _is_led(session: Session) -> bool:
-    return bool(await queue(session))
+    return bool(await list_candidates(session))
 
 
 def _mention_absence(led: bool) -> None:

@@ -3,7 +3,7 @@
 Where a run goes on is decided by what it has committed itself and by its last cut, whichever is later; so a commit that
 is lost costs at most the open period again, and one that comes too late counts for nothing.
 
-*In the store* the fence is the store's: see :mod:`aiokcc.runtime.offsets`. *In Kafka* there is none for partitions that Kafka
+*In the store* the fence is the store's: see :mod:`aiokcc.runtime.store_offsets`. *In Kafka* there is none for partitions that it
 has not assigned: whoever writes last wins. So right before a commit the store is asked, in the session in which it was
 decided: the answer proves that the session is alive, and that the generation and the locks are those we know. The commit has
 until the session's deadline, and its metadata names the run, the generation and the member. What a process that is stopped
@@ -26,8 +26,8 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CoordinationError, SessionLostError
-from aiokcc.runtime.offsets import Offsets, still_ours
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.store_offsets import StoreOffsets, still_ours
 from aiokcc.stores.port import ANY_VERSION, boottime
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Committer:
 def committer(settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> Committer:
     """The one that a replay's settings ask for."""
     if settings.offset_storage == "zookeeper":
-        offsets = Offsets(member)
+        offsets = StoreOffsets(member)
         if settings.commit:
             member.on_claim = offsets.claimed
         return Committer(offsets, member, enabled=settings.commit)

@@ -28,8 +28,8 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Period, Summary
 from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
-from aiokcc.runtime.offsets import find_offsets
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 

@@ -24,7 +24,7 @@ from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
-from aiokcc.runtime.operator import ask
+from aiokcc.runtime.operator import write_request
 from aiokcc.runtime.share import run_assigned
 from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
@@ -292,15 +292,15 @@ class Coordinator:
 
     async def set_period(self, period: str | int | timedelta) -> None:
         """Change the period for all, from the next boundary on; ends a hold."""
-        await ask(self._member.store, self._session(), Request.every(parse_duration(period)))
+        await write_request(self._member.store, self._session(), Request.every(parse_duration(period)))
 
     async def hold(self) -> None:
         """Keep the limit where it is. Once this has returned it does not move until a period is set again."""
-        await ask(self._member.store, self._session(), Request(RequestKind.HOLD))
+        await write_request(self._member.store, self._session(), Request(RequestKind.HOLD))
 
     async def release(self) -> None:
         """Open the gate for all, for good."""
-        await ask(self._member.store, self._session(), Request(RequestKind.OFF))
+        await write_request(self._member.store, self._session(), Request(RequestKind.OFF))
 
     def _session(self) -> Session:
         if self._member.failure is not None:

@@ -14,12 +14,12 @@ from aiokcc.core.run import encode_member
 from aiokcc.errors import NoNodeError, SessionLostError
 from aiokcc.stores.port import ANY_VERSION, Session
 
-__all__ = ["campaign", "queue"]
+__all__ = ["campaign", "list_candidates"]
 
 _DIGITS = 10
 
 
-async def queue(session: Session) -> list[str]:
+async def list_candidates(session: Session) -> list[str]:
     """The candidates' paths, the first in line first."""
     names = await session.children(paths.LEADER)
     return [f"{paths.LEADER}/{name}" for name in sorted(names, key=lambda name: name[-_DIGITS:])]
@@ -50,7 +50,7 @@ async def campaign(session: Session, name: str, clock: Callable[[], int]) -> Asy
 async def _first_in_line(session: Session, path: str) -> bool:
     """Wait until nobody stands before us. False: our own node is gone, somebody deleted it."""
     while True:
-        line = await queue(session)
+        line = await list_candidates(session)
         if path not in line:
             return False
         place = line.index(path)

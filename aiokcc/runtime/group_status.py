@@ -14,7 +14,7 @@ from aiokcc.errors import CorruptNodeError, NoNodeError
 from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Node, Session, Store
 
-__all__ = ["GroupStatus", "TopicStatus", "Worker", "read_group"]
+__all__ = ["GroupMemberStatus", "GroupStatus", "TopicStatus", "read_group_status"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class TopicStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class GroupMemberStatus:
     """One member, whichever session it is in; also one that is gone and still has something, or is isolated."""
 
     name: str
@@ -50,7 +50,7 @@ class Worker:
 class GroupStatus:
     """A managed group at one moment."""
 
-    workers: tuple[Worker, ...]
+    workers: tuple[GroupMemberStatus, ...]
     topics: tuple[TopicStatus, ...]
     unassigned: tuple[str, ...]
     """Partitions that have been given to nobody, and are not on their way."""
@@ -58,7 +58,7 @@ class GroupStatus:
     """What the rebalance under way waits for; None if there is none."""
 
 
-async def read_group(
+async def read_group_status(
     store: Store,
     session: Session,
     partitions: frozenset[Partition],
@@ -88,7 +88,7 @@ async def read_group(
     for partition, owner in owners.items():
         running.setdefault(member_of(owner), []).append(partition)
     workers = tuple(
-        Worker(
+        GroupMemberStatus(
             name,
             name in here,
             name in isolated,
@@ -137,7 +137,7 @@ def _topic(name: str, topic: TopicAssignment) -> TopicStatus:
 
 
 def _waits_for(
-    topics: Mapping[str, TopicAssignment], workers: Iterable[Worker], unassigned: tuple[str, ...]
+    topics: Mapping[str, TopicAssignment], workers: Iterable[GroupMemberStatus], unassigned: tuple[str, ...]
 ) -> str | None:
     for word, parts in (
         ("close", {Partition(name, n): m for name, t in topics.items() for n, m in t.to_close.items()}),

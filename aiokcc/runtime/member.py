@@ -181,9 +181,9 @@ class Member:
     async def handed_over(self) -> None:
         """We have left. If we lead, stay until what we had is given to others: a successor would first have to take office."""
         office = None if self.incarnation is None else self.incarnation.office
-        if self.leaving and office is not None and office.assigning is not None:
+        if self.leaving and office is not None and office.assignment is not None:
             with anyio.move_on_after(_HANDOVER_SECONDS):
-                await office.assigning.handed_over()
+                await office.assignment.handed_over()
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """What is given to us, as this session has read it."""

@@ -28,8 +28,8 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
 )
+from aiokcc.runtime.assignment_leader import AssignmentLeader
 from aiokcc.runtime.cuts import last_cut, limit_and_cut
-from aiokcc.runtime.group import Assigning
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
@@ -63,7 +63,7 @@ class Office:
         self._run: Run
         self._leader: Leader
         self._removals: set[Partition] = set()
-        self.assigning = None if incarnation.member.group is None else Assigning(self, incarnation)
+        self.assignment = None if incarnation.member.group is None else AssignmentLeader(self, incarnation)
         """In a managed group: who is given what."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}
@@ -106,15 +106,15 @@ class Office:
             self._get(paths.TOPIC_PARTITIONS),
             self._get(paths.RUN),
             limit_and_cut(self._store, self._session, self._member.version),
-            *(() if self.assigning is None else (self.assigning.read(),)),
+            *(() if self.assignment is None else (self.assignment.read(),)),
         )
         partitions = decode_partitions(self._store.describe(listed.path), listed.data)
         self._listed_version = listed.version
         self._learn_run(run, partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
         self._learn_limit(*limit)
-        if self.assigning is not None:
-            await self.assigning.take(partitions)
+        if self.assignment is not None:
+            await self.assignment.take(partitions)
 
     def _learn_run(self, node: Node, partitions: frozenset[Partition]) -> None:
         self._run = Run.decode(self._store.describe(node.path), node.data, partitions)
@@ -128,7 +128,7 @@ class Office:
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
-            if self.assigning is not None:  # partitions may have left the set since
+            if self.assignment is not None:  # partitions may have left the set since
                 agreed = leader.settings.partitions
                 leader.finished = {p: mark for p, mark in leader.finished.items() if p in agreed}
         self._member.see(limit, node.version)
@@ -142,8 +142,8 @@ class Office:
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._observe)
-                if self.assigning is not None:
-                    tasks.start_soon(self.assigning.observe)
+                if self.assignment is not None:
+                    tasks.start_soon(self.assignment.observe)
                 tasks.start_soon(self._decide)
 
     # -- what the leader sees -----------------------------------------------------------------------------------------
@@ -210,8 +210,8 @@ class Office:
         while True:
             if self._additions or self._removals:
                 await self._change_set()
-            if self.assigning is not None and self.assigning.due:
-                await self.assigning.step()
+            if self.assignment is not None and self.assignment.due:
+                await self.assignment.step()
             own = self._own_report()
             decision = leader.decide(self._member.clock())
             if isinstance(decision, Advance):
@@ -226,7 +226,7 @@ class Office:
 
     def remove(self, partitions: frozenset[Partition]) -> None:
         """Have partitions leave the agreed set: nobody waits for them any more. Only in a managed group."""
-        if self.assigning is not None:
+        if self.assignment is not None:
             self._removals |= partitions
             self.wake.set()
 
@@ -259,9 +259,9 @@ class Office:
         self._run = run
         self._leader.change_set(run.settings)
         log.info("%s at the present limit", ", ".join(words))
-        if self.assigning is not None:
-            self.assigning.group.partitions = run.settings.partitions
-            self.assigning.wake()
+        if self.assignment is not None:
+            self.assignment.machine.partitions = run.settings.partitions
+            self.assignment.wake()
 
     async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
         """Write these together with the next generation; their results. What was reported before counts no more."""

@@ -21,12 +21,12 @@ from aiokcc.errors import (
 from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["ask", "isolate", "rejoin"]
+__all__ = ["isolate", "rejoin", "write_request"]
 
 _TRIES: Final = 5
 
 
-async def ask(store: Store, session: Session, request: Request) -> Request | None:
+async def write_request(store: Store, session: Session, request: Request) -> Request | None:
     """Write the operator's request; the one it replaces (None if that could not be read).
 
     The write is conditional on the version read, and the leader's advance checks that version: once this has returned, no

@@ -18,8 +18,8 @@ from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.cuts import last_cut
-from aiokcc.runtime.election import queue
-from aiokcc.runtime.group_status import GroupStatus, read_group
+from aiokcc.runtime.election import list_candidates
+from aiokcc.runtime.group_status import GroupStatus, read_group_status
 from aiokcc.stores.port import Node, Session, Store
 
 __all__ = ["Blocking", "MemberStatus", "PartitionStatus", "Status", "read_status"]
@@ -147,7 +147,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         p: node.data.decode(errors="replace") for p in partitions if (node := locks.get(paths.owner(p))) is not None
     }
     ids = await _all(session.find, await _below(session, paths.IDS))
-    candidates = await _all(session.find, (await queue(session))[:1])
+    candidates = await _all(session.find, (await list_candidates(session))[:1])
     in_office = [_json(node) for node in candidates.values() if node is not None]
     leader, epoch = (in_office[0].get("id"), in_office[0].get("epoch")) if in_office else (None, None)
     finished = {} if cut is None else cut.finished()
@@ -157,7 +157,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     group: GroupStatus | None = None
     if run is not None and run.managed:
         registered = {path.removeprefix(f"{paths.IDS}/"): node for path, node in ids.items() if node is not None}
-        group = await read_group(store, session, partitions, registered, owners, problems)
+        group = await read_group_status(store, session, partitions, registered, owners, problems)
         if limit is not None and limit.mode is Mode.END:
             group = replace(group, waits_for=None)  # who has left since is not replaced any more
     waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)

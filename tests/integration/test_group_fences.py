@@ -12,7 +12,7 @@ from aiokcc.core import paths
 from aiokcc.core.leader import Decision, Leader, Wait
 from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Report
-from aiokcc.runtime.election import queue
+from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.incarnation import Incarnation
 from tests.faults import Proxy
 from tests.managed import Stage, break_off, generation, shared, through, until_children, until_node, upstream
@@ -54,7 +54,7 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
         await shared(session, "a", "b", "c")
         await held.wait()
         limit = await session.get(paths.COORDINATOR)
-        await session.delete((await queue(session))[0], -1)
+        await session.delete((await list_candidates(session))[0], -1)
         await until_node(session, paths.GENERATION, lambda data: b" b-" in data)
         assert said[0].generation < (await generation(session)).number
         permits.release()

@@ -18,8 +18,8 @@ from aiokcc.core.assignments import TopicState, decode_assignment
 from aiokcc.core.partitions import Partition
 from aiokcc.core.rebalance import Await
 from aiokcc.core.run import Bounds, Generation
-from aiokcc.runtime.election import queue
-from aiokcc.runtime.group import Assigning, _Deadlines
+from aiokcc.runtime.assignment_leader import AssignmentLeader, _Deadlines
+from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.status import read_status
 from aiokcc.runtime.timer import Timeout
 from aiokcc.stores import SessionState, open_store
@@ -124,7 +124,7 @@ async def test_a_rebalance_starts_when_the_coordinator_changes(stage: Stage) -> 
     async with stage.member("a", expect=2) as a, stage.member("b", expect=2) as b, stage.looking() as session:
         before, fence = await shared(session, "a", "b"), await generation(session)
         leader, other = (a, b) if fence.leader == name_of(a) else (b, a)
-        await session.delete((await queue(session))[0], -1)
+        await session.delete((await list_candidates(session))[0], -1)
         taken = await until_node(session, paths.GENERATION, lambda data: f" {name_of(other)} ".encode() in data)
         assert taken == f"{fence.number + 1} {name_of(other)} took office".encode()
         async with stage.member("c"):
@@ -200,13 +200,13 @@ async def test_the_join_window_ends_early_when_everybody_is_there_and_its_timer_
     stage: Stage, deadlines: list[Timeout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits = asyncio.Event()
-    wait = Assigning._wait
+    wait = AssignmentLeader._wait
 
-    def wait_and_tell(self: Assigning, decision: Await) -> None:
+    def wait_and_tell(self: AssignmentLeader, decision: Await) -> None:
         wait(self, decision)
         waits.set()
 
-    monkeypatch.setattr(Assigning, "_wait", wait_and_tell)
+    monkeypatch.setattr(AssignmentLeader, "_wait", wait_and_tell)
     async with stage.member("a", expect=2, join_window=3600), stage.looking() as session:
         await waits.wait()
         assert await until_state(session, TopicState.INITIAL) == ({}, {})

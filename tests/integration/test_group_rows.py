@@ -17,7 +17,7 @@ from aiokcc import local
 from aiokcc.core import paths
 from aiokcc.core.assignments import TopicState
 from aiokcc.core.partitions import Partition
-from aiokcc.runtime.election import queue
+from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.locks import Locks
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.stores import Check, SessionState, open_store
@@ -144,8 +144,8 @@ async def test_the_first_member_leads_and_receives_what_all_the_others_registere
             incarnation = first._member.incarnation
             assert incarnation is not None
             assert incarnation.office is not None
-            assert incarnation.office.assigning is not None
-            known = incarnation.office.assigning.group.members
+            assert incarnation.office.assignment is not None
+            known = incarnation.office.assignment.machine.members
             assert {name: str(wants) for name, wants in known.items()} == {
                 "first": "everything",
                 "second": "orders (at most 1)",
@@ -162,7 +162,7 @@ async def test_the_leaders_node_holds_version_id_timestamp_and_epoch_and_those_b
             members.append(await stack.enter_async_context(stage.member(name, expect=3, join_window=30)))
             await until_children(session, paths.LEADER, lambda names, number=number: len(names) == number)
         await shared(session, "a", "b", "c")
-        line = await queue(session)
+        line = await list_candidates(session)
         node = await session.get(line[0])
         assert node.owner == session_of(members[0]).id
         facts = {"version": 1, "id": name_of(members[0]), "timestamp": 0, "epoch": 1}

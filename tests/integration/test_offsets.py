@@ -21,7 +21,7 @@ from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.offsets import KafkaOffsets
 from aiokcc.kafka.reading import Reading
-from aiokcc.runtime.offsets import Offsets, list_offsets, write_offsets
+from aiokcc.runtime.store_offsets import StoreOffsets, list_offsets, write_offsets
 from tests import kafka_topics
 from tests.replays import all_places, at, cuts, partition, places, replaying, topic
 
@@ -146,7 +146,7 @@ async def test_they_are_committed_as_periods_close_and_not_past_the_cut(
 ) -> None:
     name = await topic(kafka, [at(m / 3) for m in range(12)])
     committed: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-    shelf: Any = KafkaOffsets if storage == "kafka" else Offsets
+    shelf: Any = KafkaOffsets if storage == "kafka" else StoreOffsets
     commit = shelf.commit
 
     async def commit_and_tell(self: Any, us: Any, offsets: dict[Partition, int]) -> None:

@@ -13,9 +13,9 @@ import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.coordinator import wall_clock
-from aiokcc.runtime.offsets import find_offsets
 from aiokcc.runtime.operator import isolate
 from aiokcc.runtime.status import read_status
+from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import Step
 from aiokcc.stores import open_store

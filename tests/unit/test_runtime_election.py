@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import AsyncExitStack
 
-from aiokcc.runtime.election import campaign, queue
+from aiokcc.runtime.election import campaign, list_candidates
 from aiokcc.stores import ANY_VERSION, Session
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
@@ -34,7 +34,7 @@ async def test_nobody_but_the_next_in_line_is_told(world: World) -> None:
             candidates.append(Candidate(session, f"c{n}"))
             await settle()
         assert [c.leads for c in candidates] == [True] + [False] * 5
-        line = await queue(session)
+        line = await list_candidates(session)
         watched = {key[0].rpartition("/")[2]: len(watches) for key, watches in world.server._watches.items()}
         places = [watched.get(path.removeprefix("leader/"), 0) for path in line]
         assert places == [1, 2, 2, 2, 2, 1]  # each its own node and the one before; the first watches nothing

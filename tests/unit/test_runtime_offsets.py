@@ -13,7 +13,7 @@ import aiokcc
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.errors import CoordinationError, CorruptNodeError, SessionLostError
 from aiokcc.runtime.incarnation import Incarnation
-from aiokcc.runtime.offsets import Offsets, find_offsets, list_offsets, write_offsets
+from aiokcc.runtime.store_offsets import StoreOffsets, find_offsets, list_offsets, write_offsets
 from aiokcc.stores.memory import Call
 from aiokcc.stores.port import ANY_VERSION
 from tests.unit.world import World
@@ -34,14 +34,16 @@ def stored(world: World, number: int = 0) -> CommittedOffset:
 
 
 @asynccontextmanager
-async def owning(world: World, *numbers: int, **settings: object) -> AsyncIterator[tuple[aiokcc.Coordinator, Offsets]]:
+async def owning(
+    world: World, *numbers: int, **settings: object
+) -> AsyncIterator[tuple[aiokcc.Coordinator, StoreOffsets]]:
     """A member that holds these partitions, and its offsets."""
     async with world.connect(**settings) as c:
         gates = [c.gate("orders", n) for n in numbers]
         for gate in gates:
             await gate.__aenter__()
         await settle()
-        yield c, Offsets(c._member)
+        yield c, StoreOffsets(c._member)
         for gate in gates:
             await gate.__aexit__(None, None, None)
 
@@ -88,7 +90,7 @@ async def test_an_offset_never_goes_back_within_a_run(world: World) -> None:
     async with owning(world, 0) as (c, offsets):
         await offsets.commit(us(c), {ORDERS: 9})
         await offsets.commit(us(c), {ORDERS: 5})
-        await Offsets(c._member).commit(us(c), {ORDERS: 5})  # one that has read nothing yet
+        await StoreOffsets(c._member).commit(us(c), {ORDERS: 5})  # one that has read nothing yet
         assert stored(world).offset == 9
 
 
@@ -171,7 +173,7 @@ async def test_a_zombies_commit_is_refused(world: World) -> None:
                 assert stored(world).offset == 3
                 assert stored(world).by == us(b).name
                 with pytest.raises(SessionLostError):  # nor may it decide again in the session that is over
-                    await Offsets(a._member).commit(zombie, {ORDERS: 9})
+                    await StoreOffsets(a._member).commit(zombie, {ORDERS: 9})
                 assert stored(world).offset == 3
 
 

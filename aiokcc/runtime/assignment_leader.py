@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.office import Office
 
-__all__ = ["Assigning"]
+__all__ = ["AssignmentLeader"]
 
 log = logging.getLogger("aiokcc.group")
 
@@ -46,7 +46,7 @@ class _Deadlines:
         return timers().call_at(deadline / 1000, what)
 
 
-class Assigning:
+class AssignmentLeader:
     """One leader's term, as far as it assigns partitions."""
 
     def __init__(self, office: Office, incarnation: Incarnation) -> None:
@@ -56,7 +56,7 @@ class Assigning:
         self._store = incarnation.store
         settings = incarnation.member.group
         assert settings is not None
-        self.group = RebalanceMachine(settings, frozenset(), since=incarnation.joined_at)
+        self.machine = RebalanceMachine(settings, frozenset(), since=incarnation.joined_at)
         self.due = False
         """Whether something has changed since the last decision."""
         self._assignments: dict[str, int] = {}
@@ -89,12 +89,12 @@ class Assigning:
 
         CorruptNodeError if a node cannot be read: who may run what is not guessed.
         """
-        self.group.partitions = partitions
+        self.machine.partitions = partitions
         agreed = {p.topic for p in partitions}
         await self._read_nodes(agreed - self._nodes.keys())  # topics that have joined the set since we saw it
         for topic, (given, state) in sorted(self._nodes.items()):
             if given is not None and state is not None:
-                self.group.topics[topic] = TopicAssignment.decode(
+                self.machine.topics[topic] = TopicAssignment.decode(
                     self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
                 )
                 self._assignments[topic], self._states[topic] = given.version, state.version
@@ -118,7 +118,7 @@ class Assigning:
 
     async def _read_members(self) -> None:
         async def isolated() -> None:
-            self.group.isolated = frozenset(await self._names(paths.ISOLATED))
+            self.machine.isolated = frozenset(await self._names(paths.ISOLATED))
 
         async def members() -> None:
             await self._learn_members(await self._names(paths.IDS))
@@ -148,7 +148,7 @@ class Assigning:
 
     def founded(self, topic: str) -> None:
         """Those nodes have been made."""
-        self.group.topics[topic] = TopicAssignment()
+        self.machine.topics[topic] = TopicAssignment()
         self._assignments[topic] = self._states[topic] = 0
 
     # -- what the leader sees -----------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Assigning:
                         if change.path == paths.IDS:
                             await self._learn_members(names)
                         elif change.path == paths.ISOLATED:
-                            self.group.isolated = frozenset(names)
+                            self.machine.isolated = frozenset(names)
                         else:
                             self._learn_locks(change.path.removeprefix(f"{paths.OWNERS}/"), names)
                         self._seen.add(change.path)
@@ -180,11 +180,11 @@ class Assigning:
 
     async def handed_over(self) -> None:
         """Wait until nothing is assigned to us any more, now that we have left; or until there is nobody to give it to."""
-        name, group = self._us.member.name, self.group
+        name, machine = self._us.member.name, self.machine
         while not self._over and (
-            name in group.members or any(name in topic.assignment.values() for topic in group.topics.values())
+            name in machine.members or any(name in topic.assignment.values() for topic in machine.topics.values())
         ):
-            if not group.eligible.keys() - {name}:
+            if not machine.eligible.keys() - {name}:
                 return
             await self._stepped.wait()
 
@@ -201,7 +201,7 @@ class Assigning:
         for name, node in zip(new, nodes, strict=True):
             if node is not None:
                 self._registered[name] = self._decode(node)
-        self.group.members = {member_of(name): wants for name, wants in self._registered.items() if wants is not None}
+        self.machine.members = {member_of(name): wants for name, wants in self._registered.items() if wants is not None}
 
     def _decode(self, node: Node) -> Subscription | None:
         try:
@@ -211,16 +211,16 @@ class Assigning:
             return None
 
     def _learn_locks(self, topic: str, names: tuple[str, ...]) -> None:
-        self.group.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
+        self.machine.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
 
     def _watch_locks(self) -> None:
-        moving = self.group.moving
+        moving = self.machine.moving
         for topic in moving - self._watched:
             self._watch.add_children(f"{paths.OWNERS}/{topic}")
         for topic in self._watched - moving:
             self._watch.remove(f"{paths.OWNERS}/{topic}")
-        for topic in self.group.locked.keys() - moving:
-            del self.group.locked[topic]
+        for topic in self.machine.locked.keys() - moving:
+            del self.machine.locked[topic]
         self._watched = moving
 
     # -- what the leader does -----------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Assigning:
             self.due = False
             if not self._seen >= {paths.IDS, paths.ISOLATED}:
                 return
-            decision = self.group.decide(asyncio.get_running_loop().time())
+            decision = self.machine.decide(asyncio.get_running_loop().time())
             if isinstance(decision, Await):
                 self._wait(decision)
             elif isinstance(decision, Settle):
@@ -242,7 +242,7 @@ class Assigning:
         self._stepped.set()
 
     def _wait(self, decision: Await) -> None:
-        contested, before = self.group.contested, self._contested
+        contested, before = self.machine.contested, self._contested
         for pipeline, (partition, other) in contested.items():
             if pipeline not in before:
                 log.warning(
@@ -262,7 +262,7 @@ class Assigning:
             self._window = None
         if decision.until is not None:
             self._window = self._gathering.put(
-                lambda: self.group.gathered,
+                lambda: self.machine.gathered,
                 lambda _: self.wake(),
                 keys=[paths.IDS],
                 deadline=math.ceil(decision.until * 1000),
@@ -281,7 +281,7 @@ class Assigning:
             return
         for topic in topics:
             self._states[topic] += 1
-        self.group.wrote(decision)
+        self.machine.wrote(decision)
 
     async def _reassign(self, decision: Reassign) -> None:
         self.due = True
@@ -305,7 +305,7 @@ class Assigning:
             topic, _, number = error.path.removeprefix(f"{paths.OWNERS}/").rpartition("/")
             if not error.path.startswith(f"{paths.OWNERS}/") or not number.isdecimal():
                 raise
-            self.group.refused(Partition(topic, int(number)))
+            self.machine.refused(Partition(topic, int(number)))
             return
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self._read_again(error)
@@ -317,23 +317,23 @@ class Assigning:
         for topic in decision.gone:
             self._assignments.pop(topic, None)
             self._states.pop(topic, None)
-        self.group.wrote(decision)
+        self.machine.wrote(decision)
         self._watch_locks()
         # What was seen before this assignment does not tell who holds what under it.
-        await self._look_at_locks([topic for topic in decision.topics if topic in self.group.moving])
+        await self._look_at_locks([topic for topic in decision.topics if topic in self.machine.moving])
 
     async def _look_at_locks(self, topics: list[str]) -> None:
         found = await asyncio.gather(*(self._session.children(f"{paths.OWNERS}/{topic}") for topic in topics))
         for topic, names in zip(topics, found, strict=True):
-            if topic not in self.group.locked:  # else the watch has told meanwhile, and tells whatever comes after
+            if topic not in self.machine.locked:  # else the watch has told meanwhile, and tells whatever comes after
                 self._learn_locks(topic, names)
 
     async def _read_again(self, error: BadVersionError | NoNodeError | OutcomeUnknownError) -> None:
         """A write was refused, or nobody knows: deposed, or somebody has written our nodes by hand."""
         await self._office.read_again(error)
         await anyio.lowlevel.checkpoint()
-        self.group.topics.clear()
+        self.machine.topics.clear()
         self._assignments.clear()
         self._states.clear()
         await self._read_topics()
-        await self.take(self.group.partitions)
+        await self.take(self.machine.partitions)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activity",
-    "Offsets",
+    "StoreOffsets",
     "find_offsets",
     "list_offsets",
     "read_activity",
@@ -62,7 +62,7 @@ class _Known(NamedTuple):
     commit: CommittedOffset | None
 
 
-class Offsets:
+class StoreOffsets:
     """The offsets of one member's partitions, in the store."""
 
     def __init__(self, member: Member) -> None:
