@@ -1,19 +1,19 @@
-"""The group's machine: who is given which partitions, and when.
+"""The machine that assigns the partitions of a managed group to its members.
 
-Per topic it goes Initial → Starting → Stable → Closing → Starting → … (:mod:`~aiokcc.core.assignments` says what each
-means). The rule that everything hangs on is *closing before starting*: a partition that moves is first taken out of the
-assignment; only when its lock is gone is it given to its next owner. What a dead member had is free at once, for its locks have
-gone with its session.
+Each topic goes through the states Initial → Starting → Stable → Closing → Starting → …, which
+:class:`~aiokcc.core.assignments.TopicState` documents. The main rule is *close before start*: a partition that moves is first
+removed from the assignment, and is assigned to its next owner only when its lock is gone. The partitions of a dead member are
+free at once, because its locks disappeared with its session.
 
-The fields are facts that the leader has read; :meth:`RebalanceMachine.decide` is the rule. It is level-triggered: from what
-stands in the store and who is there it tells the next thing to write, so that any new leader goes on wherever the last one stopped, and
-it does not matter which event was missed. A decision changes nothing here until it has been written.
+The fields of :class:`RebalanceMachine` are facts that the leader has read; :meth:`RebalanceMachine.decide` is the rule. It is
+level-triggered: it derives the next write from the content of the store and from the present members alone. So a new leader
+continues where the last one stopped, and a missed event does no harm. A decision changes nothing here until it was written.
 
-Two things may be due. *Placing* gives free partitions away and moves nothing else. *Rebalancing* looks at everything anew; it
-is due when the members or the partitions have changed since the last time. Where partitions of a running group are in
-nobody's hands, both are done at once. Otherwise joins are gathered in a window, which closes early when everybody expected is
-there: so many as were announced, or, where a whole group comes back, all who had something. Who has not come back by then is
-left out.
+There are two kinds of work. *Placing* assigns free partitions and moves no others. *Rebalancing* computes the whole assignment
+again; it is due when the members or the partitions have changed. Both happen at once when a running group has partitions that
+no eligible member owns. Otherwise joins are gathered in a *join window*. It closes early when all expected members are there:
+as many as ``expect`` says, or, after the whole group restarted, all that owned something before. Members that are missing when
+the window closes are not waited for.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Where a run goes on is decided by what it has committed itself and by its last cut, whichever is later; so a commit that
 is lost costs at most the open period again, and one that comes too late counts for nothing.
 
-*In the store* the fence is the store's: see :mod:`aiokcc.runtime.store_offsets`. *In Kafka* there is none for partitions that it
+*In the store* the fence is the store's: see :mod:`aiokcc.runtime.store_offsets`. *In Kafka* there is none for partitions it
 has not assigned: whoever writes last wins. So right before a commit the store is asked, in the session in which it was
 decided: the answer proves that the session is alive, and that the generation and the locks are those we know. The commit has
 until the session's deadline, and its metadata names the run, the generation and the member. What a process that is stopped

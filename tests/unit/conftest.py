@@ -15,8 +15,8 @@ from tests.virtual import VirtualLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Which loop a test gets, by the name of its module."""
-    if item.path.name.startswith("test_runtime_"):
+    """Gives the tests of the runtime a loop on virtual time, all others a real one."""
+    if item.path.parent.name == "runtime" or item.path.name.startswith("test_runtime_"):
         return {"virtual": VirtualLoop}
     return {"real": asyncio.new_event_loop}
 

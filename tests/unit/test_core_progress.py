@@ -12,8 +12,8 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
 from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.errors import CorruptNodeError
+from tests.unit.core.test_partitions import partitions
 from tests.unit.naming import brief
-from tests.unit.test_core_partitions import partitions
 
 offsets = st.none() | st.integers(0, MAX_LIMIT)
 words = st.sampled_from(["idle", "finished", "running"]) | st.integers(0, MAX_TIMESTAMP).map(str)

@@ -24,7 +24,7 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
-from tests.unit.test_runtime_group import idle_group, member, owners
+from tests.unit.runtime.test_assignment_leader import idle_group, member, owners
 from tests.unit.world import World
 from tests.virtual import settle
 

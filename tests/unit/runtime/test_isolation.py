@@ -10,7 +10,7 @@ import aiokcc
 from aiokcc.errors import CorruptNodeError, UsageError
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.status import read_status
-from tests.unit.test_runtime_group import member, owners
+from tests.unit.runtime.test_assignment_leader import member, owners
 from tests.unit.world import World
 from tests.virtual import settle
 
