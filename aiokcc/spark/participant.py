@@ -53,9 +53,9 @@ class Track:
     place: Place
     """Where what is published ends."""
     next: Found | None = None
-    """The first record at or past the published time; None if none is known."""
+    """The first record at or past the published time; None if none is known: the log ends there, or it was not read yet."""
     end_seen: Limit | None = None
-    """The limit under which the end of the log was last read, and nothing stood behind the place."""
+    """The limit under which the log was last read, and nothing stood behind the place; None if it was not read, or has more."""
 
     @property
     def partition(self) -> Partition:

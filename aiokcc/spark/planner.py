@@ -3,8 +3,10 @@
 A period may be planned when it is open under the limit and *ripe*: where each of its ends lies is certain. In a bounded replay
 it always is. Where a log is followed, an end is certain once a record at or past it is there; where none is, the log may still
 bring records of this period, and the clock decides: past the boundary, and the bound on lateness, none is waited for.
-The same holds for saying that a partition is idle. Kafka tells nobody that records have come, so a followed log is looked at
-whenever the clock passes a boundary: before that nothing could be published anyway.
+The same holds for saying that a partition is idle, or that it has passed the end of the run. Only what was read can tell that:
+a partition whose log was not read yet, such as after a restart, is unknown, and nothing is said of it. And what counts is the
+clock at the moment of reading, for while a job runs the clock goes on and records come. Kafka tells nobody that records have
+come, so a followed log is looked at whenever the clock passes a boundary: before that nothing could be published anyway.
 
 What was found is remembered, for it stays true: the first record at or past a time is that for good. So while the job of one
 batch runs, the boundaries of the next are looked up, which decides nothing: the batch is planned when its turn has come, under
@@ -47,7 +49,7 @@ class Plan:
     intent: Intent
     upcoming: Mapping[Partition, Found | None] = field(default_factory=dict)
     as_of: Limit | None = None
-    """The limit under which the ends of followed logs were read."""
+    """The limit under which the ends of followed logs were read; None if no log was read, and nothing upcoming is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Planner:
         self._alone = alone
         """Whether we run all partitions: then nobody but us keeps the limit from moving."""
         self._clock = clock
+        self._read_at = 0
+        """The clock right before the logs were read last. What they did not hold then may have come since."""
         self.published = start
         """Everything before this time is published."""
         self._trail: deque[Stretch] = deque()
@@ -97,7 +101,11 @@ class Planner:
     # -- what is known --------------------------------------------------------------------------------------------------
 
     async def look(self, limit: Limit) -> None:
-        """Find the next record of partitions of which none is known; at the end of a followed log, look again."""
+        """Find the next record of partitions of which none is known; at the end of a followed log, look again.
+
+        Call it first in each round: what is said and planned after it is decided by the clock as it was then.
+        """
+        self._read_at = self._clock()
         missing = [
             track
             for track in self._participant.tracks.values()
@@ -122,7 +130,13 @@ class Planner:
         ceiling = self._clock() + self._participant.member.settings.ahead
         if found is not None and found.ts > ceiling:
             raise poison(found.ts, *track.partition, found.offset, ceiling)
+        if found is not None and self._is_outside(track, found) and track.place.low < found.offset:
+            found = Found(found.offset, self.published)  # late records stand before it: they come first
         track.next = found
+
+    def _is_outside(self, track: Track, found: Found) -> bool:
+        """Return whether this record and all after it lie at or past the run's end."""
+        return self._end is not None and found.ts - self._lateness.get(track.partition.topic, 0) >= self._end
 
     def _next_ts(self, track: Track) -> int:
         """Nothing of the partition that is not published belongs before this time."""
@@ -130,19 +144,22 @@ class Planner:
         return max(self.published, track.next.ts - self._lateness.get(track.partition.topic, 0))
 
     def _is_due(self, boundary: int) -> bool:
-        return self._clock() >= boundary + self._most_late
+        """Return whether the logs were read when records before this boundary were no longer waited for."""
+        return self._read_at >= boundary + self._most_late
 
     def seconds_to_next_look(self) -> float | None:
-        """Until a boundary is due by the clock; None where no log is followed, or all are due up to the run's end."""
+        """Return how long until a boundary is due by the clock; None if no log is followed, or all are due up to the run's end.
+
+        A boundary that has become due since the logs were read counts as well: they are read once more, soon.
+        """
         if all(track.bounds.end is not None or track.is_finished for track in self._participant.tracks.values()):
             return None
-        now = self._clock()
-        due = boundary_after(max(0, now - self._most_late), self._period)
+        due = boundary_after(max(0, self._read_at - self._most_late), self._period)
         if self._end is not None:
             if self._is_due(self._end):
                 return None
             due = min(due, self._end)
-        return max(0.02, (due + self._most_late - now) / 1000)
+        return max(0.02, (due + self._most_late - self._clock()) / 1000)
 
     # -- what is said ---------------------------------------------------------------------------------------------------
 
@@ -161,10 +178,12 @@ class Planner:
         participant.done()
 
     def _has_passed(self, track: Track, end: int) -> bool:
-        """Whether the partition has nothing left before the run's end."""
+        """Return whether the partition has nothing left before the run's end. Without a look at its log nobody knows."""
         if self.published >= end:
             return True
-        return self._is_due(end) if track.next is None else self._next_ts(track) >= end
+        if track.next is not None:
+            return self._next_ts(track) >= end
+        return track.end_seen is not None and self._is_due(end)
 
     def passed(self, plan: Plan) -> None:
         """A batch is published: tell the gate where its boundaries were crossed, and what comes next."""

@@ -33,6 +33,7 @@ class Spec:
     out: str
     stop: list[Any] = field(default_factory=list)
     """The step, the number of the batch, and the signal; empty: go on to the end."""
+    end: str | int = "now"
     max_periods: int = 2
     member: str | None = None
     expect: int = 0
@@ -85,7 +86,7 @@ async def drive(spec: Spec) -> None:
         name="killed",
         member=spec.member,
         **managed,
-        end="now",
+        end=spec.end,
         period="1m",
         max_periods=spec.max_periods,
         session_timeout=3.0 if spec.expect else 1.0,

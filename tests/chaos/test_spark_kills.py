@@ -16,11 +16,12 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from aiokcc.runtime.coordinator import wall_clock
 from aiokcc.spark.pipeline import Step
 from tests import pipelines
 from tests.chaos.spark_driver import Spec
 from tests.pipelines import some_records, totals_in_python, totals_of
-from tests.replays import MINUTE
+from tests.replays import MINUTE, at
 from tests.spark_gateway import environment
 
 if TYPE_CHECKING:
@@ -73,25 +74,28 @@ class Driver:
 def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
     """What is published equals what plain Python computes, and its periods tile the logs."""
     assert totals_of(aiokcc.spark.read(spark, out).collect()) == totals_in_python(logs)
-    at = {(log.name, number): 0 for log in logs for number in range(len(log.partitions))}
+    stands = {(log.name, number): 0 for log in logs for number in range(len(log.partitions))}
     before = 0
     for period in aiokcc.spark.manifest(out):
         assert period.start >= before
         before = period.end
         for partition, (start, end) in period.ranges.items():
-            assert at[partition] == start, f"{partition}: {at[partition]} is followed by {start}"
-            at[partition] = end
-    assert at == {(log.name, n): len(records) for log in logs for n, records in enumerate(log.partitions)}
+            assert stands[partition] == start, f"{partition}: {stands[partition]} is followed by {start}"
+            stands[partition] = end
+    assert stands == {(log.name, n): len(records) for log in logs for n, records in enumerate(log.partitions)}
 
 
+@pytest.mark.parametrize("end", ["now", "past", "future"])
 async def test_a_driver_killed_after_each_step(
-    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, end: str
 ) -> None:
     chance = random.Random(8)
     records = [some_records(chance, 60, minutes=14, disorder=MINUTE // 2) for _ in range(2)]
     log = await pipelines.write(kafka, "kills", records)
     out = tmp_path / "out"
-    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out))
+    # The last one comes while drivers are killed: the run was founded before it, and goes on after it.
+    ends: dict[str, str | int] = {"now": "now", "past": at(100), "future": wall_clock() + 5000}
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), end=ends[end])
     steps = ["publishing", *(step.value for step in Step)]
     async with AsyncExitStack() as stack:
         for number, step in enumerate(steps):
@@ -140,7 +144,7 @@ async def test_drivers_that_stand_by_go_on_after_one_that_was_killed_and_one_tha
     chance = random.Random(12)
     log = await pipelines.write(kafka, "turns", [some_records(chance, 40, minutes=6) for _ in range(2)])
     out = tmp_path / "out"
-    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), max_periods=1, expect=3)
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), end=at(100), max_periods=1, expect=3)
     stops = {"a": ["staged", 1, int(signal.SIGKILL)], "b": ["publishing", 3, int(signal.SIGSTOP)], "c": []}
     async with AsyncExitStack() as stack:
         drivers = [

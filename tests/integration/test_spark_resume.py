@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.fixture(params=["now", "past", "future"])
+def end(request: pytest.FixtureRequest) -> str | int:
+    """How the end of the run is given: by word, or by a time that is over, or by one that comes while the test runs.
+
+    Each is known in another way: as offsets that were agreed on when the group was founded, or by the clock and the logs.
+    """
+    return {"now": "now", "past": at(100), "future": wall_clock() + 3000}[request.param]
+
+
 def replaying(spark: SparkSession, kafka: local.Kafka, *topics: str, store: str, **settings: Any) -> Any:
     chosen = {
         "bootstrap_servers": kafka.bootstrap,
@@ -67,37 +76,37 @@ async def limit_of(url: str) -> Limit:
 
 
 async def test_a_name_goes_on_after_what_it_has_published(
-    spark: SparkSession, kafka: local.Kafka, zk_root: str
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(4)])
     sink = MemorySink()
     with pytest.raises(Stop):
-        async with replaying(spark, kafka, name, store=zk_root) as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
             replay.after_step = stop_after(1)
             await replay.for_each_period(count, sink)
     with pytest.raises(aiokcc.PipelineMismatchError, match="sink was"):
-        async with replaying(spark, kafka, name, store=zk_root) as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
             await replay.for_each_period(count)
-    async with replaying(spark, kafka, name, store=zk_root) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
         summary = await replay.for_each_period(count, sink)
     assert (summary.jobs, [attempt for _, attempt in sink.began]) == (2, [1, 2])
     assert counts(sink) == {at(n): 1 for n in range(4)}
     # It is complete, and started again it says so; another one is told that the run is over.
-    async with replaying(spark, kafka, name, store=zk_root) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
         again: Summary = await replay.for_each_period(count, sink)
     assert (again.jobs, again.periods, again.event_time) == (0, 0, at(4))
     with pytest.raises(aiokcc.RunEnded):
-        async with replaying(spark, kafka, name, store=zk_root, name="other") as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end, name="other") as replay:
             await replay.for_each_period(count, MemorySink())
     # From scratch all of it is computed again.
-    async with replaying(spark, kafka, name, store=zk_root, from_scratch=True) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end, from_scratch=True) as replay:
         summary = await replay.for_each_period(count, sink)
     assert summary.jobs == 4
     assert counts(sink) == {at(n): 1 for n in range(4)}
 
 
 async def test_a_failing_job_is_tried_again_and_then_named(
-    spark: SparkSession, kafka: local.Kafka, zk_root: str
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(3)])
     sink = MemorySink()
@@ -110,35 +119,37 @@ async def test_a_failing_job_is_tried_again_and_then_named(
         return frame.groupBy("period").count()
 
     with pytest.raises(aiokcc.SparkJobError, match="failed 3 times.*no good.*limit has not passed") as caught:
-        async with replaying(spark, kafka, name, store=zk_root) as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
             await replay.for_each_period(fails, sink)
     assert (caught.value.pipeline, caught.value.start, caught.value.end) == ("p", at(1), at(2))
     assert calls == [1, 1, 1]
     assert counts(sink) == {at(0): 1}
     assert (await limit_of(zk_root)).floor <= at(2)
-    async with replaying(spark, kafka, name, store=zk_root) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
         await replay.for_each_period(count, sink)
     assert counts(sink) == {at(n): 1 for n in range(3)}
 
 
 async def test_records_that_were_deleted_are_told_and_not_skipped(
-    spark: SparkSession, kafka: local.Kafka, zk_root: str
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(4)])
     sink = MemorySink()
     with pytest.raises(Stop):
-        async with replaying(spark, kafka, name, store=zk_root) as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
             replay.after_step = stop_after(0, Step.INTENDED)
             await replay.for_each_period(count, sink)
     async with kafka_topics.admin(kafka.bootstrap) as client:
         await client.delete_records({TopicPartition(name, 0): RecordsToDelete(3)})
     with pytest.raises(aiokcc.KafkaError, match=f"{name}.0 begins at 3 now: the records from 0 on.*'p', were deleted"):
-        async with replaying(spark, kafka, name, store=zk_root) as replay:
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
             await replay.for_each_period(count, sink)
     assert not sink.batches
 
 
-async def test_cancelling_stops_the_running_job(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_cancelling_stops_the_running_job(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
+) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     name = await topic(kafka, [at(0), at(1)])
@@ -153,7 +164,7 @@ async def test_cancelling_stops_the_running_job(spark: SparkSession, kafka: loca
             return frame.select("period").crossJoin(rows)
         return frame.groupBy("period").count()
 
-    async with replaying(spark, kafka, name, store=zk_root) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
         task = asyncio.create_task(replay.for_each_period(endless, sink))
         await started.wait()
         task.cancel()
@@ -161,7 +172,7 @@ async def test_cancelling_stops_the_running_job(spark: SparkSession, kafka: loca
             await task
     assert list(sink.batches) == [0]
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
-    async with replaying(spark, kafka, name, store=zk_root) as replay:
+    async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
         await replay.for_each_period(count, sink)
     assert counts(sink) == {at(0): 1, at(1): 1}
 
@@ -226,12 +237,12 @@ async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka:
 
 
 async def test_a_store_that_is_gone_is_told_and_nothing_is_skipped(
-    spark: SparkSession, kafka: local.Kafka, private_zookeeper: local.ZooKeeper
+    spark: SparkSession, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(3)])
     sink = MemorySink()
     url = private_zookeeper.url("gone")
-    settings: dict[str, Any] = {"store": url, "session_timeout": 1.0, "store_timeout": 2.0}
+    settings: dict[str, Any] = {"store": url, "end": end, "session_timeout": 1.0, "store_timeout": 2.0}
     killing: list[asyncio.Task[None]] = []
 
     def after(step: Step, batch: Batch) -> None:
@@ -262,3 +273,27 @@ async def test_an_end_still_to_come_is_reached_by_the_clock(
     assert sum(counts(sink).values()) == summary.records == 3
     # Nothing was published before its time was over: each period holds all that there was of it.
     assert counts(sink)[now // 1000 * 1000] == 1
+
+
+async def test_an_exception_of_the_function_loses_nothing_wherever_the_end_is(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
+) -> None:
+    """Many periods, several partitions that end at different times, and several periods in a job."""
+    name = await topic(
+        kafka, [at(n / 4) for n in range(120)], [at(n) for n in range(10)], [], [at(20 + n) for n in range(10)]
+    )
+    sink = MemorySink()
+
+    def fails(frame: DataFrame, periods: Periods) -> DataFrame:
+        if periods.end > at(5):
+            raise Stop
+        return frame.groupBy("period").count()
+
+    for _ in range(2):
+        with pytest.raises(aiokcc.SparkJobError):
+            async with replaying(spark, kafka, name, store=zk_root, end=end, max_periods=4, retries=0) as replay:
+                await replay.for_each_period(fails, sink)
+    assert len(counts(sink)) < 30
+    async with replaying(spark, kafka, name, store=zk_root, end=end, max_periods=4) as replay:
+        await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(n): 4 + (n < 10) + (n >= 20) for n in range(30)}

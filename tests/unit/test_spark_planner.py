@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Track
 from aiokcc.spark.plan import Place
-from aiokcc.spark.planner import Planner
+from aiokcc.spark.planner import Plan, Planner
 
 P0, P1 = Partition("t", 0), Partition("t", 1)
 
@@ -52,10 +52,9 @@ class Participant:
     is_through = False
 
     def __init__(self, logs: Mapping[Partition, list[int]], *, bounded: bool, lookahead: int) -> None:
-        lane = SimpleNamespace(state=LaneState.RUNNING)
         self.tracks = {
             p: Track(
-                SimpleNamespace(partition=p, lane=lane),  # type: ignore[arg-type]
+                SimpleNamespace(partition=p, lane=SimpleNamespace(state=LaneState.RUNNING)),  # type: ignore[arg-type]
                 Bounds(0, len(log) if bounded else None),
                 Place(0, 0),
             )
@@ -64,9 +63,25 @@ class Participant:
         self.member = SimpleNamespace(settings=SimpleNamespace(ahead=10**6, lookahead=lookahead))
         self.limit = Limit((0,))
         self.walked: list[Any] = []
+        self.told: dict[Partition, Any] = {}
+        """The last word on each partition: "finished", "idle", or the time of its next record."""
 
     def walk(self, stretches: Any) -> None:
         self.walked += stretches
+
+    def finish(self, track: Track) -> None:
+        self.told[track.partition] = "finished"
+        track.gate.lane.state = LaneState.FINISHED
+
+    def idle(self, track: Track) -> None:
+        if track.end_seen is not None:
+            self.told[track.partition] = "idle"
+
+    def block(self, track: Track, ts: int) -> None:
+        self.told[track.partition] = ts
+
+    def done(self) -> None:
+        pass
 
 
 def planning(
@@ -78,6 +93,7 @@ def planning(
     max_periods: int = 1,
     lateness: int = 0,
     end: int | None = None,
+    clock: Callable[[], int] | None = None,
 ) -> tuple[Planner, Index, Participant]:
     index, participant = Index(logs), Participant(logs, bounded=bounded, lookahead=lookahead)
     planner = Planner(
@@ -89,7 +105,7 @@ def planning(
         end=end,
         lateness={"t": lateness} if lateness else {},
         alone=True,
-        clock=lambda: now,
+        clock=clock or (lambda: now),
     )
     return planner, index, participant
 
@@ -194,10 +210,11 @@ async def test_what_is_remembered_does_not_grow() -> None:
 @pytest.mark.parametrize(
     ("now", "seconds"), [(1000, 9.007), (9_999, 0.02), (34_000, 1.007), (35_006, 0.02), (35_007, None)]
 )
-def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
+async def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
     """Past it nothing more is due: who went on looking would only keep the processor busy."""
     planner, _, _ = planning({P0: []}, bounded=False, now=now, lateness=7, end=35_000)
     planner._period = 10_000
+    await planner.look(limit(1))
     assert planner.seconds_to_next_look() == seconds
 
 
@@ -215,3 +232,139 @@ async def test_a_batch_that_the_store_could_not_hold_waits_until_the_gate_has_cl
     assert 1 < number < 10
     participant.limit = limit(40, 10 * number + 10)
     assert await planner.plan(number, participant.limit) is not None
+
+
+class Clock:
+    """A clock that the test moves."""
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("bounded", "end", "now"),
+    [(True, None, 10**6), (True, 100, 10**6), (False, 100, 10**6), (False, 100, 50), (False, None, 50)],
+    ids=["now", "past", "future, then past", "future", "followed"],
+)
+async def test_started_again_it_goes_on_with_all_that_is_left(bounded: bool, end: int | None, now: int) -> None:
+    """The batch in the store tells where it ends, and nothing of what follows it in the log."""
+    logs = {P0: list(range(0, 40, 2)), P1: list(range(1, 40, 4))}
+    planner, _, _ = planning(logs, bounded=bounded, now=now, end=end)
+    await planner.look(limit(1))
+    first = await planner.plan(0, limit(1))
+    assert first is not None
+    again, _, participant = planning(logs, bounded=bounded, now=now, end=end)
+    again.passed(Plan(first.intent))
+    again.say(limit(1))
+    assert participant.told == {}, "nothing was read yet, so there is nothing to say"
+    await again.look(limit(1, 20))
+    again.say(limit(1, 20))
+    assert participant.told == {P0: 10, P1: 13}
+    plan = await again.plan(1, limit(1, 20))
+    assert plan is not None
+    assert plan.intent.batch("p").ranges == {P0: (5, 10), P1: (3, 5)}
+
+
+async def test_an_end_still_to_come_is_passed_only_by_a_log_that_was_read_after_it() -> None:
+    """While a job runs the clock passes the end, and a record of the time before it comes."""
+    clock = Clock(15)
+    logs = {P0: [1, 5]}
+    planner, _, participant = planning(logs, bounded=False, end=30, clock=clock)
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    logs[P0].append(29)
+    clock.now = 31
+    planner.passed(plan)
+    planner.say(limit(1, 20))
+    assert participant.told == {}
+    await planner.look(limit(1, 20))
+    planner.say(limit(1, 20))
+    assert participant.told == {P0: 29}
+
+
+async def test_an_end_is_looked_at_once_more_when_its_time_has_come() -> None:
+    """Else who read the log a moment before the end would wait for ever."""
+    clock = Clock(29)
+    planner, index, participant = planning({P0: []}, bounded=False, end=30, clock=clock)
+    ends = index.ends
+
+    async def slow(partitions: Iterable[Partition]) -> dict[Partition, int]:
+        answer = await ends(partitions)
+        clock.now = 30
+        return answer
+
+    index.ends = slow  # type: ignore[method-assign]
+    await planner.look(limit(1, 30))
+    planner.say(limit(1, 30))
+    assert participant.told == {}
+    assert planner.seconds_to_next_look() == 0.02
+    await planner.look(limit(1, 30))
+    planner.say(limit(1, 30))
+    assert participant.told == {P0: "finished"}
+
+
+async def test_a_partition_is_idle_only_if_its_log_was_read_when_the_boundary_was_due() -> None:
+    clock = Clock(15)
+    logs = {P0: [1, 5], P1: [2, 3]}
+    planner, _, participant = planning(logs, bounded=False, clock=clock)
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    logs[P0].append(18)
+    clock.now = 21
+    planner.passed(plan)
+    planner.say(limit(1, 20))
+    assert participant.told == {}
+    await planner.look(limit(1, 20))
+    planner.say(limit(1, 20))
+    assert participant.told == {P0: 18, P1: "idle"}
+
+
+async def test_a_period_is_ripe_only_if_the_logs_were_read_when_it_was_over() -> None:
+    clock = Clock(19)
+    logs = {P0: [11, 15]}
+    planner, index, _ = planning(logs, bounded=False, clock=clock)
+    ends = index.ends
+
+    async def slow(partitions: Iterable[Partition]) -> dict[Partition, int]:
+        answer = await ends(partitions)
+        clock.now = 20
+        return answer
+
+    await planner.look(limit(1, 20))
+    index.ends = slow  # type: ignore[method-assign]
+    assert await planner.plan(0, limit(1, 20)) is None
+    assert planner.seconds_to_next_look() == 0.02
+    logs[P0].append(19)
+    await planner.look(limit(1, 20))
+    plan = await planner.plan(0, limit(1, 20))
+    assert plan is not None
+    assert plan.intent.batch("p").ranges == {P0: (0, 3)}
+
+
+@pytest.mark.parametrize("bounded", [True, False])
+async def test_late_records_right_before_the_end_are_published_too(bounded: bool) -> None:
+    """What comes late, after its period was published, belongs to the next period that is; also if that is the last one."""
+    logs = {P0: [1, 5]}
+    planner, _, participant = planning(logs, bounded=False, end=50, now=10)
+    await planner.look(limit(1))
+    plan = await planner.plan(0, limit(1))
+    assert plan is not None
+    planner.passed(plan)
+    logs[P0] += [7, 8, 60, 61]  # the first two are late, the others lie past the end
+    if bounded:
+        track = participant.tracks[P0]
+        track.bounds = Bounds(0, 4)
+    await planner.look(limit(1, 50))
+    planner.say(limit(1, 50))
+    assert participant.told == {P0: 10}
+    plan = await planner.plan(1, limit(1, 50))
+    assert plan is not None
+    assert plan.intent.batch("p").ranges == {P0: (2, 4)}
+    planner.passed(plan)
+    planner.say(limit(1, 50))
+    assert participant.told == {P0: "finished"}
