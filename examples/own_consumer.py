@@ -144,7 +144,10 @@ def clock(ts: int) -> str:
 
 
 if __name__ == "__main__":
+    problems: list[str] = []
     try:
         asyncio.run(member(*sys.argv[1:]) if sys.argv[1:] else main())
-    except aiokcc.AiokccError as error:
-        sys.exit(f"{error}")
+    except* aiokcc.AiokccError as errors:  # a task group collects what its tasks raise
+        problems = [str(error) for error in errors.exceptions]
+    if problems:
+        sys.exit("\n".join(problems))

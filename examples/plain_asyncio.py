@@ -64,8 +64,11 @@ def clock(ts: int) -> str:
 
 
 if __name__ == "__main__":
+    problems: list[str] = []
     everything = [f"{topic}.{number}" for topic, count in TOPICS.items() for number in range(count)]
     try:
         asyncio.run(main(sys.argv[1] if sys.argv[1:] else "memory://plain", sys.argv[2:] or everything))
-    except aiokcc.AiokccError as error:
-        sys.exit(f"{error}")
+    except* aiokcc.AiokccError as errors:  # a task group collects what its tasks raise
+        problems = [str(error) for error in errors.exceptions]
+    if problems:
+        sys.exit("\n".join(problems))

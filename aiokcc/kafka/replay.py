@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import anyio
 from aiokafka import AIOKafkaConsumer
 
+from aiokcc.background import Background
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
@@ -221,16 +222,8 @@ async def _replaying(
                     raise PartitionError(
                         f"{newer[0]} is newer than the run, and not part of it; leave it out of partitions="
                     )
-            failure: BaseException | None = None
-            async with anyio.create_task_group() as tasks:
-                try:
-                    yield Replay(settings, cluster, coordinator, mine, lookahead, tasks)
-                except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised where no group wraps it
-                    failure = error
-                finally:
-                    tasks.cancel_scope.cancel()
-            if failure is not None:
-                raise failure
+            async with Background() as background:
+                yield Replay(settings, cluster, coordinator, mine, lookahead, background.tasks)
 
 
 class Replay:

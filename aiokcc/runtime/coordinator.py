@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import secrets
@@ -15,6 +14,7 @@ from typing import Any, Literal
 
 import anyio
 
+from aiokcc.background import Background
 from aiokcc.core.group_settings import check_group
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
@@ -158,40 +158,26 @@ def _check_seconds(what: str, seconds: object) -> None:
 
 @asynccontextmanager
 async def _connected(member: Member) -> AsyncIterator[Coordinator]:
-    failure: BaseException | None = None
-    task = asyncio.current_task()
-    assert task is not None
-    cancelled_before = task.cancelling()
+    async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        await member.serve(task_status=task_status)
+        if member.failure is not None:
+            raise member.failure  # the block cannot go on
+
     try:
-        async with anyio.create_task_group() as tasks:
-
-            async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-                await member.serve(task_status=task_status)
-                if member.failure is not None:
-                    tasks.cancel_scope.cancel()  # the block cannot go on
-
-            try:
-                await tasks.start(serve)
-                yield Coordinator(member)
-                await member.settled()
-            except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - raised below, where no group wraps it
-                failure = error
-            finally:
-                tasks.cancel_scope.cancel()
-    except asyncio.CancelledError:
-        # From Python 3.13 on asyncio's TaskGroup cancels its task anew if it was cancelled while one of its own tasks failed.
-        # Where both were our doing, the error is what the caller should see.
-        if member.failure is None:
+        async with Background() as background:
+            await background.tasks.start(serve)
+            yield Coordinator(member)
+            await member.settled()
+            if member.failure is not None:
+                raise member.failure
+    except ExceptionGroup as group:
+        ours = member.failure
+        if ours is None or group.split(lambda error: error is ours)[1] is not None:
             raise
-        while task.cancelling() > cancelled_before:
-            task.uncancel()
-    ours = member.failure
-    if ours is None:
-        member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
-    elif failure is None or (isinstance(failure, ExceptionGroup) and failure.split(lambda e: e is ours)[1] is None):
-        failure = ours  # bare, even where a task group in the block has wrapped it
-    if failure is not None:
-        raise failure
+        raise ours from None  # bare, even where a task group in the block has wrapped it
+    finally:
+        if member.failure is None:
+            member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 
 
 class Coordinator:

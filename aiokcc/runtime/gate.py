@@ -6,6 +6,7 @@ that was stopped for longer than its session lasts must not start another record
 
 from __future__ import annotations
 
+import asyncio
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -40,7 +41,7 @@ class Gate:
 
     Coming back for the next record says that the one before is done. Leaving without :meth:`finish` gives the partition
     up: the limit then waits until somebody opens it again. When the run ends, the block ends too: :class:`RunEnded` is
-    swallowed at its edge.
+    swallowed at its edge, also where a task group in the block has wrapped it.
     """
 
     __slots__ = (
@@ -258,5 +259,13 @@ class Gate:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        await self._member.close(self)
+        try:
+            await self._member.close(self)
+        except asyncio.CancelledError:
+            # The lock goes back all the same. An error of the body has priority, as in asyncio's own task group; which, from
+            # Python 3.13 on, cancels its task anew when it raises one in place of a cancellation.
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise
+        if isinstance(error, ExceptionGroup):  # of a task group in the block
+            return error.split(RunEnded)[1] is None
         return isinstance(error, RunEnded)

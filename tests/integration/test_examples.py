@@ -60,11 +60,18 @@ async def test_plain_asyncio_in_two_processes(zk_root: str) -> None:
     assert all(aligned(records, 120) for records in each)
 
 
-async def test_plain_asyncio_says_what_is_wrong(zk_root: str) -> None:
+async def test_plain_asyncio_says_what_is_wrong() -> None:
     process = await python("-m", "examples.plain_asyncio", "redis://h/x")
     _, err = await process.communicate()
     assert process.returncode == 1
     assert err.decode().startswith("there is no store for 'redis://'")
+
+
+async def test_plain_asyncio_says_what_is_wrong_in_one_of_its_tasks() -> None:
+    process = await python("-m", "examples.plain_asyncio", "memory://plain", "orders.9")
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert err.decode() == "partition 9 of 'orders' is not in the agreed set; orders has the partitions 0 to 1\n"
 
 
 async def test_own_consumer_in_three_processes(zookeeper: local.ZooKeeper) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Iterable
@@ -11,8 +10,7 @@ from ssl import SSLContext
 from typing import Final, NoReturn, Self
 from urllib.parse import unquote
 
-import anyio
-
+from aiokcc.background import Background
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
 from aiokcc.stores.port import Session, Store
@@ -103,30 +101,10 @@ class ZooKeeperStore(Store):
     @asynccontextmanager
     async def _opened(self, timeout: float, connect_timeout: float | None) -> AsyncIterator[Session]:
         session = ZooKeeperSession(self._address, self.root, self._acl, timeout)
-        failure: BaseException | None = None
-        try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(session.run)
-                try:
-                    await session.opened(connect_timeout)
-                    yield session
-                except asyncio.CancelledError:
-                    raise  # for the scope it belongs to, which may be the one of this group
-                except BaseException as error:  # noqa: BLE001 - raised again below
-                    failure = error  # not through the group, which would wrap it
-                finally:
-                    await session.finish()
-        except BaseExceptionGroup as bugs:
-            # The body's own errors do not come this way: this is ours, and it has cancelled the body.
-            raise _innermost(bugs) from None
-        if failure is not None:
-            raise failure
-
-
-def _innermost(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error
+        async with Background(closing=session.finish) as background:
+            background.tasks.start_soon(session.run)
+            await session.opened(connect_timeout)
+            yield session
 
 
 def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None]:
