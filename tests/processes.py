@@ -10,7 +10,7 @@ import os
 import select
 from pathlib import Path
 
-__all__ = ["ended", "wardens_of"]
+__all__ = ["ended", "supervisors_of"]
 
 
 def ended(pid: int, within: float = 10) -> bool:
@@ -25,7 +25,7 @@ def ended(pid: int, within: float = 10) -> bool:
         os.close(descriptor)
 
 
-def wardens_of(parent: int) -> list[int]:
+def supervisors_of(parent: int) -> list[int]:
     """The children of a process that watch over its local services."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(pid) for pid in children if b"_warden" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if b"_supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]

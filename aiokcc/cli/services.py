@@ -115,7 +115,7 @@ async def _until_one_ends(services: Sequence[local.Service]) -> None:
         for service in services:
             tasks.start_soon(watch, service)
     names = ", ".join(service.name for service in ended)
-    raise LocalServiceError(f"{names} ended by itself", ended[0].last_words())
+    raise LocalServiceError(f"{names} ended by itself", ended[0].log_tail())
 
 
 class _Progress:

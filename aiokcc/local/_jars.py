@@ -38,18 +38,18 @@ from xml.sax.saxutils import quoteattr
 from aiokcc.errors import LocalServiceError
 
 from ._java import class_path
-from ._process import Process, keep
+from ._process import Process, supervise
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    Say = Callable[[str], None]
+    Progress = Callable[[str], None]
 
 _MANIFEST: Final = "manifest.json"
-_LONGEST_FETCH: Final = 1800.0
-_GOT: Final = re.compile(r"\[SUCCESSFUL ] [^#]+#([^;]+);([^!]+)!")
+_FETCH_TIMEOUT: Final = 1800.0
+_FETCHED_LINE: Final = re.compile(r"\[SUCCESSFUL ] [^#]+#([^;]+);([^!]+)!")
 # The most telling first: a server that cannot be reached is followed by modules that were not found.
-_TROUBLES: Final = (r"Server access error.*", r"invalid (?:sha|md)\w+: .*", r"module not found: .*")
+_ERROR_LINES: Final = (r"Server access error.*", r"invalid (?:sha|md)\w+: .*", r"module not found: .*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def cache_directory() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "aiokcc"
 
 
-async def fetch(wanted: JarSet, java: str, say: Say) -> list[Path]:
+async def fetch(jar_set: JarSet, java: str, progress: Progress) -> list[Path]:
     """Return the jars, which are fetched if they are not in the cache or are not what they were; `say` hears of progress.
 
     Cancelled, it leaves the cache as it was, and no process.
@@ -83,33 +83,34 @@ async def fetch(wanted: JarSet, java: str, say: Say) -> list[Path]:
     Raises:
         LocalServiceError: they could not be fetched; the message says why, and what would help.
     """
-    place = cache_directory() / "jars" / wanted.name
-    if not await asyncio.to_thread(_damage, place, wanted):
-        return [place / file for file in wanted.files]
+    directory = cache_directory() / "jars" / jar_set.name
+    if not await asyncio.to_thread(_find_damage, directory, jar_set):
+        return [directory / file for file in jar_set.files]
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        async with _alone(
-            place.with_name(f"{wanted.name}.lock"), lambda: say(f"Another process fetches {wanted.name}: waiting …")
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        async with _exclusive_lock(
+            directory.with_name(f"{jar_set.name}.lock"),
+            lambda: progress(f"Another process fetches {jar_set.name}: waiting …"),
         ):
-            damage = await asyncio.to_thread(_damage, place, wanted)  # the one before us may have done it
+            damage = await asyncio.to_thread(_find_damage, directory, jar_set)  # the one before us may have done it
             if damage:
-                if place.exists():
-                    say(f"{damage}: fetching it again")
-                await _fill(place, wanted, java, say)
+                if directory.exists():
+                    progress(f"{damage}: fetching it again")
+                await _fetch_into(directory, jar_set, java, progress)
     except OSError as error:
         raise LocalServiceError(
-            f"{wanted.name} cannot be put into the cache {place}: {error.strerror or error}. Set AIOKCC_CACHE to a "
+            f"{jar_set.name} cannot be put into the cache {directory}: {error.strerror or error}. Set AIOKCC_CACHE to a "
             f"directory that can be written"
         ) from error
-    return [place / file for file in wanted.files]
+    return [directory / file for file in jar_set.files]
 
 
-def _damage(place: Path, wanted: JarSet) -> str:
-    """Say what is wrong with a cached set; nothing, if it is whole."""
+def _find_damage(directory: Path, jar_set: JarSet) -> str:
+    """Progress what is wrong with a cached set; nothing, if it is whole."""
     try:
-        recorded = json.loads((place / _MANIFEST).read_text())["sha256"]
-        for file in wanted.files:
-            path = place / file
+        recorded = json.loads((directory / _MANIFEST).read_text())["sha256"]
+        for file in jar_set.files:
+            path = directory / file
             if file not in recorded:
                 return f"{path} is not in the manifest"
             status = path.stat()
@@ -118,7 +119,7 @@ def _damage(place: Path, wanted: JarSet) -> str:
     except FileNotFoundError as error:
         return f"{error.filename} is missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{place} cannot be read ({error})"
+        return f"{directory} cannot be read ({error})"
     return ""
 
 
@@ -129,7 +130,7 @@ def _sha256(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - size
 
 
 @contextlib.asynccontextmanager
-async def _alone(lock: Path, waiting: Callable[[], None]) -> AsyncIterator[None]:
+async def _exclusive_lock(lock: Path, waiting: Callable[[], None]) -> AsyncIterator[None]:
     """Hold an exclusive lock, which ends with this process at the latest."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -167,63 +168,63 @@ async def _blocking_lock(descriptor: int) -> None:
     await locked
 
 
-async def _fill(place: Path, wanted: JarSet, java: str, say: Say) -> None:
-    total = len(wanted.modules)
-    say(f"Fetching {wanted.name} once: {total} jars, {wanted.megabytes} MB, into {place}")
-    # On the same file system, so that it can be renamed; the warden removes it whatever happens to us.
-    work = Path(tempfile.mkdtemp(prefix=f".{wanted.name}-", dir=place.parent))
+async def _fetch_into(directory: Path, jar_set: JarSet, java: str, progress: Progress) -> None:
+    total = len(jar_set.modules)
+    progress(f"Fetching {jar_set.name} once: {total} jars, {jar_set.megabytes} MB, into {directory}")
+    # On the same file system, so that it can be renamed; the supervisor removes it whatever happens to us.
+    work = Path(tempfile.mkdtemp(prefix=f".{jar_set.name}-", dir=directory.parent))
     repository, jars = _repository(), work / "jars"
-    got: list[str] = []
+    fetched: list[str] = []
 
-    def hear(line: str) -> None:
-        if match := _GOT.search(line):
-            got.append(match[1])
-            say(f"{len(got)} of {total}: {match[1]} {match[2]}")
+    def on_line(line: str) -> None:
+        if match := _FETCHED_LINE.search(line):
+            fetched.append(match[1])
+            progress(f"{len(fetched)} of {total}: {match[1]} {match[2]}")
 
-    async with keep(work) as warden:
+    async with supervise(work) as supervisor:
         settings, module = work / "settings.xml", work / "ivy.xml"
-        settings.write_text(_settings(repository))
-        module.write_text(_module(wanted))
+        settings.write_text(_ivy_settings(repository))
+        module.write_text(_ivy_module(jar_set))
         command = [java, *_proxies(), "-cp", class_path("ivy-*.jar"), "org.apache.ivy.Main"]
         command += ["-settings", str(settings), "-cache", str(work / "ivy"), "-ivy", str(module), "-confs", "default"]
         command += ["-retrieve", f"{jars}/[artifact]-[revision].[ext]"]
-        ivy = Process(warden, "ivy", command, work / "ivy.log", hear=hear)
+        ivy = Process(supervisor, "ivy", command, work / "ivy.log", on_line=on_line)
         try:
-            await ivy.run(_LONGEST_FETCH)
+            await ivy.run(_FETCH_TIMEOUT)
         except LocalServiceError as error:
-            raise _explain(wanted, place, repository, ivy.log, error) from None
-        await asyncio.to_thread(_record, jars, wanted)
-        if place.exists():
-            place.rename(work / "before")
-        jars.rename(place)
+            raise _fetch_error(jar_set, directory, repository, ivy.log, error) from None
+        await asyncio.to_thread(_write_manifest, jars, jar_set)
+        if directory.exists():
+            directory.rename(work / "before")
+        jars.rename(directory)
 
 
-def _record(jars: Path, wanted: JarSet) -> None:
+def _write_manifest(jars: Path, jar_set: JarSet) -> None:
     hashes = {}
-    for file in wanted.files:
+    for file in jar_set.files:
         with (jars / file).open("rb") as jar:
             hashes[file] = hashlib.file_digest(jar, "sha256").hexdigest()
             os.fsync(
                 jar.fileno()
             )  # a manifest that outlives a power cut while a jar does not would be no harm, but a bore
-    (jars / _MANIFEST).write_text(json.dumps({"modules": wanted.modules, "sha256": hashes}, indent=1) + "\n")
+    (jars / _MANIFEST).write_text(json.dumps({"modules": jar_set.modules, "sha256": hashes}, indent=1) + "\n")
 
 
-def _explain(
-    wanted: JarSet, place: Path, repository: str | None, log: Path, error: LocalServiceError
+def _fetch_error(
+    jar_set: JarSet, directory: Path, repository: str | None, log: Path, error: LocalServiceError
 ) -> LocalServiceError:
     try:
         text = log.read_text(errors="replace")
     except OSError:
         text = ""
-    trouble = next((found[0].strip() for pattern in _TROUBLES if (found := re.search(pattern, text))), "")
+    problem = next((found[0].strip() for pattern in _ERROR_LINES if (found := re.search(pattern, text))), "")
     where = _without_password(repository) if repository else "Maven Central"
-    why = f": {_without_password(trouble)}" if trouble else ""
+    why = f": {_without_password(problem)}" if problem else ""
     return LocalServiceError(
-        f"{wanted.name} is not in the cache {place} and could not be fetched from {where}{why}. It is needed once "
-        f"({wanted.megabytes} MB). With access to the network {wanted.fetched_by} fetches it; or copy that directory "
+        f"{jar_set.name} is not in the cache {directory} and could not be fetched from {where}{why}. It is needed once "
+        f"({jar_set.megabytes} MB). With access to the network {jar_set.fetched_by} fetches it; or copy that directory "
         f"from a machine that has it; or set AIOKCC_MAVEN to the URL of a Maven repository within reach",
-        "" if trouble else error.log,
+        "" if problem else error.log,
     )
 
 
@@ -234,7 +235,7 @@ def _without_password(text: str) -> str:
 # What Ivy is told
 
 
-def _settings(repository: str | None) -> str:
+def _ivy_settings(repository: str | None) -> str:
     # Without `root`, Ivy goes to Maven Central. Without descriptors it takes our list for what it is.
     root = f" root={quoteattr(repository)}" if repository else ""
     return (
@@ -247,9 +248,9 @@ def _settings(repository: str | None) -> str:
     )
 
 
-def _module(wanted: JarSet) -> str:
+def _ivy_module(jar_set: JarSet) -> str:
     rows = []
-    for module in wanted.modules:
+    for module in jar_set.modules:
         group, artifact, version = module.split(":")
         rows.append(
             f'    <dependency org="{group}" name="{artifact}" rev="{version}" conf="default->default" transitive="false"/>'

@@ -15,13 +15,13 @@ from aiokcc.errors import LocalServiceError, UsageError
 
 from ._jars import JarSet, fetch
 from ._java import LOGGING, find_java
-from ._process import Process, free_ports, keep
+from ._process import Process, free_ports, supervise
 from ._service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    from ._process import Warden
+    from ._process import SupervisorClient
 
 VERSION: Final = "4.2.0"
 MINIMUM_JAVA: Final = 17
@@ -173,7 +173,7 @@ async def kafka(
     else:
         home, remove = Path(data_dir).absolute(), None
         home.mkdir(parents=True, exist_ok=True)
-    async with keep(remove) as warden:
+    async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
             attempts -= 1
@@ -181,9 +181,9 @@ async def kafka(
             broker_port = port or broker_port
             config = _configure(home, broker_port, controller_port, settings or {})
             if not (home / "data" / "meta.properties").exists():
-                await _format(warden, jvm, home, config, deadline)
+                await _format(supervisor, jvm, home, config, deadline)
             command = [*_logging(jvm, home), "kafka.Kafka", str(config)]
-            broker = Kafka(Process(warden, "kafka", command, home / "kafka.log", _READY), broker_port, deadline)
+            broker = Kafka(Process(supervisor, "kafka", command, home / "kafka.log", _READY), broker_port, deadline)
             try:
                 await broker.start()
                 break
@@ -209,13 +209,13 @@ def _configure(home: Path, port: int, controller_port: int, settings: Mapping[st
     return config
 
 
-async def _format(warden: Warden, jvm: list[str], home: Path, config: Path, deadline: float) -> None:
+async def _format(supervisor: SupervisorClient, jvm: list[str], home: Path, config: Path, deadline: float) -> None:
     """Give an empty data directory its identity; Kafka does not start on one without."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # In one argument: an identity may begin with a dash.
     command = [*_logging(jvm, home), "kafka.tools.StorageTool", "format", "--standalone"]
     command += [f"--cluster-id={cluster}", f"--config={config}"]
-    await Process(warden, "kafka-format", command, home / "format.log").run(deadline)
+    await Process(supervisor, "kafka-format", command, home / "format.log").run(deadline)
 
 
 def _logging(jvm: list[str], home: Path) -> list[str]:

@@ -1,8 +1,8 @@
 """Service processes as seen from the program that uses them: start, await readiness, kill, freeze, thaw.
 
-`keep()` starts a warden (see `_warden`) for the lifetime of a context; `Process` is one process that it keeps. Everything
-is driven by what the warden says: there is no task and no polling, only a protocol whose callbacks wake those who wait. The one
-exception is `freeze`, which returns when the process stands.
+`supervise()` starts a supervisor process (see `_supervisor`) for the lifetime of a context. `Process` is one process that the
+supervisor runs. The supervisor's events drive everything: there is no task and no polling, only a protocol whose callbacks wake
+the waiters. The one exception is `freeze`, which polls until the process is stopped.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from aiokcc.errors import LocalServiceError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-_WARDEN = Path(__file__).with_name("_warden.py")
-_LAST_WORDS = 40
+_SUPERVISOR = Path(__file__).with_name("_supervisor.py")
+_LOG_TAIL_LINES = 40
 _NEVER = r"(?!)"
-_STANDS_WITHIN = 1.0
+_FREEZE_TIMEOUT = 1.0
 
 
-class State(enum.Enum):
+class ProcessState(enum.Enum):
     """Where a process stands."""
 
     DOWN = "down"
@@ -48,22 +48,22 @@ class Process:
 
     def __init__(
         self,
-        warden: Warden,
+        supervisor: SupervisorClient,
         name: str,
         command: Iterable[str],
         log: Path,
         ready: str = _NEVER,
-        hear: Callable[[str], None] | None = None,
+        on_line: Callable[[str], None] | None = None,
     ) -> None:
         """`ready` is what a line of output matches when it serves; `hear` is called with each line of output."""
         self.name, self.command, self.log, self.ready = name, list(command), log, ready
-        self._hear = hear
-        self.state = State.DOWN
+        self._on_line = on_line
+        self.state = ProcessState.DOWN
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.failure: str | None = None
-        self._warden = warden
-        warden.processes[name] = self
+        self._supervisor = supervisor
+        supervisor.processes[name] = self
 
     async def start(self, deadline: float) -> None:
         """Start the process and wait until its log says that it serves; a process that runs already is left alone.
@@ -71,8 +71,8 @@ class Process:
         If it ends, or is not ready after `deadline` seconds, it is killed and `LocalServiceError` has the end of its log.
         A cancelled start leaves the process running; it ends with its context.
         """
-        await self._launch(deadline, lambda: self.state is not State.STARTING, "was not ready")
-        if self.state is State.DOWN:
+        await self._launch(deadline, lambda: self.state is not ProcessState.STARTING, "was not ready")
+        if self.state is ProcessState.DOWN:
             raise self.error(self.failure or f"ended with exit code {self.exit_code} before it was ready")
 
     async def run(self, deadline: float) -> None:
@@ -80,18 +80,18 @@ class Process:
 
         If it fails, or has not ended after `deadline` seconds, `LocalServiceError` has the end of its log.
         """
-        await self._launch(deadline, lambda: self.state is State.DOWN, "had not ended")
+        await self._launch(deadline, lambda: self.state is ProcessState.DOWN, "had not ended")
         if self.exit_code != 0:
             raise self.error(self.failure or f"ended with exit code {self.exit_code}")
 
     async def _launch(self, deadline: float, reached: Callable[[], bool], otherwise: str) -> None:
-        if self.state is State.DOWN:
-            self.state, self.exit_code, self.failure = State.STARTING, None, None
+        if self.state is ProcessState.DOWN:
+            self.state, self.exit_code, self.failure = ProcessState.STARTING, None, None
             message = {"start": self.name, "command": self.command, "log": str(self.log), "ready": self.ready}
-            self._warden.send({**message, "relay": self._hear is not None})
+            self._supervisor.send({**message, "relay": self._on_line is not None})
         try:
             async with asyncio.timeout(deadline):
-                await self._warden.wait(reached)
+                await self._supervisor.wait(reached)
         except TimeoutError:
             with contextlib.suppress(LocalServiceError):
                 await self.kill()
@@ -99,24 +99,24 @@ class Process:
 
     async def kill(self) -> None:
         """End the process as a crash would (SIGKILL) and wait until it is gone; nothing happens if it is down."""
-        if self.state is not State.DOWN:
-            self._warden.send({"kill": self.name})
-            await self._warden.wait(lambda: self.state is State.DOWN)
+        if self.state is not ProcessState.DOWN:
+            self._supervisor.send({"kill": self.name})
+            await self._supervisor.wait(lambda: self.state is ProcessState.DOWN)
 
     async def ended(self) -> None:
         """Wait until the process is down, whoever ended it."""
-        await self._warden.wait(lambda: self.state is State.DOWN)
+        await self._supervisor.wait(lambda: self.state is ProcessState.DOWN)
 
     def freeze(self) -> None:
         """Stop the process where it stands (SIGSTOP): its connections stay open and nothing answers."""
         self._signal(signal.SIGSTOP)
         # The signal goes to one thread, and the others run on until that one has had its turn: on a busy machine long enough to
         # answer. Nobody but the parent is told when all stand.
-        until = time.monotonic() + _STANDS_WITHIN
-        while not self._stands() and time.monotonic() < until:
+        until = time.monotonic() + _FREEZE_TIMEOUT
+        while not self._is_stopped() and time.monotonic() < until:
             os.sched_yield()
 
-    def _stands(self) -> bool:
+    def _is_stopped(self) -> bool:
         """Whether all of its threads are stopped, as far as the system tells."""
         try:
             threads = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
@@ -133,36 +133,36 @@ class Process:
             raise LocalServiceError(f"{self.name} is not running")
         os.killpg(self.pid, number)
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """Return the end of the log."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
             return "(no log)"
-        return "\n".join(lines[-_LAST_WORDS:]) or "(the log is empty)"
+        return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(the log is empty)"
 
     def error(self, what: str) -> LocalServiceError:
         """Describe a failure of this process, with the end of its log."""
-        return LocalServiceError(f"{self.name} {what}", self.last_words())
+        return LocalServiceError(f"{self.name} {what}", self.log_tail())
 
-    def told(self, event: dict[str, object]) -> None:
-        """Take in what the warden says."""
+    def on_event(self, event: dict[str, object]) -> None:
+        """Take in what the supervisor says."""
         match event:
             case {"event": "started", "pid": int(pid)}:
                 self.pid = pid
             case {"event": "ready"}:
-                self.state = State.UP
+                self.state = ProcessState.UP
             case {"event": "line", "text": str(text)}:
-                if self._hear is not None:
-                    self._hear(text)
+                if self._on_line is not None:
+                    self._on_line(text)
             case {"event": "exited", "code": int(code)}:
-                self.state, self.pid, self.exit_code = State.DOWN, None, code
+                self.state, self.pid, self.exit_code = ProcessState.DOWN, None, code
             case {"event": "failed", "reason": str(reason)}:
-                self.state, self.failure = State.DOWN, f"could not be run: {reason}"
+                self.state, self.failure = ProcessState.DOWN, f"could not be run: {reason}"
 
 
-class Warden(asyncio.SubprocessProtocol):
-    """The parent's end of the two pipes to the warden process."""
+class SupervisorClient(asyncio.SubprocessProtocol):
+    """The parent's end of the two pipes to the supervisor process."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
@@ -170,8 +170,8 @@ class Warden(asyncio.SubprocessProtocol):
         self._transport: asyncio.SubprocessTransport | None = None
         self._waiting: set[asyncio.Future[None]] = set()
         self._partial = b""
-        self._gone = False
-        self._complaint = b""
+        self._exited = False
+        self._stderr = b""
 
     # What the transport calls
 
@@ -180,18 +180,18 @@ class Warden(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == 2:
-            self._complaint = (self._complaint + data)[-4000:]
+            self._stderr = (self._stderr + data)[-4000:]
             return
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             event = json.loads(line)
-            self.processes[event["name"]].told(event)
+            self.processes[event["name"]].on_event(event)
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._gone = True
+        self._exited = True
         for process in self.processes.values():
-            process.state, process.pid = State.DOWN, None
+            process.state, process.pid = ProcessState.DOWN, None
         self._wake()
 
     def _wake(self) -> None:
@@ -202,18 +202,18 @@ class Warden(asyncio.SubprocessProtocol):
     # What processes and `keep` call
 
     def send(self, message: dict[str, object]) -> None:
-        """Ask the warden for something."""
-        if self._gone or self._transport is None:
-            raise LocalServiceError("the services of this context have ended", self._complaint.decode(errors="replace"))
+        """Ask the supervisor for something."""
+        if self._exited or self._transport is None:
+            raise LocalServiceError("the services of this context have ended", self._stderr.decode(errors="replace"))
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
         pipe.write(json.dumps(message).encode() + b"\n")
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds; it is looked at after each message of the warden, and at its end."""
+        """Wait until `condition` holds; it is looked at after each message of the supervisor, and at its end."""
         while not condition():
-            if self._gone:
+            if self._exited:
                 raise LocalServiceError(
-                    "the process that keeps the services died", self._complaint.decode(errors="replace")
+                    "the process that keeps the services died", self._stderr.decode(errors="replace")
                 )
             waiter = self._loop.create_future()
             self._waiting.add(waiter)
@@ -230,12 +230,12 @@ class Warden(asyncio.SubprocessProtocol):
             pipe.close()
         try:
             async with asyncio.timeout(30):
-                await self.wait(lambda: self._gone)
+                await self.wait(lambda: self._exited)
         finally:
-            self._transport.close()  # after a timeout or a cancellation: the warden's end is not ours to await
+            self._transport.close()  # after a timeout or a cancellation: the supervisor's end is not ours to await
 
 
-async def together(*starts: Awaitable[object]) -> None:
+async def gather_or_cancel(*starts: Awaitable[object]) -> None:
     """Wait for all; if one fails, its error is raised as it is, and the others are cancelled and have ended."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
@@ -247,15 +247,15 @@ async def together(*starts: Awaitable[object]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def keep(remove: Path | None = None) -> AsyncIterator[Warden]:
+async def supervise(remove: Path | None = None) -> AsyncIterator[SupervisorClient]:
     """Keep service processes for as long as this context, or this process, lives; then remove the directory `remove`."""
-    arguments = [sys.executable, "-I", "-S", str(_WARDEN), str(os.getpid())]
+    arguments = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
     if remove is not None:
         arguments.append(str(remove))
     loop = asyncio.get_running_loop()
     try:
         # A session of its own, so that a Ctrl-C in the terminal reaches us and not our services.
-        _, warden = await loop.subprocess_exec(Warden, *arguments, start_new_session=True)
+        _, supervisor = await loop.subprocess_exec(SupervisorClient, *arguments, start_new_session=True)
     except BaseException as error:  # nobody else is there to remove it
         if remove is not None:
             shutil.rmtree(remove, ignore_errors=True)
@@ -263,12 +263,12 @@ async def keep(remove: Path | None = None) -> AsyncIterator[Warden]:
             raise LocalServiceError(f"cannot run {sys.executable}: {error}") from error
         raise
     try:
-        yield warden
+        yield supervisor
     finally:
         try:
-            await warden.end()
+            await supervisor.end()
         finally:
-            if remove is not None:  # the warden's work, unless somebody killed it
+            if remove is not None:  # the supervisor's work, unless somebody killed it
                 shutil.rmtree(remove, ignore_errors=True)
 
 

@@ -46,9 +46,9 @@ class Service:
         """Wait until the server is down, whoever ended it. Belongs to the event loop that started it."""
         await self._process.ended()
 
-    def last_words(self) -> str:
+    def log_tail(self) -> str:
         """The end of its log."""
-        return self._process.last_words()
+        return self._process.log_tail()
 
     def freeze(self) -> None:
         """Stop the server in its tracks (SIGSTOP): connections stay open, nothing is answered."""

@@ -18,14 +18,14 @@ from aiokcc.errors import LocalServiceError, UsageError
 
 from ._jars import cache_directory, fetch
 from ._java import LOGGING, class_path, find_java, java_home
-from ._process import Process, free_ports, keep, together
+from ._process import Process, free_ports, gather_or_cancel, supervise
 from ._service import Service
 from ._spark_jars import MINIMUM_JAVA, connector, pyspark_version
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from ._process import Warden
+    from ._process import SupervisorClient
 
 _MASTER_READY: Final = r"I have been elected leader! New state: ALIVE"
 _WORKER_READY: Final = r"Successfully registered with master"
@@ -93,24 +93,24 @@ async def spark(
         LocalServiceError: no Java, no jars, or a process did not start; then the end of its log is in the message.
     """
     _check(workers, cores, memory, port)
-    say = progress or _silent
+    progress = progress or _silent
     java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
-    await fetch(connector(pyspark_version()), java, say)
+    await fetch(connector(pyspark_version()), java, progress)
     if data_dir is None:
         home = remove = Path(tempfile.mkdtemp(prefix="aiokcc-spark-"))
     else:
         home, remove = Path(data_dir).absolute(), None
         home.mkdir(parents=True, exist_ok=True)
     base = await asyncio.to_thread(_base_command, java, home)
-    async with keep(remove) as warden:
+    async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
             attempts -= 1
-            cluster = _prepare(warden, base, home, workers, cores, memory, port, deadline)
+            cluster = _prepare(supervisor, base, home, workers, cores, memory, port, deadline)
             try:
                 await cluster.master.start()
-                say("The master is up; its workers register …")
-                await together(*(worker.start() for worker in cluster.workers))
+                progress("The master is up; its workers register …")
+                await gather_or_cancel(*(worker.start() for worker in cluster.workers))
                 break
             except LocalServiceError as error:
                 # Somebody took a port between our look and Spark's bind: take others.
@@ -149,12 +149,12 @@ def _base_command(java: str, home: Path) -> list[str]:
     }
     variables = [f"{name}={value}" for name, value in environment.items()]
     options = [*_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging}"]
-    # `env` becomes the Java process; the warden passes on its own environment.
+    # `env` becomes the Java process; the supervisor passes on its own environment.
     return ["env", *variables, java, *options, "-cp", class_path("*.jar")]
 
 
 def _prepare(
-    warden: Warden,
+    supervisor: SupervisorClient,
     base: list[str],
     home: Path,
     workers: int,
@@ -167,7 +167,7 @@ def _prepare(
     master_port = port or master_port
     command = [*base, "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1"]
     command += ["--port", str(master_port), "--webui-port", str(page)]
-    process = Process(warden, "spark-master", command, home / "spark-master.log", _MASTER_READY)
+    process = Process(supervisor, "spark-master", command, home / "spark-master.log", _MASTER_READY)
     master = Service(process, master_port, deadline)
     started = []
     for number, (worker_port, worker_page) in enumerate(zip(ports[::2], ports[1::2], strict=True), start=1):
@@ -175,7 +175,7 @@ def _prepare(
         command = [*base, "org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--port", str(worker_port)]
         command += ["--webui-port", str(worker_page), "--cores", str(cores), "--memory", memory]
         command += ["--work-dir", str(home / name), f"spark://127.0.0.1:{master_port}"]
-        process = Process(warden, name, command, home / f"{name}.log", _WORKER_READY)
+        process = Process(supervisor, name, command, home / f"{name}.log", _WORKER_READY)
         started.append(Service(process, worker_port, deadline))
     return SparkCluster(master, started, page)
 

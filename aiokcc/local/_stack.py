@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ._kafka import Kafka, kafka
-from ._process import together
+from ._process import gather_or_cancel
 from ._zookeeper import ZooKeeper, zookeeper
 
 if TYPE_CHECKING:
@@ -35,5 +35,5 @@ async def up(*, progress: Callable[[str], None] | None = None) -> AsyncIterator[
     async with contextlib.AsyncExitStack() as stack:
         zk = asyncio.ensure_future(stack.enter_async_context(zookeeper()))
         broker = asyncio.ensure_future(stack.enter_async_context(kafka(progress=progress)))
-        await together(zk, broker)
+        await gather_or_cancel(zk, broker)
         yield Stack(zk.result(), broker.result())

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Final
 from aiokcc.errors import LocalServiceError, UsageError
 
 from ._java import LOGGING, class_path, find_java
-from ._process import Process, free_ports, keep, together
+from ._process import Process, free_ports, gather_or_cancel, supervise
 from ._service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from ._process import Warden
+    from ._process import SupervisorClient
 
 MINIMUM_JAVA: Final = 11
 MIN_SESSION_MS: Final = 1_000
@@ -192,11 +192,11 @@ async def zookeeper(
     else:
         home, remove = Path(data_dir).absolute(), None
         home.mkdir(parents=True, exist_ok=True)
-    async with keep(remove) as warden:
+    async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
             attempts -= 1
-            ensemble = _prepare(warden, jvm, home, servers, port, tick_ms, deadline)
+            ensemble = _prepare(supervisor, jvm, home, servers, port, tick_ms, deadline)
             try:
                 await _start_all(ensemble)
                 break
@@ -209,11 +209,17 @@ async def zookeeper(
 
 
 async def _start_all(ensemble: list[ZooKeeperServer]) -> None:
-    await together(*(server.start() for server in ensemble))
+    await gather_or_cancel(*(server.start() for server in ensemble))
 
 
 def _prepare(
-    warden: Warden, jvm: list[str], home: Path, servers: int, port: int | None, tick_ms: int, deadline: float
+    supervisor: SupervisorClient,
+    jvm: list[str],
+    home: Path,
+    servers: int,
+    port: int | None,
+    tick_ms: int,
+    deadline: float,
 ) -> list[ZooKeeperServer]:
     """Write each server's configuration, with fresh ports where none is prescribed."""
     ports = free_ports(3 * servers)
@@ -259,7 +265,7 @@ def _prepare(
             str(config),
         ]
         ready = _READY_ALONE if alone else _READY_IN_QUORUM
-        process = Process(warden, name, command, directory / "zookeeper.log", ready)
+        process = Process(supervisor, name, command, directory / "zookeeper.log", ready)
         ensemble.append(ZooKeeperServer(process, client_port, data, deadline))
     return ensemble
 

@@ -20,7 +20,7 @@ from aiokcc import local
 from aiokcc.errors import CoordinationError, LocalServiceError, UsageError
 from aiokcc.local import _java, _zookeeper
 from aiokcc.local._process import free_ports
-from tests.processes import ended, wardens_of
+from tests.processes import ended, supervisors_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -263,38 +263,38 @@ def running_parent(
             parent.kill()
 
 
-def warden_of(parent: int) -> int:
-    (warden,) = wardens_of(parent)
-    return warden
+def supervisor_of(parent: int) -> int:
+    (supervisor,) = supervisors_of(parent)
+    return supervisor
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_services_end_with_their_parent(number: signal.Signals) -> None:
     with running_parent() as (parent, told):
-        warden = warden_of(parent.pid)
+        supervisor = supervisor_of(parent.pid)
         parent.send_signal(number)
         parent.wait(20)
         assert all(ended(int(pid)) for pid in told["pids"])
-        assert ended(warden)
+        assert ended(supervisor)
         assert not Path(told["home"][0]).exists()
 
 
 def test_an_ensemble_ends_with_its_killed_parent() -> None:
     with running_parent(servers=3) as (parent, told):
-        warden = warden_of(parent.pid)
+        supervisor = supervisor_of(parent.pid)
         parent.kill()
         assert len(told["pids"]) == 3
         assert all(ended(int(pid)) for pid in told["pids"])
-        assert ended(warden)
+        assert ended(supervisor)
         assert not Path(told["home"][0]).exists()
 
 
 def test_data_of_a_server_that_is_down_are_removed_after_a_killed_parent() -> None:
     with running_parent(down=True) as (parent, told):
-        warden = warden_of(parent.pid)
+        supervisor = supervisor_of(parent.pid)
         parent.kill()
         assert told["pids"] == []
-        assert ended(warden)
+        assert ended(supervisor)
         assert not Path(told["home"][0]).exists()
 
 
@@ -307,9 +307,9 @@ def test_a_forked_child_does_not_keep_the_services_of_its_killed_parent() -> Non
             os.kill(int(told["forked"][0]), signal.SIGKILL)
 
 
-def test_services_end_with_a_killed_warden() -> None:
+def test_services_end_with_a_killed_supervisor() -> None:
     with running_parent() as (parent, told):
-        os.kill(warden_of(parent.pid), signal.SIGKILL)
+        os.kill(supervisor_of(parent.pid), signal.SIGKILL)
         assert all(ended(int(pid)) for pid in told["pids"])
         parent.send_signal(signal.SIGINT)
         parent.wait(20)

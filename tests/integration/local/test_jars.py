@@ -233,7 +233,9 @@ async def test_the_next_fetches_when_the_first_is_killed(cache: Path, repository
     assert second.stdout is not None
     await second.stdout.readline()
     first.kill()
-    await first.communicate()  # its warden holds the pipe: at its end the Java process and the half set are gone too
+    await (
+        first.communicate()
+    )  # its supervisor holds the pipe: at its end the Java process and the half set are gone too
     repository.gate.set()
     out, _ = await second.communicate()
     assert out.splitlines()[-1] == b"jar apple-1.0.jar,jar pear_2.13-2.5.1-rc1.jar"
@@ -243,7 +245,7 @@ async def test_the_next_fetches_when_the_first_is_killed(cache: Path, repository
 async def test_cancelled_while_another_fetches(cache: Path, java: str) -> None:
     cache.mkdir(parents=True)
     waiting = asyncio.Event()
-    async with _jars._alone(cache / "fruit-1.lock", lambda: None):
+    async with _jars._exclusive_lock(cache / "fruit-1.lock", lambda: None):
         second = asyncio.create_task(fetch(FRUIT, java, lambda _: waiting.set()))
         await waiting.wait()
         second.cancel()

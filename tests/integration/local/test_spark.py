@@ -19,7 +19,7 @@ from aiokcc import local
 from aiokcc.errors import LocalServiceError, UsageError
 from aiokcc.local import _spark
 from aiokcc.local._process import free_ports
-from tests.processes import ended, wardens_of
+from tests.processes import ended, supervisors_of
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]  # four or five Java processes on a busy machine
 
@@ -194,11 +194,11 @@ def test_the_cluster_ends_with_a_parent_that_is_killed() -> None:
             assert parent.stdout is not None
             told = parent.stdout.readline().split()
             assert len(told) == 3, "the parent ended early"
-            wardens = wardens_of(parent.pid)
+            supervisors = supervisors_of(parent.pid)
             parent.kill()
             parent.wait(20)
             assert all(ended(int(pid)) for pid in told[:2])
-            assert all(ended(pid) for pid in wardens)
+            assert all(ended(pid) for pid in supervisors)
             assert not Path(told[2]).exists()
         finally:
             parent.kill()

@@ -20,7 +20,7 @@ from aiokcc.local import _kafka
 from aiokcc.local._process import free_ports
 from tests import kafka_topics
 from tests.kafka_topics import Row
-from tests.processes import ended, wardens_of
+from tests.processes import ended, supervisors_of
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]  # a broker takes seconds, on a busy machine many
 
@@ -269,11 +269,11 @@ def test_services_end_with_their_parent(number: signal.Signals) -> None:
             assert parent.stdout is not None
             told = parent.stdout.readline().split()
             assert len(told) == 4, "the parent ended early"
-            wardens = wardens_of(parent.pid)
+            supervisors = supervisors_of(parent.pid)
             parent.send_signal(number)
             parent.wait(20)
             assert all(ended(int(pid)) for pid in told[:2])
-            assert all(ended(pid) for pid in wardens)
+            assert all(ended(pid) for pid in supervisors)
             assert not any(Path(home).exists() for home in told[2:])
         finally:
             parent.kill()

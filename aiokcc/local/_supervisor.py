@@ -1,8 +1,8 @@
-"""The warden: a small program that keeps service processes and ends them when its parent ends.
+"""The supervisor: a small program that keeps service processes and ends them when its parent ends.
 
 A service started directly would outlive a parent that is killed with SIGKILL. So the parent starts this program, holds the
 write end of its standard input, and asks it to start the real processes. However the parent ends, the kernel closes the
-pipe: the warden reads end-of-file, kills every process group it started, removes the directory it was given, and ends.
+pipe: the supervisor reads end-of-file, kills every process group it started, removes the directory it was given, and ends.
 
 It reads one JSON object per line and answers with one per line::
 
@@ -15,13 +15,13 @@ It reads one JSON object per line and answers with one per line::
     {"name": "zk-1", "event": "exited", "code": -9}
     {"name": "zk-1", "event": "failed", "reason": "…"}      the command could not be run at all
 
-The warden also stands between a service's output and its log, so a parent that is busy or stopped cannot block a service
+The supervisor also stands between a service's output and its log, so a parent that is busy or stopped cannot block a service
 on a full pipe. Three more ways to lose the end of the story are closed:
 
 - A child that the parent *forked* holds the pipe open after the parent's death; where the system has process file
   descriptors, the parent itself is watched too.
 - The terminal's Ctrl-C must not reach services before their parent has let go: each process has a session of its own.
-- If the warden itself is killed, Linux kills its children (PR_SET_PDEATHSIG; it fires at the end of the *thread* that
+- If the supervisor itself is killed, Linux kills its children (PR_SET_PDEATHSIG; it fires at the end of the *thread* that
   forked, here the main thread, which lives as long as the process).
 
 It is run by path with ``python -I -S`` and imports nothing but the standard library: it is up in about 20 ms.
@@ -49,17 +49,17 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 
 
-def die_with_warden() -> Callable[[], None] | None:
+def death_signal_hook() -> Callable[[], None] | None:
     """Return what a child calls between fork and exec to be killed with its parent; None where the system has no such thing."""
     if not sys.platform.startswith("linux"):
         return None
     # Looked up before the fork: a child of a threaded process must not take the loader's locks.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
-    def in_child() -> None:
+    def set_death_signal() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
-    return in_child
+    return set_death_signal
 
 
 def read_commands(parent: int) -> Iterator[dict[str, Any]]:
@@ -83,18 +83,18 @@ def read_commands(parent: int) -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-class Warden:
+class Supervisor:
     """Starts, follows and kills processes, each known by a name."""
 
     def __init__(self) -> None:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.followers: list[threading.Thread] = []
-        self.speaking = threading.Lock()
-        self.in_child = die_with_warden()
+        self.copy_threads: list[threading.Thread] = []
+        self.output_lock = threading.Lock()
+        self.set_death_signal = death_signal_hook()
 
-    def tell(self, name: str, event: str, **facts: object) -> None:
+    def send_event(self, name: str, event: str, **facts: object) -> None:
         line = json.dumps({"name": name, "event": event, **facts}) + "\n"
-        with self.speaking, contextlib.suppress(OSError):  # the parent may be gone: nobody is left to be told
+        with self.output_lock, contextlib.suppress(OSError):  # the parent may be gone: nobody is left to be told
             os.write(1, line.encode())
 
     def start(self, name: str, command: list[str], log: str, ready: str, relay: bool) -> None:
@@ -106,20 +106,20 @@ class Warden:
                 stderr=subprocess.STDOUT,
                 bufsize=-1,
                 start_new_session=True,
-                preexec_fn=self.in_child,  # noqa: PLW1509 - one call, looked up beforehand; takes no lock
+                preexec_fn=self.set_death_signal,  # noqa: PLW1509 - one call, looked up beforehand; takes no lock
             )
         except OSError as error:
-            self.tell(name, "failed", reason=str(error))
+            self.send_event(name, "failed", reason=str(error))
             return
         self.processes[name] = process
-        self.tell(name, "started", pid=process.pid)
-        follower = threading.Thread(
-            target=self.follow, args=(name, process, log, re.compile(ready.encode()), relay), daemon=True
+        self.send_event(name, "started", pid=process.pid)
+        thread = threading.Thread(
+            target=self.copy_output, args=(name, process, log, re.compile(ready.encode()), relay), daemon=True
         )
-        self.followers.append(follower)
-        follower.start()
+        self.copy_threads.append(thread)
+        thread.start()
 
-    def follow(
+    def copy_output(
         self, name: str, process: subprocess.Popen[bytes], log: str, ready: re.Pattern[bytes], relay: bool
     ) -> None:
         """Copy the output to the log, and announce readiness and the end. One thread for each process."""
@@ -131,11 +131,11 @@ class Warden:
                 with contextlib.suppress(OSError):
                     file.write(line)
                 if relay:
-                    self.tell(name, "line", text=line.decode(errors="replace").rstrip())
+                    self.send_event(name, "line", text=line.decode(errors="replace").rstrip())
                 if not announced and ready.search(line):
                     announced = True
-                    self.tell(name, "ready")
-        self.tell(name, "exited", code=process.wait())
+                    self.send_event(name, "ready")
+        self.send_event(name, "exited", code=process.wait())
 
     def kill(self, name: str) -> None:
         process = self.processes.get(name)
@@ -143,27 +143,27 @@ class Warden:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def end(self) -> None:
+    def shut_down(self) -> None:
         for name in self.processes:
             self.kill(name)
-        for follower in self.followers:
-            follower.join(10)
+        for thread in self.copy_threads:
+            thread.join(10)
 
 
 def main(parent: int, directory: str | None) -> None:
     """Serve until the parent ends; then end what was started and remove `directory`."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
-    warden = Warden()
+    supervisor = Supervisor()
     try:
         for command in read_commands(parent):
             match command:
                 case {"start": name, "command": argv, "log": log, "ready": ready, "relay": relay}:
-                    warden.start(name, argv, log, ready, relay)
+                    supervisor.start(name, argv, log, ready, relay)
                 case {"kill": name}:
-                    warden.kill(name)
+                    supervisor.kill(name)
     finally:
-        warden.end()
+        supervisor.shut_down()
         if directory is not None:
             shutil.rmtree(directory, ignore_errors=True)
 
