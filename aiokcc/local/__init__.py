@@ -20,8 +20,8 @@
     async with aiokcc.local.up() as services:                  # services.zookeeper and services.kafka
         ...
 
-The services listen on 127.0.0.1 only. They end with the context, and with the process that started them whatever way it
-ends, SIGKILL included; temporary data are removed in that case too.
+The services listen on 127.0.0.1 only. They end when the context ends, or when the process that started them ends, even by
+SIGKILL. Temporary data are removed in both cases.
 """
 
 from __future__ import annotations

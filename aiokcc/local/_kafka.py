@@ -6,16 +6,15 @@ import asyncio
 import base64
 import contextlib
 import os
-import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError, UsageError
 
-from ._jars import JarSet, fetch
+from ._jars import JarSet, fetch, ignore_progress
 from ._java import LOGGING, find_java
-from ._process import Process, free_ports, supervise
+from ._process import Process, free_ports, make_directory, supervise
 from ._service import Service
 
 if TYPE_CHECKING:
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
 VERSION: Final = "4.2.0"
 MINIMUM_JAVA: Final = 17
 
-# kafka_2.13 with all that it depends on at run time, and log4j-slf4j-impl: without one that binds it to a log, the broker is
-# silent about its errors.
+# kafka_2.13, its runtime dependencies, and log4j-slf4j-impl: without a binding for slf4j the broker logs no errors.
 JARS: Final = JarSet(
     f"kafka-{VERSION}",
     (
@@ -81,8 +79,8 @@ JARS: Final = JarSet(
     megabytes=44,
 )
 
-# The first compiler only. Three starts each, in turn, on two cores that others used too: up after 2.9 to 3.7 s with 2.6 to
-# 3.1 s of CPU (both compilers: 4.1 to 5.0 s, 4.3 to 4.9 s).
+# Only the first compiler (C1), which starts sooner. Three starts each, in turn, on two busy cores: ready after 2.9 to 3.7 s
+# with 2.6 to 3.1 s of CPU (both compilers: 4.1 to 5.0 s with 4.3 to 4.9 s).
 _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _READY: Final = r"\] Kafka Server started"
 _ANY_TIME: Final = 2**63 - 1
@@ -92,7 +90,7 @@ _SETTINGS: Final[Mapping[str, object]] = {
     "node.id": 1,
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # What a single node can hold
+    # Replication for a single node
     "default.replication.factor": 1,
     "offsets.topic.num.partitions": 1,
     "offsets.topic.replication.factor": 1,
@@ -102,12 +100,12 @@ _SETTINGS: Final[Mapping[str, object]] = {
     "share.coordinator.state.topic.num.partitions": 1,
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
-    # A mistyped topic is an error. Old event times stay, and any event time is taken.
+    # A mistyped topic is an error. Records with old timestamps are kept, and every timestamp is accepted.
     "auto.create.topics.enable": "false",
     "log.retention.ms": -1,
     "log.message.timestamp.before.max.ms": _ANY_TIME,
     "log.message.timestamp.after.max.ms": _ANY_TIME,
-    # Nobody waits for company, and what the broker does now and then it does often enough for a test to see it.
+    # A rebalance does not wait for more members, and periodic work runs often enough for a test to observe it.
     "group.initial.rebalance.delay.ms": 0,
     "group.min.session.timeout.ms": 1,
     "log.cleaner.backoff.ms": 200,
@@ -115,11 +113,10 @@ _SETTINGS: Final[Mapping[str, object]] = {
     "log.initial.task.delay.ms": 1000,
     "log.segment.delete.delay.ms": 1000,
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
-    # After a crash the controller, which lives in the same process, takes the broker of before for alive as long as this, and
-    # does not let the new one in.
+    # After a crash the restarted controller still considers the old broker alive for this long and refuses the new one.
     "broker.session.timeout.ms": 2000,
     "broker.heartbeat.interval.ms": 100,
-    # A small machine
+    # Sizes for a small machine
     "num.network.threads": 2,
     "num.io.threads": 4,
     "background.threads": 2,
@@ -128,7 +125,7 @@ _SETTINGS: Final[Mapping[str, object]] = {
 
 
 class Kafka(Service):
-    """A running Kafka broker, always on the same port and with the same data, however often it is restarted."""
+    """A running Kafka broker. It keeps its port and its data when it is restarted."""
 
     @property
     def bootstrap(self) -> str:
@@ -146,33 +143,30 @@ async def kafka(
     deadline: float = 90,
     progress: Callable[[str], None] | None = None,
 ) -> AsyncIterator[Kafka]:
-    """Start a real Kafka broker on 127.0.0.1 and end it with the context, or with this process, whatever way that ends.
+    """Start a real Kafka broker on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
 
-    Its jars are fetched once from Maven Central (44 MB) and kept in the user's cache; then it takes about three seconds.
-    Topics are not created by themselves, records are kept whatever their timestamps, and nothing is protected by a password
-    unless `settings` say otherwise: it is for tests, demos and trials.
+    Its jars are fetched once from Maven Central (44 MB) and kept in the user's cache; after that a start takes about three
+    seconds. It is for tests, demos and trials: unless `settings` say otherwise, topics are not created automatically, records
+    of any timestamp are kept, and no password protects it.
 
     Args:
-        port: the port for clients; by default a free one is picked.
-        data_dir: where data and logs go and stay; by default a temporary directory that is removed at the end.
-        settings: broker settings in addition to ours, or in their place, such as ``{"num.partitions": 3}``.
-        heap: the largest Java heap.
-        deadline: seconds that the broker may take to start; the fetching of jars does not count.
-        progress: called with a line of text now and then while jars are fetched.
+        port: the port for clients; by default a free port.
+        data_dir: the directory of data and logs, which is kept; by default a temporary one that is removed at the end.
+        settings: broker settings that are added to the default ones or replace them, such as ``{"num.partitions": 3}``.
+        heap: the maximum size of the Java heap.
+        deadline: seconds that the broker may take to start; fetching jars does not count.
+        progress: a function that is called with lines of text while jars are fetched.
 
     Raises:
-        LocalServiceError: no Java, no jars, or the broker did not start; then the end of its log is in the message.
+        LocalServiceError: there is no Java, the jars cannot be fetched, or the broker did not start; in the last case the
+            message has the end of its log.
     """
     if port is not None and not 0 < port < 65_536:
         raise UsageError(f"port must be between 1 and 65535, not {port}")
     java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
-    jars = await fetch(JARS, java, progress or _silent)
+    jars = await fetch(JARS, java, progress or ignore_progress)
     jvm = [java, f"-Xmx{heap}", *_JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
-    if data_dir is None:
-        home = remove = Path(tempfile.mkdtemp(prefix="aiokcc-kafka-"))
-    else:
-        home, remove = Path(data_dir).absolute(), None
-        home.mkdir(parents=True, exist_ok=True)
+    home, remove = make_directory("kafka", data_dir)
     async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
@@ -188,7 +182,7 @@ async def kafka(
                 await broker.start()
                 break
             except LocalServiceError as error:
-                # Somebody took a port between our look and the broker's bind: take others.
+                # Another process took a port after we had found it free: try others.
                 if attempts <= 0 or "Address already in use" not in error.log:
                     raise
         yield broker
@@ -210,9 +204,9 @@ def _configure(home: Path, port: int, controller_port: int, settings: Mapping[st
 
 
 async def _format(supervisor: SupervisorClient, jvm: list[str], home: Path, config: Path, deadline: float) -> None:
-    """Give an empty data directory its identity; Kafka does not start on one without."""
+    """Format an empty data directory with a new cluster id; Kafka does not start without one."""
     cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # In one argument: an identity may begin with a dash.
+    # With '=', because a cluster id may begin with a dash.
     command = [*_logging(jvm, home), "kafka.tools.StorageTool", "format", "--standalone"]
     command += [f"--cluster-id={cluster}", f"--config={config}"]
     await Process(supervisor, "kafka-format", command, home / "format.log").run(deadline)
@@ -220,7 +214,3 @@ async def _format(supervisor: SupervisorClient, jvm: list[str], home: Path, conf
 
 def _logging(jvm: list[str], home: Path) -> list[str]:
     return [*jvm[:1], f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}", *jvm[1:]]
-
-
-def _silent(_: str) -> None:
-    pass

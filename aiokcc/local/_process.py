@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -32,19 +33,21 @@ _FREEZE_TIMEOUT = 1.0
 
 
 class ProcessState(enum.Enum):
-    """Where a process stands."""
+    """The state of a service process."""
 
     DOWN = "down"
-    """Not started, killed, or ended by itself."""
+    """It was not started, was killed, or ended by itself."""
     STARTING = "starting"
-    """Running, and its log has not said yet that it serves. Ends in UP or DOWN."""
+    """It runs, and its log has not yet shown that it serves. The next state is UP or DOWN."""
     UP = "up"
-    """Its log has said that it serves. Ends in DOWN; a frozen process is UP as well."""
+    """Its log has shown that it serves. A frozen process is UP too. The next state is DOWN."""
 
 
 class Process:
-    """One service process. Its methods belong to the event loop that entered `keep()`; `freeze` and `thaw` wait for
-    nobody but the system."""
+    """One service process.
+
+    Its coroutines must run on the event loop that entered `supervise()`. `freeze` and `thaw` can be called from anywhere.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Process:
         ready: str = _NEVER,
         on_line: Callable[[str], None] | None = None,
     ) -> None:
-        """`ready` is what a line of output matches when it serves; `hear` is called with each line of output."""
+        """A line of output that matches `ready` means that the process serves. `on_line` is called with each line of output."""
         self.name, self.command, self.log, self.ready = name, list(command), log, ready
         self._on_line = on_line
         self.state = ProcessState.DOWN
@@ -66,19 +69,20 @@ class Process:
         supervisor.processes[name] = self
 
     async def start(self, deadline: float) -> None:
-        """Start the process and wait until its log says that it serves; a process that runs already is left alone.
+        """Start the process, unless it runs, and wait until its log shows that it serves.
 
-        If it ends, or is not ready after `deadline` seconds, it is killed and `LocalServiceError` has the end of its log.
-        A cancelled start leaves the process running; it ends with its context.
+        Raises LocalServiceError, with the end of the log, if the process ends or is not ready after `deadline` seconds; in
+        the second case the process is killed. Cancelling leaves the process running until its context ends.
         """
         await self._launch(deadline, lambda: self.state is not ProcessState.STARTING, "was not ready")
         if self.state is ProcessState.DOWN:
             raise self.error(self.failure or f"ended with exit code {self.exit_code} before it was ready")
 
     async def run(self, deadline: float) -> None:
-        """Run a process that ends by itself, and wait for its end.
+        """Run a process that ends by itself and wait for its end.
 
-        If it fails, or has not ended after `deadline` seconds, `LocalServiceError` has the end of its log.
+        Raises LocalServiceError, with the end of the log, if its exit code is not 0 or it runs longer than `deadline` seconds;
+        in the second case the process is killed. Cancelling leaves the process running until its context ends.
         """
         await self._launch(deadline, lambda: self.state is ProcessState.DOWN, "had not ended")
         if self.exit_code != 0:
@@ -98,34 +102,34 @@ class Process:
             raise self.error(f"{otherwise} after {deadline:g} s") from None
 
     async def kill(self) -> None:
-        """End the process as a crash would (SIGKILL) and wait until it is gone; nothing happens if it is down."""
+        """Kill the process (SIGKILL), unless it is down, and wait until it has exited."""
         if self.state is not ProcessState.DOWN:
             self._supervisor.send({"kill": self.name})
             await self._supervisor.wait(lambda: self.state is ProcessState.DOWN)
 
     async def ended(self) -> None:
-        """Wait until the process is down, whoever ended it."""
+        """Wait until the process is down, for whatever reason."""
         await self._supervisor.wait(lambda: self.state is ProcessState.DOWN)
 
     def freeze(self) -> None:
-        """Stop the process where it stands (SIGSTOP): its connections stay open and nothing answers."""
+        """Stop the process (SIGSTOP): its connections stay open and it answers nothing. Return when it is stopped."""
         self._signal(signal.SIGSTOP)
-        # The signal goes to one thread, and the others run on until that one has had its turn: on a busy machine long enough to
-        # answer. Nobody but the parent is told when all stand.
+        # The signal goes to one thread. The others run until that thread is scheduled, which on a busy machine is long enough
+        # to answer a request. Only the parent process is notified when all are stopped, so we poll.
         until = time.monotonic() + _FREEZE_TIMEOUT
         while not self._is_stopped() and time.monotonic() < until:
             os.sched_yield()
 
     def _is_stopped(self) -> bool:
-        """Whether all of its threads are stopped, as far as the system tells."""
+        """Return whether all threads of the process are stopped. Without /proc, return True."""
         try:
             threads = [stat.read_text() for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")]
-        except OSError:  # one of them has just ended
+        except OSError:  # a thread has just ended
             return False
         return all(thread.rpartition(")")[2].split()[0] in {"T", "t"} for thread in threads)
 
     def thaw(self) -> None:
-        """Let a frozen process go on (SIGCONT)."""
+        """Resume a frozen process (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -134,7 +138,7 @@ class Process:
         os.killpg(self.pid, number)
 
     def log_tail(self) -> str:
-        """Return the end of the log."""
+        """Return the last lines of the log."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
@@ -142,11 +146,11 @@ class Process:
         return "\n".join(lines[-_LOG_TAIL_LINES:]) or "(the log is empty)"
 
     def error(self, what: str) -> LocalServiceError:
-        """Describe a failure of this process, with the end of its log."""
+        """Return an error about this process, with the end of its log."""
         return LocalServiceError(f"{self.name} {what}", self.log_tail())
 
     def on_event(self, event: dict[str, object]) -> None:
-        """Take in what the supervisor says."""
+        """Update the state from an event of the supervisor."""
         match event:
             case {"event": "started", "pid": int(pid)}:
                 self.pid = pid
@@ -162,7 +166,7 @@ class Process:
 
 
 class SupervisorClient(asyncio.SubprocessProtocol):
-    """The parent's end of the two pipes to the supervisor process."""
+    """The parent's side of the supervisor: sends commands and passes events on to the processes."""
 
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
@@ -173,7 +177,7 @@ class SupervisorClient(asyncio.SubprocessProtocol):
         self._exited = False
         self._stderr = b""
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
@@ -199,21 +203,24 @@ class SupervisorClient(asyncio.SubprocessProtocol):
             if not waiter.done():
                 waiter.set_result(None)
 
-    # What processes and `keep` call
+    # Called by processes and by `supervise`
 
     def send(self, message: dict[str, object]) -> None:
-        """Ask the supervisor for something."""
+        """Send a command to the supervisor. Raises LocalServiceError if it has exited."""
         if self._exited or self._transport is None:
             raise LocalServiceError("the services of this context have ended", self._stderr.decode(errors="replace"))
         pipe = cast("asyncio.WriteTransport", self._transport.get_pipe_transport(0))
         pipe.write(json.dumps(message).encode() + b"\n")
 
     async def wait(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition` holds; it is looked at after each message of the supervisor, and at its end."""
+        """Wait until `condition` is true; it is checked after each event.
+
+        Raises LocalServiceError if the supervisor exits first. Can be cancelled at any time.
+        """
         while not condition():
             if self._exited:
                 raise LocalServiceError(
-                    "the process that keeps the services died", self._stderr.decode(errors="replace")
+                    "the process that supervises the services died", self._stderr.decode(errors="replace")
                 )
             waiter = self._loop.create_future()
             self._waiting.add(waiter)
@@ -223,7 +230,7 @@ class SupervisorClient(asyncio.SubprocessProtocol):
                 self._waiting.discard(waiter)
 
     async def end(self) -> None:
-        """Close the pipe, which ends everything, and wait until all is gone."""
+        """Close the pipe, upon which the supervisor kills all processes and exits, and wait for that."""
         assert self._transport is not None
         pipe = self._transport.get_pipe_transport(0)
         if pipe is not None:
@@ -232,11 +239,11 @@ class SupervisorClient(asyncio.SubprocessProtocol):
             async with asyncio.timeout(30):
                 await self.wait(lambda: self._exited)
         finally:
-            self._transport.close()  # after a timeout or a cancellation: the supervisor's end is not ours to await
+            self._transport.close()  # also after a timeout or a cancellation, without waiting for the supervisor
 
 
 async def gather_or_cancel(*starts: Awaitable[object]) -> None:
-    """Wait for all; if one fails, its error is raised as it is, and the others are cancelled and have ended."""
+    """Wait for all. If one fails or the caller is cancelled, cancel the others, wait for them, and raise its error."""
     tasks = [asyncio.ensure_future(start) for start in starts]
     try:
         await asyncio.gather(*tasks)
@@ -248,15 +255,18 @@ async def gather_or_cancel(*starts: Awaitable[object]) -> None:
 
 @contextlib.asynccontextmanager
 async def supervise(remove: Path | None = None) -> AsyncIterator[SupervisorClient]:
-    """Keep service processes for as long as this context, or this process, lives; then remove the directory `remove`."""
+    """Run a supervisor until the context or this process ends; then its processes are killed and `remove` is removed.
+
+    Raises LocalServiceError if the supervisor cannot be started.
+    """
     arguments = [sys.executable, "-I", "-S", str(_SUPERVISOR), str(os.getpid())]
     if remove is not None:
         arguments.append(str(remove))
     loop = asyncio.get_running_loop()
     try:
-        # A session of its own, so that a Ctrl-C in the terminal reaches us and not our services.
+        # It has a session of its own, so that Ctrl-C in the terminal reaches us and not the services.
         _, supervisor = await loop.subprocess_exec(SupervisorClient, *arguments, start_new_session=True)
-    except BaseException as error:  # nobody else is there to remove it
+    except BaseException as error:  # no supervisor will remove it
         if remove is not None:
             shutil.rmtree(remove, ignore_errors=True)
         if isinstance(error, OSError):
@@ -268,21 +278,31 @@ async def supervise(remove: Path | None = None) -> AsyncIterator[SupervisorClien
         try:
             await supervisor.end()
         finally:
-            if remove is not None:  # the supervisor's work, unless somebody killed it
+            if remove is not None:  # the supervisor does this, unless it was killed
                 shutil.rmtree(remove, ignore_errors=True)
 
 
-def free_ports(count: int) -> list[int]:
-    """Pick loopback ports that are free now.
+def make_directory(service: str, data_dir: str | Path | None) -> tuple[Path, Path | None]:
+    """Make the directory of a service; return it, and once more if it is a temporary one that `supervise` must remove."""
+    if data_dir is None:
+        temporary = Path(tempfile.mkdtemp(prefix=f"aiokcc-{service}-"))
+        return temporary, temporary
+    directory = Path(data_dir).absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory, None
 
-    They are taken from below the range that the system gives to outgoing connections. A port from inside it could be
-    taken by any client while a killed server is down, and a client that tries again and again to reach a dead port of that
-    range will at some time be given this very port as its own and find itself connected to itself.
+
+def free_ports(count: int) -> list[int]:
+    """Return loopback ports that are free now.
+
+    They lie below the range that the system uses for outgoing connections. While a killed server is down, any client could
+    take a port of that range. A client that keeps connecting to a dead port of that range would at some time be given this
+    port as its own and connect to itself.
     """
     low, high = 10_000, _ephemeral_floor()
     candidates = random.sample(range(low, high), min(high - low, 500)) if high - low > 1000 else [0] * count
     ports: list[int] = []
-    with contextlib.ExitStack() as held:  # all are held until the last is found: no port twice
+    with contextlib.ExitStack() as held:  # hold all until the last is found, so that no port comes twice
         for candidate in candidates:
             listener = held.enter_context(socket.socket())
             try:
@@ -292,11 +312,11 @@ def free_ports(count: int) -> list[int]:
             ports.append(listener.getsockname()[1])
             if len(ports) == count:
                 return ports
-    raise LocalServiceError(f"found no {count} free ports on 127.0.0.1")
+    raise LocalServiceError(f"there are not {count} free ports on 127.0.0.1")
 
 
 def _ephemeral_floor() -> int:
     try:
         return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):
-        return 32_768  # at or below the floor of the usual systems
+        return 32_768  # the lowest value that is usual

@@ -1,4 +1,4 @@
-"""What all service processes have in common for the program that uses them."""
+"""The interface that all local services share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Service:
-    """One server on loopback, always on the same port and with the same data, however often it is restarted."""
+    """One server on loopback. It keeps its port and its data when it is restarted."""
 
     def __init__(self, process: Process, port: int, deadline: float) -> None:
         self.host: Final = "127.0.0.1"
@@ -21,39 +21,42 @@ class Service:
 
     @property
     def name(self) -> str:
-        """The name in messages, such as ``zookeeper-1``."""
+        """The service's name in messages, such as ``zookeeper-1``."""
         return self._process.name
 
     @property
     def pid(self) -> int | None:
-        """The Java process, or None while the server is down."""
+        """The id of the Java process; None while the server is down."""
         return self._process.pid
 
     @property
     def log(self) -> Path:
-        """The file that has the server's log."""
+        """The server's log file."""
         return self._process.log
 
     async def start(self) -> None:
-        """Start the server again and wait until it serves; a running one is left alone."""
+        """Start the server, unless it runs, and wait until it serves.
+
+        Raises LocalServiceError if it does not start. Cancelling leaves it running until its context ends.
+        """
         await self._process.start(self._deadline)
 
     async def kill(self) -> None:
-        """Crash the server (SIGKILL) and wait until it is gone. Its data stay."""
+        """Kill the server (SIGKILL) and wait until it has exited. Its data stay."""
         await self._process.kill()
 
     async def ended(self) -> None:
-        """Wait until the server is down, whoever ended it. Belongs to the event loop that started it."""
+        """Wait until the server is down, for whatever reason. Must run on the event loop that started it."""
         await self._process.ended()
 
     def log_tail(self) -> str:
-        """The end of its log."""
+        """Return the last lines of the log."""
         return self._process.log_tail()
 
     def freeze(self) -> None:
-        """Stop the server in its tracks (SIGSTOP): connections stay open, nothing is answered."""
+        """Stop the server (SIGSTOP): its connections stay open and it answers nothing."""
         self._process.freeze()
 
     def thaw(self) -> None:
-        """Let a frozen server go on (SIGCONT)."""
+        """Resume a frozen server (SIGCONT)."""
         self._process.thaw()

@@ -1,7 +1,7 @@
-"""A real Spark cluster on loopback: a standalone master and its workers, each a process, from the pyspark package.
+"""A real Spark cluster on loopback: a standalone master and its workers from the pyspark package, each in its own process.
 
-Java is run directly and not through Spark's scripts, which would start a second Java each time only to compose a command. A
-worker starts the executors of the applications; they are in its process group and watch it, so they end when it does.
+Java is run directly. Spark's scripts would start a second Java each time, only to compose a command. A worker starts the
+executors of the applications; they are in its process group and watch it, so they end with it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ import asyncio
 import contextlib
 import importlib.util
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError, UsageError
 
-from ._jars import cache_directory, fetch
+from ._jars import cache_directory, fetch, ignore_progress
 from ._java import LOGGING, class_path, find_java, java_home
-from ._process import Process, free_ports, gather_or_cancel, supervise
+from ._process import Process, free_ports, gather_or_cancel, make_directory, supervise
 from ._service import Service
 from ._spark_jars import MINIMUM_JAVA, connector, pyspark_version
 
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 
 _MASTER_READY: Final = r"I have been elected leader! New state: ALIVE"
 _WORKER_READY: Final = r"Successfully registered with master"
-# These two only keep books, so the quick compiler does. By itself Spark would move to the next port if one is taken; then
-# nobody would find it.
+# Master and workers do little work, so the quick compiler (C1) is enough. Without maxRetries=0 Spark would use the next port
+# if one is taken, and clients would not find it.
 _JAVA_OPTIONS: Final = (
     "-Xmx256m",
     "-XX:+UseSerialGC",
@@ -71,36 +70,34 @@ async def spark(
     deadline: float = 120,
     progress: Callable[[str], None] | None = None,
 ) -> AsyncIterator[SparkCluster]:
-    """Start a real Spark cluster on 127.0.0.1 and end it with the context, or with this process, whatever way that ends.
+    """Start a real Spark cluster on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
 
-    It comes from the pyspark package and takes about six seconds. ``aiokcc.spark.session(master=cluster.url)`` makes a session
-    on it; the Kafka connector, which that needs, is fetched here already (10 MB, once). Nothing is protected by a
-    password: it is for tests, demos and trials.
+    It comes from the pyspark package and starts in about six seconds. ``aiokcc.spark.session(master=cluster.url)`` makes a
+    session on it. That needs the Kafka connector, which this function fetches once (10 MB). No password protects the cluster:
+    it is for tests, demos and trials.
 
-    Killing a worker ends its executors too, as if its machine were gone. A master that was killed and started again has
-    forgotten its applications.
+    Killing a worker ends its executors too, as if its machine were gone. A master that was killed and started again does not
+    know its earlier applications.
 
     Args:
-        workers: how many.
-        cores: of each worker. They are a number for Spark to count with; nothing is bound to a core.
-        memory: of each worker, such as ``"2g"``. An executor takes 1g unless ``spark.executor.memory`` says otherwise.
-        port: the master's port; by default a free one is picked.
-        data_dir: where logs and the executors' directories go and stay; by default temporary, removed at the end.
-        deadline: seconds that each process may take to start; the fetching of jars does not count.
-        progress: called with a line of text now and then.
+        workers: the number of workers.
+        cores: the number of cores of each worker. Spark only counts with it; nothing is bound to a core.
+        memory: the memory of each worker, such as ``"2g"``. An executor takes 1g unless ``spark.executor.memory`` is set.
+        port: the master's port; by default a free port.
+        data_dir: the directory of logs and of the executors' files, which is kept; by default a temporary one that is removed
+            at the end.
+        deadline: seconds that each process may take to start; fetching jars does not count.
+        progress: a function that is called with lines of text.
 
     Raises:
-        LocalServiceError: no Java, no jars, or a process did not start; then the end of its log is in the message.
+        LocalServiceError: there is no Java, the jars cannot be fetched, or a process did not start; in the last case the
+            message has the end of its log.
     """
     _check(workers, cores, memory, port)
-    progress = progress or _silent
+    progress = progress or ignore_progress
     java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
     await fetch(connector(pyspark_version()), java, progress)
-    if data_dir is None:
-        home = remove = Path(tempfile.mkdtemp(prefix="aiokcc-spark-"))
-    else:
-        home, remove = Path(data_dir).absolute(), None
-        home.mkdir(parents=True, exist_ok=True)
+    home, remove = make_directory("spark", data_dir)
     base = await asyncio.to_thread(_base_command, java, home)
     async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
@@ -113,7 +110,7 @@ async def spark(
                 await gather_or_cancel(*(worker.start() for worker in cluster.workers))
                 break
             except LocalServiceError as error:
-                # Somebody took a port between our look and Spark's bind: take others.
+                # Another process took a port after we had found it free: try others.
                 if attempts <= 0 or "Address already in use" not in error.log:
                     raise
                 await asyncio.gather(*(service.kill() for service in (cluster.master, *cluster.workers)))
@@ -132,7 +129,7 @@ def _check(workers: int, cores: int, memory: str, port: int | None) -> None:
 
 
 def _base_command(java: str, home: Path) -> list[str]:
-    """What master and workers have in common."""
+    """Return the beginning of the command line, which master and workers share."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -143,13 +140,13 @@ def _base_command(java: str, home: Path) -> list[str]:
         "SPARK_SCALA_VERSION": "2.13",
         "JAVA_HOME": str(java_home(java, cache_directory())),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        # Where executors keep what they shuffle: ours, so that it is removed even if they are killed.
+        # Executors write shuffle files here; it is in our directory so that they are removed even if executors are killed.
         "SPARK_LOCAL_DIRS": str(home / "local"),
         "SPARK_NO_DAEMONIZE": "1",
     }
     variables = [f"{name}={value}" for name, value in environment.items()]
     options = [*_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging}"]
-    # `env` becomes the Java process; the supervisor passes on its own environment.
+    # `env` sets the variables and becomes the Java process; the supervisor starts processes with its own environment.
     return ["env", *variables, java, *options, "-cp", class_path("*.jar")]
 
 
@@ -178,7 +175,3 @@ def _prepare(
         process = Process(supervisor, name, command, home / f"{name}.log", _WORKER_READY)
         started.append(Service(process, worker_port, deadline))
     return SparkCluster(master, started, page)
-
-
-def _silent(_: str) -> None:
-    pass

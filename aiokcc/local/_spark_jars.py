@@ -1,7 +1,7 @@
-"""What Spark needs to read Kafka: four jars, in the version of the pyspark that is installed.
+"""The four jars that Spark needs to read Kafka, in the version of the installed pyspark.
 
-``spark.jars.packages`` would resolve them in every session afresh and need the network each time. They are fetched once
-instead (see `_jars`) and given to Spark as files.
+``spark.jars.packages`` would resolve them again in every session and need the network each time. Instead they are fetched
+once (see `_jars`) and given to Spark as files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MINIMUM_JAVA: Final = 17
 
-# The connector is compiled against these: kafka-clients and commons-pool2, from the parent POM of each Spark release.
+# The versions of kafka-clients and commons-pool2 that each Spark release is compiled with, from its parent POM.
 _BUILT_WITH: Final[Mapping[str, tuple[str, str]]] = {
     "4.0.0": ("3.9.0", "2.12.0"),
     "4.0.1": ("3.9.1", "2.12.0"),
@@ -31,7 +31,7 @@ _NEWEST: Final = "4.2.0"
 
 
 def pyspark_version() -> str:
-    """The version of the installed pyspark; it is not imported for this."""
+    """Return the version of the installed pyspark without importing it. Raises LocalServiceError if there is none."""
     try:
         return importlib.metadata.version("pyspark")
     except importlib.metadata.PackageNotFoundError:
@@ -39,7 +39,7 @@ def pyspark_version() -> str:
 
 
 def connector(version: str) -> JarSet:
-    """The jars with which Spark `version` reads and writes Kafka."""
+    """Return the jars with which Spark `version` reads and writes Kafka."""
     clients, pool = _BUILT_WITH.get(version, _BUILT_WITH[_NEWEST])
     return JarSet(
         f"spark-kafka-{version}",

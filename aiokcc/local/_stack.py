@@ -1,4 +1,4 @@
-"""ZooKeeper and Kafka together."""
+"""ZooKeeper and Kafka, started together."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ class Stack:
 
 @contextlib.asynccontextmanager
 async def up(*, progress: Callable[[str], None] | None = None) -> AsyncIterator[Stack]:
-    """Start a ZooKeeper and a Kafka broker on 127.0.0.1, at the same time; they end with the context or with this process.
+    """Start a ZooKeeper and a Kafka broker on 127.0.0.1 at the same time; both end with the context or with this process.
 
-    `zookeeper` and `kafka` start one of them, and have settings. ``progress`` is that of `kafka`.
+    `zookeeper` and `kafka` start one service and have more options. `progress` is called with lines of text while Kafka's jars
+    are fetched.
 
     Raises:
-        LocalServiceError: one of them could not be started; the other has ended then.
+        LocalServiceError: one of them could not be started; the other one was ended.
     """
     async with contextlib.AsyncExitStack() as stack:
         zk = asyncio.ensure_future(stack.enter_async_context(zookeeper()))

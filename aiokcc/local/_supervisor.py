@@ -1,30 +1,31 @@
-"""The supervisor: a small program that keeps service processes and ends them when its parent ends.
+"""The supervisor: a small program that runs service processes and kills them when its parent ends.
 
 A service started directly would outlive a parent that is killed with SIGKILL. So the parent starts this program, holds the
-write end of its standard input, and asks it to start the real processes. However the parent ends, the kernel closes the
-pipe: the supervisor reads end-of-file, kills every process group it started, removes the directory it was given, and ends.
+write end of its standard input, and asks it to start the services. When the parent ends, for any reason, the kernel closes
+the pipe. The supervisor then reads end-of-file, kills every process group it started, removes the directory it was given,
+and exits.
 
-It reads one JSON object per line and answers with one per line::
+It reads commands and writes events, one JSON object per line::
 
-    {"start": "zk-1", "command": ["java", …], "log": "…/zk-1.log", "ready": "regular expression"}    and "relay": true
+    {"start": "zk-1", "command": ["java", …], "log": "…/zk-1.log", "ready": "regular expression", "relay": true}
     {"kill": "zk-1"}
 
     {"name": "zk-1", "event": "started", "pid": 4711}
-    {"name": "zk-1", "event": "ready"}                      the first line of output that the expression matches
-    {"name": "zk-1", "event": "line", "text": "…"}          each line of output, if it is to be relayed
+    {"name": "zk-1", "event": "ready"}                      a line of output matched the expression for the first time
+    {"name": "zk-1", "event": "line", "text": "…"}          a line of output; sent only with "relay": true
     {"name": "zk-1", "event": "exited", "code": -9}
-    {"name": "zk-1", "event": "failed", "reason": "…"}      the command could not be run at all
+    {"name": "zk-1", "event": "failed", "reason": "…"}      the command could not be run
 
-The supervisor also stands between a service's output and its log, so a parent that is busy or stopped cannot block a service
-on a full pipe. Three more ways to lose the end of the story are closed:
+The supervisor copies each service's output to its log, so that a parent that is busy or stopped cannot block a service on a
+full pipe. Three more cases are handled:
 
-- A child that the parent *forked* holds the pipe open after the parent's death; where the system has process file
-  descriptors, the parent itself is watched too.
-- The terminal's Ctrl-C must not reach services before their parent has let go: each process has a session of its own.
-- If the supervisor itself is killed, Linux kills its children (PR_SET_PDEATHSIG; it fires at the end of the *thread* that
-  forked, here the main thread, which lives as long as the process).
+- A child that the parent *forked* keeps the pipe open after the parent's death. Where the system has process file
+  descriptors, the supervisor watches the parent process too.
+- Ctrl-C in the terminal must not reach the services before the parent has stopped using them, so each has its own session.
+- If the supervisor itself is killed, Linux kills its children (PR_SET_PDEATHSIG, which fires when the *thread* that forked
+  ends; here that is the main thread, which lives as long as the process).
 
-It is run by path with ``python -I -S`` and imports nothing but the standard library: it is up in about 20 ms.
+The parent runs it by path with ``python -I -S``, and it imports only the standard library. It starts in about 20 ms.
 """
 
 from __future__ import annotations
@@ -50,10 +51,13 @@ PR_SET_PDEATHSIG = 1
 
 
 def death_signal_hook() -> Callable[[], None] | None:
-    """Return what a child calls between fork and exec to be killed with its parent; None where the system has no such thing."""
+    """Return a function that a child calls between fork and exec so that the kernel kills it with its parent.
+
+    Return None on a system without such a signal.
+    """
     if not sys.platform.startswith("linux"):
         return None
-    # Looked up before the fork: a child of a threaded process must not take the loader's locks.
+    # Look it up before the fork: the child of a threaded process must not take the loader's locks.
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 
     def set_death_signal() -> None:
@@ -68,7 +72,7 @@ def read_commands(parent: int) -> Iterator[dict[str, Any]]:
     poll.register(0, select.POLLIN | select.POLLHUP)
     parent_fd = None
     if sys.platform.startswith("linux") and hasattr(os, "pidfd_open"):
-        with contextlib.suppress(OSError):  # an old kernel, or a parent that has ended already: the pipe will tell
+        with contextlib.suppress(OSError):  # an old kernel, or the parent has ended: the pipe closes then
             parent_fd = os.pidfd_open(parent)
             poll.register(parent_fd, select.POLLIN)
     buffer = b""
@@ -84,7 +88,7 @@ def read_commands(parent: int) -> Iterator[dict[str, Any]]:
 
 
 class Supervisor:
-    """Starts, follows and kills processes, each known by a name."""
+    """Starts and kills named processes and copies their output."""
 
     def __init__(self) -> None:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -94,7 +98,7 @@ class Supervisor:
 
     def send_event(self, name: str, event: str, **facts: object) -> None:
         line = json.dumps({"name": name, "event": event, **facts}) + "\n"
-        with self.output_lock, contextlib.suppress(OSError):  # the parent may be gone: nobody is left to be told
+        with self.output_lock, contextlib.suppress(OSError):  # the parent may be gone
             os.write(1, line.encode())
 
     def start(self, name: str, command: list[str], log: str, ready: str, relay: bool) -> None:
@@ -106,7 +110,7 @@ class Supervisor:
                 stderr=subprocess.STDOUT,
                 bufsize=-1,
                 start_new_session=True,
-                preexec_fn=self.set_death_signal,  # noqa: PLW1509 - one call, looked up beforehand; takes no lock
+                preexec_fn=self.set_death_signal,  # noqa: PLW1509 - it makes one system call and takes no lock
             )
         except OSError as error:
             self.send_event(name, "failed", reason=str(error))
@@ -122,12 +126,12 @@ class Supervisor:
     def copy_output(
         self, name: str, process: subprocess.Popen[bytes], log: str, ready: re.Pattern[bytes], relay: bool
     ) -> None:
-        """Copy the output to the log, and announce readiness and the end. One thread for each process."""
+        """Copy the output to the log and send the events ready and exited. Each process has a thread that runs this."""
         assert process.stdout is not None
         announced = False
         with process.stdout, Path(log).open("ab", buffering=0) as file:
             for line in process.stdout:
-                # A full disk must not stop the reading: the service would block on its output.
+                # Continue if the disk is full, or the service would block on its output.
                 with contextlib.suppress(OSError):
                     file.write(line)
                 if relay:
@@ -151,7 +155,7 @@ class Supervisor:
 
 
 def main(parent: int, directory: str | None) -> None:
-    """Serve until the parent ends; then end what was started and remove `directory`."""
+    """Carry out commands until the parent ends; then kill all processes and remove `directory`."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(1))
     supervisor = Supervisor()

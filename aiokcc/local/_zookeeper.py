@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError, UsageError
 
 from ._java import LOGGING, class_path, find_java
-from ._process import Process, free_ports, gather_or_cancel, supervise
+from ._process import Process, free_ports, gather_or_cancel, make_directory, supervise
 from ._service import Service
 
 if TYPE_CHECKING:
@@ -40,25 +39,26 @@ _JARS: Final = (
     "netty-transport-4*.jar",
 )
 
-# The first compiler only: with few cores it is steadier. One run of 6300 sequential writes each, on two cores: with fsync the
-# median of the last 3000 was 612 µs (second compiler: 589), the 99th percentile 1.0 ms (2.6); without fsync 532 µs (453).
+# Only the first compiler (C1): with few cores latencies vary less. One run of 6300 sequential writes each, on two cores: with
+# fsync the median of the last 3000 was 612 µs (both compilers: 589), the 99th percentile 1.0 ms (2.6); without fsync the
+# median was 532 µs (453).
 _JAVA_OPTIONS: Final = (
     "-XX:+UseSerialGC",
     "-XX:-UsePerfData",
-    # The few connections of one machine are read and answered by the thread that sees them: handing each request to another
+    # With the few connections of one machine, the selector thread also serves the requests: handing each to a worker thread
     # costs a quarter of its time.
     "-Dzookeeper.nio.numSelectorThreads=1",
     "-Dzookeeper.nio.numWorkerThreads=0",
 )
 _QUICK: Final = "-XX:TieredStopAtLevel=1"
 
-# A single server logs this when it already serves; a member of an ensemble when it has joined a quorum.
+# A single server logs the first line when it serves; a member of an ensemble logs the second when it has joined a quorum.
 _READY_ALONE: Final = r"ContainerManager: Using "
 _READY_IN_QUORUM: Final = r"Peer state changed: (leading|following) - broadcast"
 
 
 class ZooKeeperServer(Service):
-    """One ZooKeeper server on loopback, always on the same port and with the same data, however often it is restarted."""
+    """One ZooKeeper server on loopback. It keeps its port and its data when it is restarted."""
 
     def __init__(self, process: Process, port: int, data: Path, deadline: float) -> None:
         super().__init__(process, port, deadline)
@@ -70,20 +70,24 @@ class ZooKeeperServer(Service):
         return f"{self.host}:{self.port}"
 
     async def start(self) -> None:
-        """Start the server again and wait until it serves; a running one is left alone.
+        """Start the server, unless it runs, and wait until it serves.
 
         A member of an ensemble serves once it is part of a quorum: start a majority together, not one after the other.
+        Raises LocalServiceError if it does not start. Cancelling leaves it running until its context ends.
         """
         await super().start()
-        # The log has said so; now ask. That the answer names our data tells that it is not from somebody else on this port.
+        # The data directory in the answer shows that it is from this server and not from another one on the same port.
         answer = await self.command("conf")
         if f"dataDir={self._data.as_posix()}" not in answer:
             raise self._process.error(
-                f"says that it is up, but on {self.connection} the answer is {answer.strip()[:200]!r}"
+                f"logged that it serves, but on {self.connection} the answer is {answer.strip()[:200]!r}"
             )
 
     async def command(self, word: str, *, deadline: float = 10) -> str:
-        """Send a four letter word (``ruok``, ``srvr``, ``mntr`` …) and return the answer. Usable from any event loop."""
+        """Send a four letter word (``ruok``, ``srvr``, ``mntr`` …) and return the answer. Works on any event loop.
+
+        Raises LocalServiceError if the server does not answer within `deadline` seconds.
+        """
         try:
             async with asyncio.timeout(deadline):
                 reader, writer = await asyncio.open_connection(self.host, self.port)
@@ -101,13 +105,13 @@ class ZooKeeperServer(Service):
         return answer.decode()
 
     async def metrics(self) -> dict[str, int | float | str]:
-        """Return what ``mntr`` counts, such as ``zk_packets_received``; numbers as numbers. Asking counts as a packet too."""
+        """Return the metrics of ``mntr``, such as ``zk_packets_received``. This request itself counts as a packet."""
         pairs = (line.split("\t", 1) for line in (await self.command("mntr")).splitlines() if "\t" in line)
         return {key: _number(value) for key, value in pairs}
 
 
 class ZooKeeper:
-    """A running ZooKeeper: its servers, and how to reach them."""
+    """A running ZooKeeper: a single server or an ensemble."""
 
     def __init__(self, servers: list[ZooKeeperServer]) -> None:
         self.servers: Final = tuple(servers)
@@ -123,7 +127,7 @@ class ZooKeeper:
 
     @property
     def server(self) -> ZooKeeperServer:
-        """The only server; an ensemble has `servers`."""
+        """The only server. Raises UsageError for an ensemble, which has `servers`."""
         if len(self.servers) != 1:
             raise UsageError(f"this is an ensemble of {len(self.servers)}: choose one of its `servers`")
         return self.servers[0]
@@ -133,11 +137,11 @@ class ZooKeeper:
         return await self.server.command(word)
 
     async def metrics(self) -> dict[str, int | float | str]:
-        """Return what the only server counts."""
+        """Return the metrics of the only server."""
         return await self.server.metrics()
 
     async def leader(self) -> ZooKeeperServer:
-        """Return the server that leads the ensemble now (the only one, if it stands alone)."""
+        """Return the server that leads the ensemble now, or the only server. Raises LocalServiceError if none leads."""
         for server in self.servers:
             if server.pid is not None:
                 answer = await server.command("srvr")
@@ -158,24 +162,25 @@ async def zookeeper(
     optimise: bool = False,
     deadline: float = 60,
 ) -> AsyncIterator[ZooKeeper]:
-    """Start a real ZooKeeper on 127.0.0.1 and end it with the context, or with this process, whatever way that ends.
+    """Start a real ZooKeeper on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
 
-    It comes from the jars inside the pyspark package (``pip install 'aiokcc[local]'``) and takes about half a second.
-    Session timeouts from 1 s to 60 s are granted. Nothing is protected by a password: it is for tests, demos and trials.
+    It comes from the jars of the pyspark package (``pip install 'aiokcc[local]'``) and starts in about half a second. It
+    grants session timeouts from 1 s to 60 s. No password protects it: it is for tests, demos and trials.
 
     Args:
-        servers: 1, or the size of an ensemble.
-        port: the port for clients (an ensemble: of the first server, the next ones follow); by default free ones are picked.
-        data_dir: where data and logs go and stay; by default a temporary directory that is removed at the end.
-        durable: False leaves out the fsync of each write: faster where disks are slow, and a power cut may lose writes.
+        servers: the number of servers; more than 1 form an ensemble.
+        port: the client port of the first server; the other servers use the next ports. By default free ports.
+        data_dir: the directory of data and logs, which is kept; by default a temporary one that is removed at the end.
+        durable: False omits the fsync of each write. This is faster on slow disks, but a power cut may lose writes.
         tick_ms: ZooKeeper's unit of time; sessions expire up to one tick late.
-        heap: the largest Java heap of each server.
+        heap: the maximum size of each server's Java heap.
         optimise: use Java's optimising compiler, as a server in production does: for measurements and long runs. By default
-            the quick one is used, which starts sooner and has the steadier first minute.
+            the quick one is used, which starts sooner and varies less in the first minute.
         deadline: seconds that a server may take to start.
 
     Raises:
-        LocalServiceError: no Java, no jars, or a server did not start; then the end of its log is in the message.
+        LocalServiceError: there is no Java, the jars are missing, or a server did not start; in the last case the message has
+            the end of its log.
     """
     if servers < 1:
         raise UsageError(f"servers must be at least 1, not {servers}")
@@ -187,11 +192,7 @@ async def zookeeper(
     compiler = [] if optimise else [_QUICK]
     jvm = [java, f"-Xmx{heap}", *_JAVA_OPTIONS, *compiler, f"-Dzookeeper.forceSync={'yes' if durable else 'no'}"]
     jvm += ["-cp", class_path(*_JARS)]
-    if data_dir is None:
-        home = remove = Path(tempfile.mkdtemp(prefix="aiokcc-zookeeper-"))
-    else:
-        home, remove = Path(data_dir).absolute(), None
-        home.mkdir(parents=True, exist_ok=True)
+    home, remove = make_directory("zookeeper", data_dir)
     async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
@@ -201,7 +202,7 @@ async def zookeeper(
                 await _start_all(ensemble)
                 break
             except LocalServiceError as error:
-                # Somebody took a port between our look and the server's bind: take others.
+                # Another process took a port after we had found it free: try others.
                 if attempts <= 0 or "Address already in use" not in error.log:
                     raise
                 await asyncio.gather(*(server.kill() for server in ensemble))
@@ -221,7 +222,7 @@ def _prepare(
     tick_ms: int,
     deadline: float,
 ) -> list[ZooKeeperServer]:
-    """Write each server's configuration, with fresh ports where none is prescribed."""
+    """Write each server's configuration, with free ports unless `port` is given, and return the servers."""
     ports = free_ports(3 * servers)
     client_ports = ports[:servers] if port is None else list(range(port, port + servers))
     peers = [
@@ -251,7 +252,7 @@ def _prepare(
             settings |= {"clientPort": client_port, "clientPortAddress": "127.0.0.1"}
         else:
             (data / "myid").write_text(f"{number}\n")
-            # Limits are counted in ticks: 10 s to join, 3 s behind before a follower, or a frozen leader, is given up.
+            # Both are in ticks: 10 s to join the quorum; after 3 s without an answer a follower or a frozen leader is dropped.
             settings |= {"initLimit": max(10_000 // tick_ms, 2), "syncLimit": max(3_000 // tick_ms, 2)}
         lines = [f"{key}={value}" for key, value in settings.items()] + ([] if alone else peers)
         config.write_text("\n".join(lines) + "\n")
