@@ -175,7 +175,7 @@ class World:
 
     def check(self) -> None:
         """When a test has ended: no session, no watch, no call was left behind."""
-        assert not [s for s in self.server.sessions if s._heard], "a session was left open"
+        assert not [s for s in self.server.sessions if s._can_send], "a session was left open"
         assert not self.server._watches, f"watches were left behind: {list(self.server._watches)}"
 
     @staticmethod

@@ -41,7 +41,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 from aiokcc.errors import OutcomeUnknownError, StoreUnreachableError, UsageError
-from aiokcc.stores.memory.signal import Signal
+from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.tree import Key, Tree, TreeOp
 from aiokcc.stores.port import Node, Op, Session, boottime
 
@@ -163,7 +163,7 @@ class MemoryServer:
         self._watches: dict[Key, dict[MemoryWatch, None]] = {}
         self._hooks: list[Interception] = []
         self._down = False
-        self._resumed = Signal()
+        self._resumed = Broadcast()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # What a test looks at
@@ -187,37 +187,37 @@ class MemoryServer:
         """
         if session is None:
             self._down = True
-        for one in self._chosen(session):
-            one._cut = one._cut or session is not None
-            one._refresh(stop_at)
+        for one in self._select(session):
+            one._disconnected = one._disconnected or session is not None
+            one._update_state(stop_at)
 
     def resume(self, session: Session | None = None) -> None:
         """Give a session its connection back, or everybody (None), also those suspended alone."""
         if session is None:
             self._down = False
-        for one in self._chosen(session):
-            one._cut = False
-            one._refresh()
-        self._resumed.fire()
+        for one in self._select(session):
+            one._disconnected = False
+            one._update_state()
+        self._resumed.notify_all()
 
     def freeze(self, session: Session, *, stop_at: float | None = None) -> None:
         """Stop a session's client as a stopped process is: its state does not move, and nothing reaches it.
 
         What it had sent before is still applied. ``stop_at`` as in :meth:`suspend`.
         """
-        one = self._mine(session)
+        one = self._own(session)
         one._frozen = True
-        one._refresh(stop_at)
+        one._update_state(stop_at)
 
     def thaw(self, session: Session) -> None:
         """Let a frozen client go on; if its session was expired meanwhile, it learns it now."""
-        one = self._mine(session)
+        one = self._own(session)
         one._frozen = False
-        one._refresh()
+        one._update_state()
 
     def expire(self, session: Session) -> None:
         """End a session at the server and delete its ephemeral nodes. Its client is LOST, or if frozen, when thawed."""
-        self._end(self._mine(session), "it has expired")
+        self._end(self._own(session), "it has expired")
 
     def expire_overdue(self) -> tuple[MemorySession, ...]:
         """Expire every session that was cut off or frozen for its whole timeout, on ``clock``; those expired."""
@@ -248,18 +248,18 @@ class MemoryServer:
 
     # For sessions
 
-    def _mine(self, session: Session) -> MemorySession:
+    def _own(self, session: Session) -> MemorySession:
         from aiokcc.stores.memory.session import MemorySession  # here: it imports this module
 
         if not isinstance(session, MemorySession) or session._server is not self:
             raise UsageError(f"{session!r} is not a session of memory://{self.name}")
         return session
 
-    def _chosen(self, session: Session | None) -> tuple[MemorySession, ...]:
-        return self.sessions if session is None else (self._mine(session),)
+    def _select(self, session: Session | None) -> tuple[MemorySession, ...]:
+        return self.sessions if session is None else (self._own(session),)
 
     async def _connect(self, make: Callable[[int], MemorySession], connect_timeout: float | None) -> MemorySession:
-        self._bind()
+        self._bind_loop()
         try:
             async with asyncio.timeout(connect_timeout if self._down else None):
                 await asyncio.sleep(0)
@@ -269,12 +269,12 @@ class MemoryServer:
             raise StoreUnreachableError(
                 f"memory://{self.name} did not answer within {connect_timeout:g} s: it is suspended"
             ) from None
-        self._bind()  # again: another loop may have come first while we waited
+        self._bind_loop()  # again: another loop may have come first while we waited
         session = make(next(self._ids))
         self._sessions[session.id] = session
         return session
 
-    def _bind(self) -> None:
+    def _bind_loop(self) -> None:
         """One event loop at a time; another may follow when all sessions of the one before are closed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -292,26 +292,26 @@ class MemoryServer:
         if self._sessions.pop(session.id, None) is not None:
             session._alive = False
             session._reason = session._reason or why
-            self._notify(self._tree.end_owner(session.id, self._now()))
-            session._refresh()
+            self._notify(self._tree.delete_owned(session.id, self._now()))
+            session._update_state()
 
     def _now(self) -> int:
         return int(self.wall_clock() * 1000)
 
     def _write(self, ops: list[TreeOp]) -> list[int | str | None]:
-        results, touched = self._tree.apply(ops, self._now())
-        self._notify(touched)
+        results, changed = self._tree.apply(ops, self._now())
+        self._notify(changed)
         return results
 
     def _node(self, path: str, shown: str) -> Node:
         found = self._tree.nodes[path]
         return Node(shown, found.data, found.version, found.owner, found.created, found.modified)
 
-    def _notify(self, touched: dict[Key, None]) -> None:
+    def _notify(self, changed: dict[Key, None]) -> None:
         if self._watches:
-            for key in touched:
+            for key in changed:
                 for watch in self._watches.get(key, ()):
-                    watch._mark(key)
+                    watch._mark_changed(key)
 
     async def _run_hooks(self, call: Call, *, after: bool) -> None:
         for hooks in tuple(self._hooks):

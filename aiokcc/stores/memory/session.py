@@ -20,9 +20,9 @@ from typing import TypeVar
 
 from aiokcc.errors import AiokccError, NodeError, NoNodeError, OutcomeUnknownError, SessionLostError, UsageError
 from aiokcc.stores.checks import check_op, check_path, check_size
+from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.server import Call, MemoryServer
-from aiokcc.stores.memory.signal import Signal
-from aiokcc.stores.memory.tree import Refused, TreeOp
+from aiokcc.stores.memory.tree import TreeError, TreeOp
 from aiokcc.stores.memory.watch import MemoryWatch
 from aiokcc.stores.port import (
     STOP_FRACTION,
@@ -55,15 +55,15 @@ class MemorySession(Session):
         self._server, self._root = server, root
         self._loop = asyncio.get_running_loop()
         # The server's knowledge: whether it lives there. The client's: whether it has closed. Between them: what is cut.
-        self._alive, self._closed, self._cut, self._frozen = True, False, False, False
+        self._alive, self._closed, self._disconnected, self._frozen = True, False, False, False
         self._reason = ""
         self._silent_since: float | None = None
-        self._line: deque[object] = deque()
+        self._queue: deque[object] = deque()
         self._scopes: set[asyncio.Timeout] = set()
-        self._moved = Signal()
-        self._awaited: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
+        self._changed = Broadcast()
+        self._state_waiters: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
         self._watches: dict[MemoryWatch, None] = {}
-        self._refresh()
+        self._update_state()
 
     def __repr__(self) -> str:
         return f"<MemorySession {self.id} of memory://{self._server.name} {self.state.value}>"
@@ -118,8 +118,8 @@ class MemorySession(Session):
             nodes = self._server._tree.nodes
             try:
                 self._server._write([TreeOp("create", step) for step in steps if step not in nodes])
-            except Refused as refused:
-                raise refused.kind(path) from None
+            except TreeError as error:
+                raise error.kind(path) from None
 
         await self._call("ensure", (path,), (), apply)
 
@@ -135,45 +135,45 @@ class MemorySession(Session):
             await asyncio.sleep(0)
             return self.state
         future: asyncio.Future[SessionState] = self._loop.create_future()
-        self._awaited[future] = states
+        self._state_waiters[future] = states
         try:
             return await future
         finally:
-            self._awaited.pop(future, None)
+            self._state_waiters.pop(future, None)
 
     # How a call travels
 
     async def _call(self, verb: str, paths: tuple[str, ...], ops: tuple[Op, ...], apply: Callable[[], T]) -> T:
-        self._check()
-        if self._line or self._server._hooks or not self._reachable:
-            return await self._travel(Call(self, verb, paths, ops), apply)
+        self._check_usable()
+        if self._queue or self._server._hooks or not self._can_receive:
+            return await self._call_through_hooks(Call(self, verb, paths, ops), apply)
         try:
             return apply()
         finally:
             await asyncio.sleep(0)
 
-    async def _travel(self, call: Call, apply: Callable[[], T]) -> T:
+    async def _call_through_hooks(self, call: Call, apply: Callable[[], T]) -> T:
         ticket, sent = object(), False
-        self._line.append(ticket)
+        self._queue.append(ticket)
         scope: asyncio.Timeout | None = None
         try:
             async with asyncio.timeout(None) as scope:
                 self._scopes.add(scope)
                 try:
-                    await self._when(lambda: self._reachable)
+                    await self._wait_until(lambda: self._can_receive)
                     sent = True
                     await self._server._run_hooks(call, after=False)
-                    await self._when(lambda: self._line[0] is ticket and self._heard and self._alive)
+                    await self._wait_until(lambda: self._queue[0] is ticket and self._can_send and self._alive)
                     try:
                         answer: T | AiokccError = apply()
-                    except NodeError as refused:  # an answer as any other: it travels back the same way
-                        answer = refused
-                    self._leave(ticket)
+                    except NodeError as error:  # an answer as any other: it travels back the same way
+                        answer = error
+                    self._leave_queue(ticket)
                     await self._server._run_hooks(call, after=True)
-                    await self._when(lambda: self._reachable)
+                    await self._wait_until(lambda: self._can_receive)
                 finally:
                     self._scopes.discard(scope)
-                    self._leave(ticket)
+                    self._leave_queue(ticket)
         except TimeoutError:
             if scope is None or not scope.expired():
                 raise  # a hook's own
@@ -186,24 +186,24 @@ class MemorySession(Session):
             raise answer
         return answer
 
-    async def _when(self, true: Callable[[], bool]) -> None:
+    async def _wait_until(self, true: Callable[[], bool]) -> None:
         while not true():
-            await self._moved.wait()
+            await self._changed.wait()
 
-    def _leave(self, ticket: object) -> None:
-        if ticket in self._line:
-            self._line.remove(ticket)
-            self._moved.fire()
+    def _leave_queue(self, ticket: object) -> None:
+        if ticket in self._queue:
+            self._queue.remove(ticket)
+            self._changed.notify_all()
 
     @property
-    def _heard(self) -> bool:
+    def _can_send(self) -> bool:
         """Whether what this session sends arrives."""
-        return not (self._cut or self._server._down)
+        return not (self._disconnected or self._server._down)
 
     @property
-    def _reachable(self) -> bool:
+    def _can_receive(self) -> bool:
         """Whether answers and news arrive."""
-        return self._heard and not self._frozen and self.state is SessionState.CONNECTED
+        return self._can_send and not self._frozen and self.state is SessionState.CONNECTED
 
     def _check_loop(self) -> None:
         if asyncio.get_running_loop() is not self._loop:
@@ -211,7 +211,7 @@ class MemorySession(Session):
                 f"session {self.id} of memory://{self._server.name} was opened in another event loop; open one in this loop"
             )
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         self._check_loop()
         if self.state is SessionState.LOST:
             raise self._lost_error()
@@ -229,26 +229,26 @@ class MemorySession(Session):
 
     def _read_children(self, path: str, full: str) -> Children | None:
         found = self._server._tree.nodes.get(full)
-        return None if found is None else Children(path, tuple(sorted(found.names)))
+        return None if found is None else Children(path, tuple(sorted(found.children)))
 
     async def _submit(self, verb: str, *ops: Op) -> list[OpResult]:
         for op in ops:
             check_op(op)
         check_size(self._root, *ops)
-        steps = [self._step(op) for op in ops]
-        cut = len(self._root) + 1
+        steps = [self._tree_op(op) for op in ops]
+        prefix = len(self._root) + 1
 
         def apply() -> list[OpResult]:
             try:
                 results = self._server._write(steps)
-            except Refused as refused:
-                index = refused.index
-                raise refused.kind(ops[index].path, index if verb == "commit" else None) from None
-            return [result[cut:] if isinstance(result, str) else result for result in results]
+            except TreeError as error:
+                index = error.index
+                raise error.kind(ops[index].path, index if verb == "commit" else None) from None
+            return [result[prefix:] if isinstance(result, str) else result for result in results]
 
         return await self._call(verb, tuple(op.path for op in ops), ops, apply)
 
-    def _step(self, op: Op) -> TreeOp:
+    def _tree_op(self, op: Op) -> TreeOp:
         full = self._full(op.path)
         match op:
             case Check():
@@ -266,17 +266,17 @@ class MemorySession(Session):
     def _close(self) -> None:
         """Leave. The server hears of it only if the connection is there: otherwise the session lives on until expired."""
         self._reason = self._reason or "it was closed"
-        heard = self._heard and not self._frozen
+        can_send = self._can_send and not self._frozen
         self._closed = True
         self._lose()
-        if heard:
+        if can_send:
             self._server._end(self, self._reason)
 
-    def _refresh(self, stop_at: float | None = None) -> None:
+    def _update_state(self, stop_at: float | None = None) -> None:
         """Bring the client's view in line with what is cut, as far as news can reach it."""
         if self._closed or self.state is SessionState.LOST:
             return
-        if self._frozen or not self._heard:
+        if self._frozen or not self._can_send:
             if self._silent_since is None:
                 self._silent_since = self._server.clock()
                 self.stop_at = self._silent_since + STOP_FRACTION * self.timeout
@@ -286,28 +286,28 @@ class MemorySession(Session):
             return
         if not self._alive:
             self._lose()
-        elif not self._heard:
-            self._move(SessionState.SUSPENDED)
+        elif not self._can_send:
+            self._set_state(SessionState.SUSPENDED)
         else:
             self._silent_since, self.stop_at = None, math.inf
-            self._move(SessionState.CONNECTED)
+            self._set_state(SessionState.CONNECTED)
 
     def _lose(self) -> None:
         if self.state is SessionState.LOST:
             return
         self.stop_at = -math.inf
-        self._move(SessionState.LOST)
+        self._set_state(SessionState.LOST)
         for watch in tuple(self._watches):
             watch.close()
         if not self._loop.is_closed():
             for scope in self._scopes:
                 scope.reschedule(self._loop.time())
 
-    def _move(self, state: SessionState) -> None:
+    def _set_state(self, state: SessionState) -> None:
         self.state = state
-        for future, states in self._awaited.items():
+        for future, states in self._state_waiters.items():
             if (state in states or state is SessionState.LOST) and not (future.done() or self._loop.is_closed()):
                 future.set_result(state)
-        self._moved.fire()
+        self._changed.notify_all()
         for watch in self._watches:
-            watch._news.fire()
+            watch._wakeup.notify_all()

@@ -23,13 +23,13 @@ from typing import TypeAlias
 from aiokcc.errors import BadVersionError, EphemeralParentError, NodeError, NodeExistsError, NoNodeError, NotEmptyError
 from aiokcc.stores.port import ANY_VERSION
 
-__all__ = ["Key", "Refused", "Tree", "TreeOp", "ZNode"]
+__all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode"]
 
 Key: TypeAlias = tuple[str, bool]
 """What can be watched: a path, and whether the names below it (True) or the node itself (False)."""
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault
+class TreeError(Exception):
     """An operation cannot be applied; the tree is as it was. Never leaves the store: the session raises ``kind``."""
 
     def __init__(self, kind: type[NodeError], index: int = 0) -> None:
@@ -38,15 +38,15 @@ class Refused(Exception):  # noqa: N818 - an answer, not a fault
 
 @dataclass(slots=True)
 class ZNode:
-    """One node. ``created_below`` is the number of the next sequential child."""
+    """One node. ``next_sequence`` is the number of the next sequential child."""
 
     data: bytes
     owner: int
     created: int
     modified: int
     version: int = 0
-    created_below: int = 0
-    names: set[str] = field(default_factory=set)
+    next_sequence: int = 0
+    children: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class TreeOp:
     sequential: bool = False
 
 
-def split(path: str) -> tuple[str, str]:
+def split_path(path: str) -> tuple[str, str]:
     """The parent's path and the name in it."""
     parent, _, name = path.rpartition("/")
     return parent or "/", name
@@ -75,92 +75,92 @@ class Tree:
         self._owned: dict[int, dict[str, None]] = {}
 
     def apply(self, ops: Iterable[TreeOp], now: int) -> tuple[list[int | str | None], dict[Key, None]]:
-        """Apply all operations or none; their results, and what has changed, in order. Refused if one cannot be."""
+        """Apply all operations or none; their results, and what has changed, in order. TreeError if one cannot be."""
         undo: list[Callable[[], None]] = []
-        touched: dict[Key, None] = {}
+        changed: dict[Key, None] = {}
         results: list[int | str | None] = []
         for index, op in enumerate(ops):
             try:
-                results.append(self._apply_one(op, now, undo, touched))
-            except Refused as refused:
+                results.append(self._apply_one(op, now, undo, changed))
+            except TreeError as error:
                 for step in reversed(undo):
                     step()
-                raise Refused(refused.kind, index) from None
-        return results, touched
+                raise TreeError(error.kind, index) from None
+        return results, changed
 
-    def end_owner(self, owner: int, now: int) -> dict[Key, None]:
+    def delete_owned(self, owner: int, now: int) -> dict[Key, None]:
         """Delete every node of a session that has ended; what has changed."""
         return self.apply([TreeOp("delete", path) for path in self._owned.get(owner, ())], now)[1]
 
     def _apply_one(
-        self, op: TreeOp, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]
+        self, op: TreeOp, now: int, undo: list[Callable[[], None]], changed: dict[Key, None]
     ) -> int | str | None:
         if op.verb == "create":
-            return self._create(op, now, undo, touched)
+            return self._create(op, now, undo, changed)
         node = self.nodes.get(op.path)
         if node is None:
-            raise Refused(NoNodeError)
+            raise TreeError(NoNodeError)
         if op.version not in (ANY_VERSION, node.version):
-            raise Refused(BadVersionError)
+            raise TreeError(BadVersionError)
         if op.verb == "check":
             return None
         if op.verb == "set":
-            return self._set(op, node, now, undo, touched)
-        self._delete(op, node, undo, touched)
+            return self._set(op, node, now, undo, changed)
+        self._delete(op, node, undo, changed)
         return None
 
-    def _create(self, op: TreeOp, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]) -> str:
-        path, (parent_path, name) = op.path, split(op.path)
+    def _create(self, op: TreeOp, now: int, undo: list[Callable[[], None]], changed: dict[Key, None]) -> str:
+        path, (parent_path, name) = op.path, split_path(op.path)
         parent = self.nodes.get(parent_path)
         if parent is None:
-            raise Refused(NoNodeError)
+            raise TreeError(NoNodeError)
         if op.sequential:
-            number = f"{parent.created_below:010d}"
+            number = f"{parent.next_sequence:010d}"
             path, name = path + number, name + number
         if path in self.nodes:
-            raise Refused(NodeExistsError)
+            raise TreeError(NodeExistsError)
         if parent.owner:
-            raise Refused(EphemeralParentError)
+            raise TreeError(EphemeralParentError)
 
-        def back() -> None:
-            parent.created_below -= 1
+        def undo_step() -> None:
+            parent.next_sequence -= 1
             self._unlink(path, parent, name, op.owner)
 
-        parent.created_below += 1
+        parent.next_sequence += 1
         self._link(path, ZNode(op.data, op.owner, now, now), parent, name)
-        undo.append(back)
-        touched.update(dict.fromkeys(((path, False), (path, True), (parent_path, True))))
+        undo.append(undo_step)
+        changed.update(dict.fromkeys(((path, False), (path, True), (parent_path, True))))
         return path
 
-    def _set(self, op: TreeOp, node: ZNode, now: int, undo: list[Callable[[], None]], touched: dict[Key, None]) -> int:
+    def _set(self, op: TreeOp, node: ZNode, now: int, undo: list[Callable[[], None]], changed: dict[Key, None]) -> int:
         before = node.data, node.modified, node.version
 
-        def back() -> None:
+        def undo_step() -> None:
             node.data, node.modified, node.version = before
 
         node.data, node.modified, node.version = op.data, now, node.version + 1
-        undo.append(back)
-        touched[op.path, False] = None
+        undo.append(undo_step)
+        changed[op.path, False] = None
         return node.version
 
-    def _delete(self, op: TreeOp, node: ZNode, undo: list[Callable[[], None]], touched: dict[Key, None]) -> None:
-        if node.names:
-            raise Refused(NotEmptyError)
-        parent_path, name = split(op.path)
+    def _delete(self, op: TreeOp, node: ZNode, undo: list[Callable[[], None]], changed: dict[Key, None]) -> None:
+        if node.children:
+            raise TreeError(NotEmptyError)
+        parent_path, name = split_path(op.path)
         parent = self.nodes[parent_path]
         self._unlink(op.path, parent, name, node.owner)
         undo.append(lambda: self._link(op.path, node, parent, name))
-        touched.update(dict.fromkeys(((op.path, False), (op.path, True), (parent_path, True))))
+        changed.update(dict.fromkeys(((op.path, False), (op.path, True), (parent_path, True))))
 
     def _link(self, path: str, node: ZNode, parent: ZNode, name: str) -> None:
         self.nodes[path] = node
-        parent.names.add(name)
+        parent.children.add(name)
         if node.owner:
             self._owned.setdefault(node.owner, {})[path] = None
 
     def _unlink(self, path: str, parent: ZNode, name: str, owner: int) -> None:
         del self.nodes[path]
-        parent.names.discard(name)
+        parent.children.discard(name)
         if owner:
             owned = self._owned[owner]
             del owned[path]

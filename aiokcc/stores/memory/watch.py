@@ -10,8 +10,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from aiokcc.errors import SessionLostError
+from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.server import Call
-from aiokcc.stores.memory.signal import Signal
 from aiokcc.stores.memory.tree import Key
 from aiokcc.stores.port import Change, SessionState, Watch
 
@@ -27,8 +27,8 @@ class MemoryWatch(Watch):
     def __init__(self, session: MemorySession) -> None:
         self._session, self._closed = session, session.state is SessionState.LOST
         self._paths: dict[Key, str] = {}
-        self._marked: dict[Key, None] = {}
-        self._news = Signal()
+        self._unreported: dict[Key, None] = {}
+        self._wakeup = Broadcast()
         self._scopes: set[asyncio.Timeout] = set()
 
     def add(self, path: str) -> None:
@@ -42,7 +42,7 @@ class MemoryWatch(Watch):
         if not self._closed and key not in self._paths:
             self._paths[key] = path
             self._session._server._watches.setdefault(key, {})[self] = None
-            self._mark(key)
+            self._mark_changed(key)
 
     def remove(self, path: str) -> None:
         full = self._session._full(path)
@@ -51,15 +51,15 @@ class MemoryWatch(Watch):
 
     def _forget(self, key: Key) -> None:
         if self._paths.pop(key, None) is not None:
-            self._marked.pop(key, None)
+            self._unreported.pop(key, None)
             watches = self._session._server._watches
             del watches[key][self]
             if not watches[key]:
                 del watches[key]
 
-    def _mark(self, key: Key) -> None:
-        self._marked[key] = None
-        self._news.fire()
+    def _mark_changed(self, key: Key) -> None:
+        self._unreported[key] = None
+        self._wakeup.notify_all()
 
     async def changes(self) -> list[Change]:
         session = self._session
@@ -67,10 +67,10 @@ class MemoryWatch(Watch):
         waited = False
         while True:
             if self._closed:
-                raise self._over()
-            if self._marked and session._reachable:
+                raise self._closed_error()
+            if self._unreported and session._can_receive:
                 if session._server._hooks:
-                    if changes := await self._travel():
+                    if changes := await self._report_through_hooks():
                         return changes
                 elif waited:
                     return list(self._take().values())
@@ -78,44 +78,44 @@ class MemoryWatch(Watch):
                     await asyncio.sleep(0)
                     waited = True
             else:
-                await self._news.wait()
+                await self._wakeup.wait()
                 waited = True
 
-    async def _travel(self) -> list[Change]:
+    async def _report_through_hooks(self) -> list[Change]:
         """Report by way of the hooks: ``before`` makes the news late, ``after`` makes them old."""
         session = self._session
         taken: dict[Key, Change] = {}
         scope: asyncio.Timeout | None = None
-        call = Call(session, "watch", tuple(dict.fromkeys(self._paths[key] for key in self._marked)))
+        call = Call(session, "watch", tuple(dict.fromkeys(self._paths[key] for key in self._unreported)))
         try:
             async with asyncio.timeout(None) as scope:
                 self._scopes.add(scope)
                 try:
                     await session._server._run_hooks(call, after=False)
-                    await session._when(lambda: session._reachable)
+                    await session._wait_until(lambda: session._can_receive)
                     taken = self._take()
                     await session._server._run_hooks(call, after=True)
-                    await session._when(lambda: session._reachable)
+                    await session._wait_until(lambda: session._can_receive)
                 finally:
                     self._scopes.discard(scope)
         except BaseException as error:
             # Not reported: they are due again, before what has come since.
-            self._marked = dict.fromkeys(key for key in taken if key in self._paths) | self._marked
+            self._unreported = dict.fromkeys(key for key in taken if key in self._paths) | self._unreported
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
-                raise self._over() from None
+                raise self._closed_error() from None
             raise
         return [change for key, change in taken.items() if key in self._paths]
 
     def _take(self) -> dict[Key, Change]:
         session, taken = self._session, {}
-        for key in self._marked:
+        for key in self._unreported:
             full, names = key
             path = self._paths[key]
             taken[key] = Change(path, session._read_children(path, full) if names else session._read(path, full))
-        self._marked.clear()
+        self._unreported.clear()
         return taken
 
-    def _over(self) -> SessionLostError:
+    def _closed_error(self) -> SessionLostError:
         if self._session.state is SessionState.LOST:
             return self._session._lost_error()
         return SessionLostError("the watch was closed")
@@ -126,7 +126,7 @@ class MemoryWatch(Watch):
             for key in tuple(self._paths):
                 self._forget(key)
             self._session._watches.pop(self, None)
-            self._news.fire()
+            self._wakeup.notify_all()
             if not self._session._loop.is_closed():
                 for scope in self._scopes:
                     scope.reschedule(self._session._loop.time())

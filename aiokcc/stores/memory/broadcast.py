@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 
-__all__ = ["Signal"]
+__all__ = ["Broadcast"]
 
 
-class Signal:
+class Broadcast:
     """``await wait()`` until the next ``fire()``."""
 
     __slots__ = ("_waiting",)
@@ -28,7 +28,7 @@ class Signal:
         finally:
             self._waiting.pop(future, None)
 
-    def fire(self) -> None:
+    def notify_all(self) -> None:
         """Wake everybody who waits."""
         for future in self._waiting:
             # The second: who waited in a loop that was closed under it can no longer be woken.
