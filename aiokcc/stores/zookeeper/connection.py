@@ -21,13 +21,13 @@ from typing import Any, Final, Protocol
 
 from aiokcc.stores.port import boottime
 from aiokcc.stores.zookeeper import wire
-from aiokcc.stores.zookeeper.call import Call, DroppedError
+from aiokcc.stores.zookeeper.pending import ConnectionDroppedError, PendingRequest
 
 _MAX_XID: Final = 2**31 - 1
-_UNREADABLE: Final = (wire.MalformedReplyError, struct.error, UnicodeDecodeError)
+_MALFORMED: Final = (wire.MalformedReplyError, struct.error, UnicodeDecodeError)
 
 
-class Horizon:
+class LastSeenZxid:
     """The newest transaction that any session of a store was shown.
 
     Sent with every handshake: a server that is behind it refuses, so that nobody ever reads backwards in time, neither
@@ -40,86 +40,86 @@ class Horizon:
         self.zxid = 0
 
 
-class Owner(Protocol):
+class ConnectionListener(Protocol):
     """What a connection tells its session."""
 
-    def heard(self, sent_at: float) -> None:
+    def on_answer(self, sent_at: float) -> None:
         """A request sent at this time was answered."""
 
-    def event(self, kind: int, name: str) -> None:
+    def on_watch_event(self, kind: int, name: str) -> None:
         """A watch has fired."""
 
-    def expired(self) -> None:
+    def on_expired(self) -> None:
         """The server does not know the session any more."""
 
-    def dropped(self, connection: Connection) -> None:
+    def on_dropped(self, connection: Connection) -> None:
         """The connection has ended; its queue is to be taken over."""
 
 
 class Connection(asyncio.Protocol):
     """See the module. ``owner`` is None until the handshake is done."""
 
-    def __init__(self, horizon: Horizon) -> None:
+    def __init__(self, last_seen: LastSeenZxid) -> None:
         self._loop = asyncio.get_running_loop()
-        self._horizon = horizon
+        self._last_seen = last_seen
         self._transport: Any = None  # asyncio.Transport; Any spares the cast, since Protocol declares BaseTransport
         self._buffer = bytearray()
         self._need = 0
-        self._corked = False
+        self._flush_scheduled = False
         self._xid = 0
         self._ping_sent: float | None = None
         self._received_at = 0.0
-        self._greeting: asyncio.Future[wire.Handshake] = self._loop.create_future()
+        self._handshake: asyncio.Future[wire.Handshake] = self._loop.create_future()
         self._auth: asyncio.Future[None] | None = None
-        self.owner: Owner | None = None
-        self.pending: deque[Call] = deque()
+        self.listener: ConnectionListener | None = None
+        self.pending: deque[PendingRequest] = deque()
         self.outbox: list[bytes] = []
         self.opened_at = self.last_sent = 0.0
         self.answered = False
         """Something besides the handshake was answered: the server is not one that hangs up on everybody."""
-        self.garbled = False
+        self.malformed = False
         """It ended because a reply could not be read; the next one may be no better."""
         self.closed = asyncio.Event()
-        self.why = ""
+        self.reason = ""
         """What ended the connection."""
-        self.fault: Exception | None = None
+        self.internal_error: Exception | None = None
         """A bug of ours that ended the connection: the session raises it."""
 
     # -- Opening --------------------------------------------------------------------------------------------------------
 
-    async def greet(self, frame: bytes) -> wire.Handshake:
-        """Send the handshake and wait for its answer; DroppedError if the connection ends first."""
+    async def handshake(self, frame: bytes) -> wire.Handshake:
+        """Send the handshake and wait for its answer; ConnectionDroppedError if the connection ends first."""
         self.opened_at = self.last_sent = boottime()
         self._transport.write(frame)
-        return await self._greeting
+        return await self._handshake
 
     async def authenticate(self, frame: bytes) -> None:
-        """Send credentials and wait for the answer; DroppedError if they are refused."""
+        """Send credentials and wait for the answer; ConnectionDroppedError if they are refused."""
         self._auth = self._loop.create_future()
         self._transport.write(frame)
         await self._auth
 
     # -- Sending --------------------------------------------------------------------------------------------------------
 
-    def send(self, call: Call) -> None:
+    def send(self, request: PendingRequest) -> None:
         self._xid = xid = self._xid + 1 if self._xid < _MAX_XID else 1
-        call.xid = xid
-        call.sent_at = self.last_sent = boottime()
-        call.zxid = self._horizon.zxid
-        call.doubt = False
-        call.until = 0
-        self.pending.append(call)
-        frame = wire.frame(xid, call.request)
+        request.xid = xid
+        request.sent_at = self.last_sent = boottime()
+        request.after_zxid = self._last_seen.zxid
+        request.in_doubt = False
+        request.up_to_zxid = 0
+        self.pending.append(request)
+        frame = wire.frame(xid, request.payload)
         if len(self.pending) == 1:
             self._transport.write(frame)
         else:
             self.outbox.append(frame)
-            if not self._corked:
-                self._corked = True
-                self._loop.call_soon(self._uncork)
+            if not self._flush_scheduled:
+                self._flush_scheduled = True
+                self._loop.call_soon(self._flush)
 
-    def _uncork(self) -> None:
-        self._corked = False
+    def _flush(self) -> None:
+        self._flush_scheduled = False
         if self.outbox and not self.closed.is_set():
             self._transport.write(b"".join(self.outbox))
             self.outbox.clear()
@@ -130,7 +130,7 @@ class Connection(asyncio.Protocol):
             self._ping_sent = self.last_sent = boottime()
             self._transport.write(wire.PING_FRAME)
 
-    def waiting_since(self) -> float | None:
+    def oldest_unanswered(self) -> float | None:
         """When the oldest unanswered request was sent; None if everything is answered.
 
         A reply of which a part has come counts as a sign of life: a large one on a slow line is not a dead server.
@@ -160,11 +160,11 @@ class Connection(asyncio.Protocol):
             buffer.clear()
         try:
             rest = self._read(data)
-        except _UNREADABLE as error:
-            self.garbled = True
+        except _MALFORMED as error:
+            self.malformed = True
             self.abort(f"its reply makes no sense: {error}")
         except Exception as error:  # noqa: BLE001 - the session raises it; here nobody could
-            self.fault = error
+            self.internal_error = error
             self.abort(f"internal error: {error!r}")
         else:
             if rest < len(data) and not self.closed.is_set():
@@ -175,9 +175,9 @@ class Connection(asyncio.Protocol):
         """Take all whole frames; where the rest begins. ``_need`` is how much there must be to go on."""
         at = 0
         size = len(data)
-        heard = -1.0
+        newest_answered = -1.0
         pending = self.pending
-        horizon = self._horizon
+        last_seen = self._last_seen
         self._need = 4
         while size - at >= 4:
             length: int = wire.LENGTH.unpack_from(data, at)[0]
@@ -188,20 +188,20 @@ class Connection(asyncio.Protocol):
                 self._need = length + 4
                 break
             at = end
-            if not self._greeting.done():
-                self._greeting.set_result(wire.decode_handshake(data, start, end))
+            if not self._handshake.done():
+                self._handshake.set_result(wire.decode_handshake(data, start, end))
                 continue
             if length < 16:
                 raise wire.MalformedReplyError(f"a reply of {length} bytes")
             xid, zxid, code = wire.REPLY.unpack_from(data, start)
-            if zxid > horizon.zxid:  # noqa: PLR1730 - twice as fast as max()
-                horizon.zxid = zxid
+            if zxid > last_seen.zxid:  # noqa: PLR1730 - twice as fast as max()
+                last_seen.zxid = zxid
             if xid > 0:
                 if not pending or pending[0].xid != xid:
                     raise wire.MalformedReplyError(f"an answer to request {xid}, which was not asked")
-                call = pending[0]
+                request = pending[0]
                 if not code:
-                    call.answer(data, start + 16, end)
+                    request.on_reply(data, start + 16, end)
                 elif code == wire.SESSION_EXPIRED:
                     self._expired()
                     return at
@@ -210,59 +210,59 @@ class Connection(asyncio.Protocol):
                     self.abort("the session has moved to another connection")
                     return at
                 else:
-                    call.refuse(code)
+                    request.on_error(code)
                 # Only now: a call whose answer could not be read is still waiting for one. Nothing that an answer sets
                 # off sends or ends anything but at the other end of the queue.
-                if pending and pending[0] is call:
+                if pending and pending[0] is request:
                     pending.popleft()
-                heard = call.sent_at
+                newest_answered = request.sent_at
                 self.answered = True
             elif xid == wire.EVENT_XID:
-                if self.owner is not None:
-                    self.owner.event(*wire.decode_event(data, start + 16, end))
+                if self.listener is not None:
+                    self.listener.on_watch_event(*wire.decode_event(data, start + 16, end))
             elif xid == wire.PING_XID:
                 if self._ping_sent is not None:
-                    heard = max(heard, self._ping_sent)
+                    newest_answered = max(newest_answered, self._ping_sent)
                     self._ping_sent = None
                     self.answered = True
             elif xid == wire.AUTH_XID:
                 self._authenticated(code)
             else:
                 raise wire.MalformedReplyError(f"an answer to request {xid}, which was not asked")
-        if heard >= 0 and self.owner is not None:
-            self.owner.heard(heard)
+        if newest_answered >= 0 and self.listener is not None:
+            self.listener.on_answer(newest_answered)
         return at
 
     def _authenticated(self, code: int) -> None:
         if self._auth is not None and not self._auth.done():
             if code:
-                self._auth.set_exception(DroppedError("the server refused the credentials"))
+                self._auth.set_exception(ConnectionDroppedError("the server refused the credentials"))
             else:
                 self._auth.set_result(None)
 
     def _expired(self) -> None:
-        if self.owner is not None:
-            self.owner.expired()
+        if self.listener is not None:
+            self.listener.on_expired()
 
     # -- Ending ---------------------------------------------------------------------------------------------------------
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end(f"{error}" if error is not None else "closed by the server")
 
-    def abort(self, why: str) -> None:
+    def abort(self, reason: str) -> None:
         """End the connection without waiting for anything."""
         if self._transport is not None:
             self._transport.abort()
-        self._end(why)
+        self._end(reason)
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         if self.closed.is_set():
             return
         self.closed.set()
-        self.why = why
-        for waiter in (self._greeting, self._auth):
+        self.reason = reason
+        for waiter in (self._handshake, self._auth):
             if waiter is not None and not waiter.done():
-                waiter.set_exception(DroppedError(why))
+                waiter.set_exception(ConnectionDroppedError(reason))
                 waiter.exception()  # nobody may be waiting any more, and that is no mistake
-        if self.owner is not None:
-            self.owner.dropped(self)
+        if self.listener is not None:
+            self.listener.on_dropped(self)

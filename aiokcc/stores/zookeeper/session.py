@@ -60,41 +60,47 @@ from aiokcc.stores.port import (
     boottime,
 )
 from aiokcc.stores.zookeeper import wire
-from aiokcc.stores.zookeeper.call import Call, CommitCall, DroppedError, Inquiry, WriteCall
 from aiokcc.stores.zookeeper.connection import Connection
-from aiokcc.stores.zookeeper.dial import Address, Dialer
-from aiokcc.stores.zookeeper.pulse import keep_alive
-from aiokcc.stores.zookeeper.resolve import Resolver
-from aiokcc.stores.zookeeper.watch import Watches, ZooKeeperWatch
+from aiokcc.stores.zookeeper.connector import Connector, Ensemble
+from aiokcc.stores.zookeeper.keepalive import keep_alive
+from aiokcc.stores.zookeeper.pending import (
+    ConnectionDroppedError,
+    OneConnectionRequest,
+    PendingRequest,
+    PendingTransaction,
+    PendingWrite,
+)
+from aiokcc.stores.zookeeper.resolve import OutcomeResolver
+from aiokcc.stores.zookeeper.watch import WatchRegistry, ZooKeeperWatch
 
 log = logging.getLogger("aiokcc.stores.zookeeper")
 
-CLOSE_PATIENCE: Final = 1.0
+CLOSE_TIMEOUT: Final = 1.0
 """Seconds that closing waits for the server to confirm."""
 
 
 class ZooKeeperSession(Session):
-    """See the module. Made by ``ZooKeeperStore.session``, which also runs :meth:`run` and :meth:`finish`."""
+    """See the module. Made by ``ZooKeeperStore.session``, which also runs :meth:`run` and :meth:`close`."""
 
-    def __init__(self, address: Address, root: str, acl: bytes, timeout: float) -> None:
+    def __init__(self, ensemble: Ensemble, root: str, acl: bytes, timeout: float) -> None:
         self.id = 0
         self.timeout = timeout
         self.stop_at = -math.inf
         self.state = SessionState.SUSPENDED
         self._loop = asyncio.get_running_loop()
-        self._address = address
+        self._ensemble = ensemble
         self._root = root
         self._acl = acl
-        self._dialer = Dialer(address)
+        self._connector = Connector(ensemble)
         self._password = b""
-        self.heard_at = -math.inf
+        self.confirmed_at = -math.inf
         self._connection: Connection | None = None
         self._direct: Connection | None = None
-        self._backlog: deque[Call] = deque()
-        self._taken: set[tuple[str, int]] = set()
-        self._watches = Watches(root)
-        self._awaited: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
-        self._why = ""
+        self._backlog: deque[PendingRequest] = deque()
+        self._attributed: set[tuple[str, int]] = set()
+        self._watches = WatchRegistry(root)
+        self._state_waiters: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
+        self._lost_reason = ""
         self._closing = False
         self._scope = anyio.CancelScope()
 
@@ -111,13 +117,17 @@ class ZooKeeperSession(Session):
 
     async def get(self, path: str) -> Node:
         future = self._loop.create_future()
-        self._submit(Call(future, wire.get_request(wire.encode_path(self._root, path)), wire.decode_node, path))
+        self._submit(
+            PendingRequest(future, wire.get_request(wire.encode_path(self._root, path)), wire.decode_node, path)
+        )
         node: Node = await future
         return node
 
     async def children(self, path: str) -> tuple[str, ...]:
         future = self._loop.create_future()
-        self._submit(Call(future, wire.children_request(wire.encode_path(self._root, path)), wire.decode_names, path))
+        self._submit(
+            PendingRequest(future, wire.children_request(wire.encode_path(self._root, path)), wire.decode_names, path)
+        )
         names: tuple[str, ...] = await future
         return names
 
@@ -127,7 +137,7 @@ class ZooKeeperSession(Session):
         name = await self._write(Create(path, data, ephemeral, sequential), wire.decode_created)
         assert isinstance(name, str)
         # The server says the full name; a name found again after a break is already relative.
-        return wire.relative(self._root, name) if name.startswith("/") else name
+        return wire.relative_path(self._root, name) if name.startswith("/") else name
 
     async def set(self, path: str, data: bytes, version: int) -> int:
         written = await self._write(Set(path, data, version), wire.decode_version)
@@ -144,17 +154,17 @@ class ZooKeeperSession(Session):
         if not ops:
             await checkpoint()
             return []
-        sent = [_marked(op) for op in ops]
-        request = self._checked(ops, wire.multi_request(self._root, sent, self._acl))
+        sent = [_with_unique_id(op) for op in ops]
+        payload = self._check_frame_size(ops, wire.multi_request(self._root, sent, self._acl))
         future = self._loop.create_future()
-        self._submit(CommitCall(future, request, sent, ops, self._root))
+        self._submit(PendingTransaction(future, payload, sent, ops, self._root))
         results: list[OpResult] = await future
         return results
 
     async def ensure(self, path: str) -> None:
         name = wire.encode_path(self._root, path)
         future = self._loop.create_future()
-        self._submit(Call(future, wire.exists_request(name), wire.decode_nothing, path))
+        self._submit(PendingRequest(future, wire.exists_request(name), wire.decode_nothing, path))
         with suppress(NoNodeError):
             await future
             return
@@ -164,48 +174,48 @@ class ZooKeeperSession(Session):
         missing: list[int] = []
         while end > 0:
             try:
-                await self._make(full[:end], path)
+                await self._create_missing(full[:end], path)
             except NoNodeError:
                 missing.append(end)
                 end = full.rfind("/", 0, end)
             else:
                 break
         for end in reversed(missing):
-            await self._make(full[:end], path)
+            await self._create_missing(full[:end], path)
 
-    async def _make(self, full: str, path: str) -> None:
+    async def _create_missing(self, full: str, path: str) -> None:
         """Create a persistent, empty node unless it is there. Sent twice it does no harm: it is never in doubt."""
         future = self._loop.create_future()
         name = full.encode()
-        request = wire.create_request(wire.LENGTH.pack(len(name)) + name, b"", self._acl, 0)
-        self._submit(Call(future, request, wire.decode_created, path))
+        payload = wire.create_request(wire.LENGTH.pack(len(name)) + name, b"", self._acl, 0)
+        self._submit(PendingRequest(future, payload, wire.decode_created, path))
         with suppress(NodeExistsError):
             await future
 
     async def _write(self, op: Set | Create | Delete, decode: wire.Decoder) -> object:
         check_op(op)
         check_size(self._root, op)
-        sent = _marked(op)
-        request = self._checked((op,), wire.op_request(self._root, sent, self._acl))
+        sent = _with_unique_id(op)
+        payload = self._check_frame_size((op,), wire.op_request(self._root, sent, self._acl))
         future = self._loop.create_future()
-        self._submit(WriteCall(future, request, decode, op.path, (sent,)))
+        self._submit(PendingWrite(future, payload, decode, op.path, (sent,)))
         return await future
 
-    def _checked(self, ops: tuple[Op, ...], request: bytes) -> bytes:
+    def _check_frame_size(self, ops: tuple[Op, ...], payload: bytes) -> bytes:
         """The request if the server takes one of this size; with many small operations the frames around them count."""
-        if len(request) > wire.FRAME_LIMIT:
+        if len(payload) > wire.FRAME_LIMIT:
             raise TooLargeError(ops[-1].path, len(ops) - 1 if len(ops) > 1 else None)
-        return request
+        return payload
 
-    def _submit(self, call: Call) -> None:
+    def _submit(self, request: PendingRequest) -> None:
         if self._direct is not None:
-            self._direct.send(call)
+            self._direct.send(request)
         elif self.state is SessionState.LOST:
-            raise SessionLostError(self._why)
+            raise SessionLostError(self._lost_reason)
         else:
-            self._backlog.append(call)
+            self._backlog.append(request)
 
-    # -- Watches and states ---------------------------------------------------------------------------------------------
+    # -- WatchRegistry and states ---------------------------------------------------------------------------------------------
 
     def watch(self) -> ZooKeeperWatch:
         return ZooKeeperWatch(self._watches)
@@ -215,53 +225,53 @@ class ZooKeeperSession(Session):
             await checkpoint()
             return self.state
         future: asyncio.Future[SessionState] = self._loop.create_future()
-        self._awaited[future] = states
+        self._state_waiters[future] = states
         try:
             return await future
         finally:
-            del self._awaited[future]
+            del self._state_waiters[future]
 
-    def _move(self, state: SessionState) -> None:
+    def _set_state(self, state: SessionState) -> None:
         self.state = state
-        for future, states in self._awaited.items():
+        for future, states in self._state_waiters.items():
             if (state in states or state is SessionState.LOST) and not future.done():
                 future.set_result(state)
 
     # -- What the connection says ---------------------------------------------------------------------------------------
 
-    def heard(self, sent_at: float) -> None:
-        if sent_at > self.heard_at and self.state is not SessionState.LOST:
-            self.heard_at = sent_at
+    def on_answer(self, sent_at: float) -> None:
+        if sent_at > self.confirmed_at and self.state is not SessionState.LOST:
+            self.confirmed_at = sent_at
             self.stop_at = sent_at + STOP_FRACTION * self.timeout
 
-    def event(self, kind: int, name: str) -> None:
-        self._watches.event(kind, name)
+    def on_watch_event(self, kind: int, name: str) -> None:
+        self._watches.on_event(kind, name)
 
-    def expired(self) -> None:
+    def on_expired(self) -> None:
         self._lose("it has expired at the server")
 
-    def dropped(self, connection: Connection) -> None:
+    def on_dropped(self, connection: Connection) -> None:
         self._connection = self._direct = None
         sent = len(connection.pending) - len(connection.outbox)
-        kept = [call for index, call in enumerate(connection.pending) if call.drop(index < sent)]
+        kept = [request for index, request in enumerate(connection.pending) if request.on_drop(index < sent)]
         connection.pending.clear()
         self._backlog.extendleft(reversed(kept))
         self._watches.suspend()
-        if connection.answered and not connection.garbled:
-            self._dialer.succeeded(boottime() - connection.opened_at)
+        if connection.answered and not connection.malformed:
+            self._connector.reset_backoff(boottime() - connection.opened_at)
         if self.state is SessionState.CONNECTED:
-            log.info("session %#x suspended: %s", self.id, connection.why)
-            self._move(SessionState.SUSPENDED)
+            log.info("session %#x suspended: %s", self.id, connection.reason)
+            self._set_state(SessionState.SUSPENDED)
 
     # -- The task -------------------------------------------------------------------------------------------------------
 
-    async def opened(self, connect_timeout: float | None) -> None:
+    async def wait_connected(self, connect_timeout: float | None) -> None:
         """Wait for the first connection."""
         with anyio.move_on_after(connect_timeout):
             await self.until(SessionState.CONNECTED)
             return
         tried = "; ".join(
-            f"{server}: {self._dialer.errors.get(server, 'not tried yet')}" for server in self._address.servers
+            f"{server}: {self._connector.errors.get(server, 'not tried yet')}" for server in self._ensemble.servers
         )
         raise StoreUnreachableError(
             f"no ZooKeeper server opened a session within {connect_timeout:g} s ({tried}); check that the servers run and that "
@@ -269,7 +279,7 @@ class ZooKeeperSession(Session):
         )
 
     async def run(self) -> None:
-        """Keep the session connected until it is lost or :meth:`finish` ends this."""
+        """Keep the session connected until it is lost or :meth:`close` ends this."""
         with self._scope:
             while self.state is not SessionState.LOST:
                 connection = await self._connect()
@@ -278,22 +288,22 @@ class ZooKeeperSession(Session):
 
     async def _connect(self) -> Connection | None:
         """The next connection; None if there is none because the session is over."""
-        left = self.heard_at + self.timeout - boottime() if self.id else math.inf
+        left = self.confirmed_at + self.timeout - boottime() if self.id else math.inf
         with anyio.move_on_after(left):
-            greeting = await self._dialer.dial(self.timeout, self.id, self._password)
-            connection, handshake = greeting.connection, greeting.handshake
+            accepted = await self._connector.dial(self.timeout, self.id, self._password)
+            connection, handshake = accepted.connection, accepted.handshake
             if self.id and handshake.session_id != self.id:
                 connection.abort("not our session")
                 self._lose("it has expired at the server")
                 return None
             resumed = self.id != 0
             self.id, self.timeout, self._password = handshake.session_id, handshake.timeout, handshake.password
-            self.heard(greeting.sent_at)
+            self.on_answer(accepted.sent_at)
             log.info(
                 "session %#x %s %s, timeout %g s",
                 self.id,
                 "resumed at" if resumed else "opened at",
-                greeting.server,
+                accepted.server,
                 self.timeout,
             )
             return connection
@@ -304,93 +314,95 @@ class ZooKeeperSession(Session):
         if connection.closed.is_set():
             return
         self._connection = connection
-        connection.owner = self
-        self._move(SessionState.CONNECTED)
+        connection.listener = self
+        self._set_state(SessionState.CONNECTED)
         if not self._backlog:
-            self._open_gate(connection)
+            self._go_direct(connection)
             await keep_alive(connection, self)
         else:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._recover, connection)
+                tasks.start_soon(self._send_backlog, connection)
                 await keep_alive(connection, self)
                 tasks.cancel_scope.cancel()
 
-    async def _recover(self, connection: Connection) -> None:
+    async def _send_backlog(self, connection: Connection) -> None:
         """Take up the line of calls that waits for a connection, in order."""
         backlog = self._backlog
-        resolver = Resolver(connection, self._root, self.id, self._taken)
-        with suppress(DroppedError):
-            if any(call.doubt for call in backlog):
+        resolver = OutcomeResolver(connection, self._root, self.id, self._attributed)
+        with suppress(ConnectionDroppedError):
+            if any(request.in_doubt for request in backlog):
                 await resolver.sync()
-                for call in backlog:
-                    call.until = call.until or self._address.horizon.zxid
+                for request in backlog:
+                    request.up_to_zxid = request.up_to_zxid or self._ensemble.last_seen.zxid
             while backlog and not connection.closed.is_set():
-                call = backlog[0]
-                settled = call.abandoned
-                if call.doubt and not settled:
-                    settled = await resolver.settle(call, tuple(islice(backlog, 1, None)))
+                request = backlog[0]
+                resolved = request.done
+                if request.in_doubt and not resolved:
+                    resolved = await resolver.resolve(request, tuple(islice(backlog, 1, None)))
                     if connection.closed.is_set():
                         return  # whatever was found: the line has changed, and the next connection finds it again
                 backlog.popleft()
-                if settled:
+                if resolved:
                     continue
-                if call.hopeless(self.timeout):
-                    call.give_up()
+                if request.attempts_exhausted(self.timeout):
+                    request.give_up()
                 else:
-                    connection.send(call)
+                    connection.send(request)
             if not connection.closed.is_set():
-                self._open_gate(connection)
+                self._go_direct(connection)
 
-    def _open_gate(self, connection: Connection) -> None:
+    def _go_direct(self, connection: Connection) -> None:
         if self._closing:
             return
         self._direct = connection
-        self._taken.clear()  # nothing is in doubt
+        self._attributed.clear()  # nothing is in doubt
         self._watches.resume(connection.send)
 
     # -- The end --------------------------------------------------------------------------------------------------------
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, reason: str) -> None:
         if self.state is not SessionState.LOST:
-            log.warning("session %#x lost: %s", self.id, why)
-            self._end(why)
+            log.warning("session %#x lost: %s", self.id, reason)
+            self._end(reason)
 
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
         """Over: no call is taken any more, and those that wait are told."""
         if self.state is SessionState.LOST:
             return
-        self._why = f"session {self.id:#x} is over: {why}"
+        self._lost_reason = f"session {self.id:#x} is over: {reason}"
         self.stop_at = -math.inf
         self._direct = None
-        self._move(SessionState.LOST)
-        self._watches.lose(SessionLostError(self._why))
+        self._set_state(SessionState.LOST)
+        self._watches.lose(SessionLostError(self._lost_reason))
         self._fail_all()
 
     def _fail_all(self) -> None:
         if self._connection is not None:
-            self._connection.abort(self._why)
-        for call in self._backlog:
-            if call.doubt:
-                call.fail(OutcomeUnknownError(f"{call.path or 'the root'}: {self._why}; it was not answered before"))
+            self._connection.abort(self._lost_reason)
+        for request in self._backlog:
+            if request.in_doubt:
+                request.fail(
+                    OutcomeUnknownError(f"{request.path or 'the root'}: {self._lost_reason}; it was not answered")
+                )
             else:
-                call.fail(SessionLostError(self._why))
+                request.fail(SessionLostError(self._lost_reason))
         self._backlog.clear()
 
-    async def finish(self) -> None:
+    async def close(self) -> None:
         """Close the session, if the server can be told; quick in any case."""
         try:
             connection = self._connection
             if connection is not None and self.state is SessionState.CONNECTED:
                 self._closing, self._direct = True, None  # what is called from now on is not sent behind the closing
-                farewell = Inquiry(self._loop.create_future(), wire.CLOSE_REQUEST, None, "")
-                connection.send(farewell)
-                with anyio.move_on_after(CLOSE_PATIENCE, shield=True), suppress(DroppedError, StoreError):
-                    await farewell.future
+                closing = OneConnectionRequest(self._loop.create_future(), wire.CLOSE_REQUEST, None, "")
+                connection.send(closing)
+                with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(ConnectionDroppedError, StoreError):
+                    await closing.future
         finally:
             self._end("it was closed")
             self._scope.cancel()
 
 
-def _marked(op: Op) -> Op:
+def _with_unique_id(op: Op) -> Op:
     """The operation as it is sent: a sequential node gets its mark, by which it is found again."""
     return replace(op, path=f"{op.path}{uuid.uuid4().hex}-") if isinstance(op, Create) and op.sequential else op

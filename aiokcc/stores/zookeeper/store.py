@@ -16,7 +16,7 @@ from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
 from aiokcc.stores.port import Session, Store
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.acl import AclChoice, resolve_acl
-from aiokcc.stores.zookeeper.dial import Address, Server
+from aiokcc.stores.zookeeper.connector import Ensemble, ServerAddress
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
 
 __all__ = ["DEFAULT_PORT", "ZooKeeperStore"]
@@ -52,7 +52,7 @@ class ZooKeeperStore(Store):
         acl: AclChoice = "open",
         ssl: SSLContext | None = None,
     ) -> None:
-        self.servers = tuple(dict.fromkeys(Server(host, port) for host, port in servers))
+        self.servers = tuple(dict.fromkeys(ServerAddress(host, port) for host, port in servers))
         if not self.servers:
             raise UsageError(f"no server is given; {_FORM}")
         if auth is not None and not (
@@ -66,7 +66,7 @@ class ZooKeeperStore(Store):
         self.root = check_root(root)
         self.url = f"{_SCHEME}{','.join(map(str, self.servers))}{self.root}"
         self._acl = wire.encode_acl(resolve_acl(acl, authenticated=auth is not None))
-        self._address = Address(self.servers, ssl, auth)
+        self._ensemble = Ensemble(self.servers, ssl, auth)
 
     @classmethod
     def from_url(
@@ -100,10 +100,10 @@ class ZooKeeperStore(Store):
 
     @asynccontextmanager
     async def _opened(self, timeout: float, connect_timeout: float | None) -> AsyncIterator[Session]:
-        session = ZooKeeperSession(self._address, self.root, self._acl, timeout)
-        async with Background(closing=session.finish) as background:
+        session = ZooKeeperSession(self._ensemble, self.root, self._acl, timeout)
+        async with Background(closing=session.close) as background:
             background.tasks.start_soon(session.run)
-            await session.opened(connect_timeout)
+            await session.wait_connected(connect_timeout)
             yield session
 
 
@@ -121,8 +121,8 @@ def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None
         if not (user and colon and password):
             _refuse(url, "before the '@' there must be a user and a password, 'user:password@'")
         auth = unquote(user), unquote(password)
-    if mark := re.search(r"[?#]", hosts + slash + root):
-        _refuse(url, f"it contains a '{mark.group()}'; options are given as arguments")
+    if mark_changed := re.search(r"[?#]", hosts + slash + root):
+        _refuse(url, f"it contains a '{mark_changed.group()}'; options are given as arguments")
     servers = []
     for host in hosts.split(","):
         found = _HOST.fullmatch(host)

@@ -49,15 +49,13 @@ NODE_EXISTS: Final = -110
 SESSION_EXPIRED: Final = -112
 SESSION_MOVED: Final = -118
 
-CREATED: Final = 1
-DELETED: Final = 2
 DATA_CHANGED: Final = 3
 CHILDREN_CHANGED: Final = 4
 
 _PAIR: Final = struct.Struct("!ii")
 _STAT: Final = struct.Struct("!qqqqiiiqiiq")
-_PART: Final = struct.Struct("!i?i")
-_END_OF_PARTS: Final = _PART.pack(-1, True, -1)
+_MULTI_HEADER: Final = struct.Struct("!i?i")
+_MULTI_END: Final = _MULTI_HEADER.pack(-1, True, -1)
 
 _CREATE, _DELETE, _EXISTS, _GET, _SET, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 8, 13, 14
 _RUNTIME_INCONSISTENCY: Final = -2
@@ -172,7 +170,7 @@ def multi_request(root: str, ops: Sequence[Op], acl: bytes) -> bytes:
     for op in ops:
         request = op_request(root, op, acl)
         parts += (request[:4], b"\0\xff\xff\xff\xff", request[4:])
-    parts.append(_END_OF_PARTS)
+    parts.append(_MULTI_END)
     return b"".join(parts)
 
 
@@ -215,7 +213,7 @@ CLOSE_REQUEST: Final[bytes] = protocol.CloseRequest().serialize()
 # -- Replies ------------------------------------------------------------------------------------------------------------
 
 
-def _counted(data: bytes, at: int, end: int) -> tuple[bytes, int]:
+def _read_buffer(data: bytes, at: int, end: int) -> tuple[bytes, int]:
     (length,) = LENGTH.unpack_from(data, at)
     at += 4
     if length < 0:
@@ -234,18 +232,14 @@ def decode_handshake(data: bytes, at: int, end: int) -> Handshake:
 
 
 def decode_node(data: bytes, at: int, end: int, path: str) -> Node:
-    content, at = _counted(data, at, end)
+    content, at = _read_buffer(data, at, end)
     stat = _STAT.unpack_from(data, at)
     return Node(path, content, stat[4], stat[7], stat[2], stat[3])
 
 
 def decode_node_and_stat(data: bytes, at: int, end: int, _path: str) -> tuple[bytes, Stat]:
-    content, at = _counted(data, at, end)
+    content, at = _read_buffer(data, at, end)
     return content, Stat._make(_STAT.unpack_from(data, at))
-
-
-def decode_stat(data: bytes, at: int, _end: int, _path: str) -> Stat:
-    return Stat._make(_STAT.unpack_from(data, at))
 
 
 def decode_version(data: bytes, at: int, _end: int, _path: str) -> int:
@@ -258,7 +252,7 @@ def decode_names(data: bytes, at: int, end: int, _path: str) -> tuple[str, ...]:
     at += 4
     names = []
     for _ in range(count):
-        name, at = _counted(data, at, end)
+        name, at = _read_buffer(data, at, end)
         names.append(name.decode())
     names.sort()
     return tuple(names)
@@ -270,7 +264,7 @@ def decode_children(data: bytes, at: int, end: int, path: str) -> Children:
 
 def decode_created(data: bytes, at: int, end: int, _path: str) -> str:
     """The full name of the node created."""
-    return _counted(data, at, end)[0].decode()
+    return _read_buffer(data, at, end)[0].decode()
 
 
 def decode_nothing(_data: bytes, _at: int, _end: int, _path: str) -> None:
@@ -280,7 +274,7 @@ def decode_nothing(_data: bytes, _at: int, _end: int, _path: str) -> None:
 def decode_event(data: bytes, at: int, end: int) -> tuple[int, str]:
     """What happened, and the full name of the node."""
     (kind,) = LENGTH.unpack_from(data, at)
-    return kind, _counted(data, at + 8, end)[0].decode()
+    return kind, _read_buffer(data, at + 8, end)[0].decode()
 
 
 def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -> list[OpResult] | StoreError:
@@ -293,8 +287,8 @@ def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -
     failure: StoreError | None = None
     failed = False
     for index, op in enumerate(ops):
-        kind, done, _ = _PART.unpack_from(data, at)
-        at += _PART.size
+        kind, done, _ = _MULTI_HEADER.unpack_from(data, at)
+        at += _MULTI_HEADER.size
         if done:
             raise MalformedReplyError(f"a transaction of {len(ops)} operations was answered with {index} results")
         if kind == -1:
@@ -309,8 +303,8 @@ def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -
             results.append(_STAT.unpack_from(data, at)[4])
             at += _STAT.size
         elif isinstance(op, Create):
-            name, at = _counted(data, at, end)
-            results.append(relative(root, name.decode()))
+            name, at = _read_buffer(data, at, end)
+            results.append(relative_path(root, name.decode()))
         elif isinstance(op, Check | Delete):
             results.append(None)
     if failed and failure is None:
@@ -318,7 +312,7 @@ def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -
     return failure or results
 
 
-def relative(root: str, name: str) -> str:
+def relative_path(root: str, name: str) -> str:
     """A full name as the caller writes it."""
     return name[len(root) + 1 :]
 

@@ -24,15 +24,15 @@ import anyio
 
 from aiokcc.stores.port import boottime
 from aiokcc.stores.zookeeper import wire
-from aiokcc.stores.zookeeper.call import DroppedError
-from aiokcc.stores.zookeeper.connection import Connection, Horizon
+from aiokcc.stores.zookeeper.connection import Connection, LastSeenZxid
+from aiokcc.stores.zookeeper.pending import ConnectionDroppedError
 
-_FIRST_PAUSE: Final = 0.05
-_LASTING: Final = 1.0
+_FIRST_BACKOFF: Final = 0.05
+_STABLE_AFTER: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerAddress:
     """Where a server listens."""
 
     host: str
@@ -43,79 +43,83 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Address:
+class Ensemble:
     """All that is needed to connect: which servers, and how to prove who we are. Its repr keeps the secrets."""
 
-    servers: tuple[Server, ...]
+    servers: tuple[ServerAddress, ...]
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
     auth: tuple[str, str] | None = field(default=None, repr=False)
-    horizon: Horizon = field(default_factory=Horizon, repr=False)
+    last_seen: LastSeenZxid = field(default_factory=LastSeenZxid, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Greeting:
+class AcceptedConnection:
     """A connection that has been accepted, and what was said."""
 
     connection: Connection
     handshake: wire.Handshake
     sent_at: float
-    server: Server
+    server: ServerAddress
 
 
-class Dialer:
+class Connector:
     """Connects one session, again and again."""
 
-    def __init__(self, address: Address) -> None:
-        self._address = address
-        self._order = random.sample(address.servers, len(address.servers))
+    def __init__(self, ensemble: Ensemble) -> None:
+        self._ensemble = ensemble
+        self._order = random.sample(ensemble.servers, len(ensemble.servers))
         self._next = 0
         self._failures = 0
-        self.errors: dict[Server, str] = {}
+        self.errors: dict[ServerAddress, str] = {}
         """What each server was last tried with."""
 
-    def succeeded(self, lasted: float) -> None:
+    def reset_backoff(self, lasted: float) -> None:
         """The last connection was a good one: the next break is a new one. One that broke soon earns only a short pause."""
-        self._failures = 0 if lasted >= _LASTING else min(self._failures, len(self._order))
+        self._failures = 0 if lasted >= _STABLE_AFTER else min(self._failures, len(self._order))
 
-    async def dial(self, timeout: float, session_id: int, password: bytes) -> Greeting:
+    async def dial(self, timeout: float, session_id: int, password: bytes) -> AcceptedConnection:
         """Try until a server accepts. Ends otherwise only by cancellation."""
-        patience = max(timeout / 3 / len(self._order), min(1.0, timeout / 3))
+        attempt_timeout = max(timeout / 3 / len(self._order), min(1.0, timeout / 3))
         while True:
             if self._failures >= len(self._order):
-                pause = min(_FIRST_PAUSE * 2 ** min(self._failures - len(self._order), 20), timeout / 10)
-                await anyio.sleep(pause * random.uniform(0.75, 1.25))
+                backoff = min(_FIRST_BACKOFF * 2 ** min(self._failures - len(self._order), 20), timeout / 10)
+                await anyio.sleep(backoff * random.uniform(0.75, 1.25))
             self._failures += 1
             server = self._order[self._next % len(self._order)]
             self._next += 1
             try:
-                with anyio.fail_after(patience):
-                    return await self._attempt(server, timeout, session_id, password)
+                with anyio.fail_after(attempt_timeout):
+                    return await self._try_server(server, timeout, session_id, password)
             except TimeoutError:
-                self.errors[server] = f"no answer within {patience:.3g} s"
-            except (OSError, UnicodeError, DroppedError, wire.MalformedReplyError) as error:
+                self.errors[server] = f"no answer within {attempt_timeout:.3g} s"
+            except (OSError, UnicodeError, ConnectionDroppedError, wire.MalformedReplyError) as error:
                 self.errors[server] = _reason(error)
 
-    async def _attempt(self, server: Server, timeout: float, session_id: int, password: bytes) -> Greeting:
-        address = self._address
+    async def _try_server(
+        self, server: ServerAddress, timeout: float, session_id: int, password: bytes
+    ) -> AcceptedConnection:
+        ensemble = self._ensemble
         self.errors.setdefault(server, "being tried")
         _, connection = await asyncio.get_running_loop().create_connection(
-            lambda: Connection(address.horizon), server.host, server.port, ssl=address.ssl
+            lambda: Connection(ensemble.last_seen), server.host, server.port, ssl=ensemble.ssl
         )
         try:
             sent_at = boottime()
-            frame = wire.connect_frame(address.horizon.zxid, timeout, session_id, password)
+            frame = wire.connect_frame(ensemble.last_seen.zxid, timeout, session_id, password)
             try:
-                handshake = await connection.greet(frame)
-            except DroppedError as error:
-                raise DroppedError(f"{error} during the handshake, as by a server that starts or lags behind") from None
+                handshake = await connection.handshake(frame)
+            except ConnectionDroppedError as error:
+                raise ConnectionDroppedError(
+                    f"{error} during the handshake, as by a server that starts or lags behind"
+                ) from None
             if not handshake.session_id and not session_id:
-                raise DroppedError("the server refused to open a session")
-            if address.auth is not None and handshake.session_id == (session_id or handshake.session_id):
-                await connection.authenticate(wire.auth_frame(*address.auth))
+                raise ConnectionDroppedError("the server refused to open a session")
+            if ensemble.auth is not None and handshake.session_id == (session_id or handshake.session_id):
+                await connection.authenticate(wire.auth_frame(*ensemble.auth))
         except BaseException:
             connection.abort("given up")
             raise
-        return Greeting(connection, handshake, sent_at, server)
+        return AcceptedConnection(connection, handshake, sent_at, server)
 
 
 def _reason(error: Exception) -> str:

@@ -15,7 +15,7 @@ from aiokcc.stores import ANY_VERSION, Change, Children, Node, Session, SessionS
 from aiokcc.stores.zookeeper import Acl
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
 from tests.faults import Op
-from tests.integration.test_zookeeper_connection import proxied, within
+from tests.integration.stores.test_zookeeper_connection import proxied, within
 
 pytestmark = pytest.mark.service
 

@@ -10,16 +10,16 @@ from aiokcc.errors import StoreError
 from aiokcc.stores.port import Op, boottime
 from aiokcc.stores.zookeeper import wire
 
-GIVE_UP_AFTER: Final = 10
+MAX_BROKEN_CONNECTIONS: Final = 10
 """Connections that may break under one request, if they do so over longer than a session timeout: a request at which the
 server hangs up each time, for whatever reason, must not be repeated for ever."""
 
 
-class DroppedError(Exception):
+class ConnectionDroppedError(Exception):
     """The connection broke before the answer. Never leaves this package."""
 
 
-class Call:
+class PendingRequest:
     """A read: sent again on the next connection, for as long as somebody waits for it.
 
     ``sent_at``, ``zxid`` and ``doubt`` belong to the last time it was sent: when, what the store had shown us by then, and
@@ -28,40 +28,40 @@ class Call:
     """
 
     __slots__ = (
-        "broken_at",
+        "after_zxid",
+        "attempts",
         "decode",
-        "doubt",
+        "first_broken_at",
         "future",
+        "in_doubt",
         "path",
-        "request",
+        "payload",
         "sent_at",
-        "tries",
-        "until",
+        "up_to_zxid",
         "xid",
-        "zxid",
     )
 
     ops: Sequence[Op] = ()
 
-    def __init__(self, future: asyncio.Future[object], request: bytes, decode: wire.Decoder | None, path: str) -> None:
+    def __init__(self, future: asyncio.Future[object], payload: bytes, decode: wire.Decoder | None, path: str) -> None:
         self.future = future
-        self.request = request
+        self.payload = payload
         self.decode = decode
         self.path = path
-        self.doubt = False
-        self.tries = 0
-        self.broken_at = 0.0
+        self.in_doubt = False
+        self.attempts = 0
+        self.first_broken_at = 0.0
         self.sent_at = 0.0
         self.xid = 0
-        self.zxid = 0
-        self.until = 0
+        self.after_zxid = 0
+        self.up_to_zxid = 0
 
     @property
-    def abandoned(self) -> bool:
+    def done(self) -> bool:
         """Nobody waits any more."""
         return self.future.done()
 
-    def answer(self, data: bytes, at: int, end: int) -> None:
+    def on_reply(self, data: bytes, at: int, end: int) -> None:
         """The server answered. Raises if the answer cannot be read; the call then is as if not answered."""
         future = self.future
         if self.decode is not None:
@@ -71,11 +71,11 @@ class Call:
         elif not future.done():
             future.set_result(None)
 
-    def refuse(self, code: int) -> None:
+    def on_error(self, code: int) -> None:
         """The server answered with an error."""
         self.fail(wire.to_error(code, self.path))
 
-    def finish(self, value: object) -> None:
+    def succeed(self, value: object) -> None:
         if not self.future.done():
             self.future.set_result(value)
 
@@ -83,27 +83,27 @@ class Call:
         if not self.future.done():
             self.future.set_exception(error)
 
-    def drop(self, sent: bool) -> bool:
+    def on_drop(self, sent: bool) -> bool:
         """The connection broke. True if the call is to be taken to the next one."""
         if sent:
-            self.tries += 1
-            self.broken_at = self.broken_at or boottime()
-        return not self.abandoned
+            self.attempts += 1
+            self.first_broken_at = self.first_broken_at or boottime()
+        return not self.done
 
-    def hopeless(self, timeout: float) -> bool:
+    def attempts_exhausted(self, timeout: float) -> bool:
         """Whether it has been tried often enough, and for longer than a session timeout."""
-        return self.tries >= GIVE_UP_AFTER and boottime() >= self.broken_at + timeout
+        return self.attempts >= MAX_BROKEN_CONNECTIONS and boottime() >= self.first_broken_at + timeout
 
     def give_up(self) -> None:
         self.fail(
             StoreError(
-                f"{self.path or 'the root'}: {self.tries} connections in a row broke before this request was answered; it was "
-                f"not applied. The log of the ZooKeeper server tells why it hangs up"
+                f"{self.path or 'the root'}: {self.attempts} connections in a row broke before this request was answered; it "
+                f"was not applied. The log of the ZooKeeper server shows why it closes the connection"
             )
         )
 
 
-class WriteCall(Call):
+class PendingWrite(PendingRequest):
     """A write: if it was sent and not answered, it is in doubt until ``resolve`` has looked at what it should have done.
 
     ``ops`` are what is sent: the names of sequential nodes carry their marks. ``path`` is what the caller wrote.
@@ -114,45 +114,45 @@ class WriteCall(Call):
     def __init__(
         self,
         future: asyncio.Future[object],
-        request: bytes,
+        payload: bytes,
         decode: wire.Decoder | None,
         path: str,
         ops: Sequence[Op],
     ) -> None:
-        super().__init__(future, request, decode, path)
+        super().__init__(future, payload, decode, path)
         self.ops = ops
 
-    def drop(self, sent: bool) -> bool:
+    def on_drop(self, sent: bool) -> bool:
         # An abandoned write was perhaps applied and perhaps not, which is what cancelling a write means.
-        self.doubt |= sent
-        return super().drop(sent)
+        self.in_doubt |= sent
+        return super().on_drop(sent)
 
 
-class CommitCall(WriteCall):
+class PendingTransaction(PendingWrite):
     """A transaction."""
 
     __slots__ = ("asked", "root")
 
     def __init__(
-        self, future: asyncio.Future[object], request: bytes, ops: Sequence[Op], asked: Sequence[Op], root: str
+        self, future: asyncio.Future[object], payload: bytes, ops: Sequence[Op], asked: Sequence[Op], root: str
     ) -> None:
-        super().__init__(future, request, None, asked[0].path, ops)
+        super().__init__(future, payload, None, asked[0].path, ops)
         self.asked = asked
         self.root = root
 
-    def answer(self, data: bytes, at: int, end: int) -> None:
+    def on_reply(self, data: bytes, at: int, end: int) -> None:
         outcome = wire.decode_multi(data, at, end, self.asked, self.root)
         if isinstance(outcome, StoreError):
             self.fail(outcome)
         else:
-            self.finish(outcome)
+            self.succeed(outcome)
 
 
-class Inquiry(Call):
+class OneConnectionRequest(PendingRequest):
     """A request that means something on this connection only; its sender learns of the break and asks anew."""
 
     __slots__ = ()
 
-    def drop(self, sent: bool) -> bool:
-        self.fail(DroppedError())
+    def on_drop(self, sent: bool) -> bool:
+        self.fail(ConnectionDroppedError())
         return False

@@ -74,8 +74,8 @@ def test_a_wrong_url_is_explained_without_the_password(url: str, says: str) -> N
 
 def test_the_password_is_kept_and_never_shown() -> None:
     for store in (parse("zk://al%40ice:hunter%2F2@h/a"), parse("zk://h/a", auth=("al@ice", "hunter/2"))):
-        assert store._address.auth == ("al@ice", "hunter/2")
-        for text in (store.url, repr(store), str(store), repr(store._address), store.describe("x")):
+        assert store._ensemble.auth == ("al@ice", "hunter/2")
+        for text in (store.url, repr(store), str(store), repr(store._ensemble), store.describe("x")):
             assert "hunter" not in text
 
 

@@ -15,9 +15,9 @@ from aiokcc.errors import NoAuthError, OutcomeUnknownError, SessionLostError, St
 from aiokcc.local._process import free_ports
 from aiokcc.stores import ANY_VERSION, Check, Create, SessionState, Set, open_store
 from aiokcc.stores.zookeeper import Acl
-from aiokcc.stores.zookeeper.watch import Watches
+from aiokcc.stores.zookeeper.watch import WatchRegistry
 from tests.faults import Op, Proxy
-from tests.integration.test_zookeeper_connection import LONG, proxied, through, within
+from tests.integration.stores.test_zookeeper_connection import LONG, proxied, through, within
 
 pytestmark = pytest.mark.service
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
@@ -176,7 +176,7 @@ async def test_a_bug_of_ours_is_not_swallowed(zk_root: str, monkeypatch: pytest.
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(Watches, "event", broken)
+    monkeypatch.setattr(WatchRegistry, "on_event", broken)
     with pytest.raises(ZeroDivisionError, match="a bug"):
         async with open_store(zk_root).session() as session:
             await session.ensure("a")

@@ -15,14 +15,14 @@ from aiokcc.stores.port import boottime
 from aiokcc.stores.zookeeper.connection import Connection
 
 
-class Heard(Protocol):
+class SessionLiveness(Protocol):
     """What is known of the session: its timeout, and the send time of the last request that was answered."""
 
     timeout: float
-    heard_at: float
+    confirmed_at: float
 
 
-async def keep_alive(connection: Connection, session: Heard) -> None:
+async def keep_alive(connection: Connection, session: SessionLiveness) -> None:
     """Ping when it is time and end the connection when it has gone silent; return when it has ended.
 
     Raises the bug of ours that ended it, if it was one.
@@ -30,17 +30,17 @@ async def keep_alive(connection: Connection, session: Heard) -> None:
     third = session.timeout / 3
     while not connection.closed.is_set():
         now = boottime()
-        since = connection.waiting_since()
-        end = session.heard_at + session.timeout
+        since = connection.oldest_unanswered()
+        end = session.confirmed_at + session.timeout
         if now >= end or (since is not None and now >= since + third):
             # If it was us who slept, the answers may lie in the socket: one turn of the loop to read them.
             await checkpoint()
-            if connection.waiting_since() == since and not connection.closed.is_set():
-                connection.abort(f"no answer for {now - (session.heard_at if since is None else since):.3g} s")
+            if connection.oldest_unanswered() == since and not connection.closed.is_set():
+                connection.abort(f"no answer for {now - (session.confirmed_at if since is None else since):.3g} s")
         elif since is None and now >= connection.last_sent + third:
             connection.ping()
         else:
             with anyio.move_on_after(min(third + (connection.last_sent if since is None else since), end) - now):
                 await connection.closed.wait()
-    if connection.fault is not None:
-        raise connection.fault
+    if connection.internal_error is not None:
+        raise connection.internal_error

@@ -15,7 +15,7 @@ import pytest
 from aiokcc.errors import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, OutcomeUnknownError, StoreError
 from aiokcc.stores import ANY_VERSION, Check, Create, Delete, Session, SessionState, Set, open_store
 from tests.faults import Op, Proxy
-from tests.integration.test_zookeeper_connection import proxied, within
+from tests.integration.stores.test_zookeeper_connection import proxied, within
 
 pytestmark = pytest.mark.service
 
