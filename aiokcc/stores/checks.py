@@ -1,8 +1,8 @@
-"""What every store refuses before it sends anything, in one place, so that all refuse the same.
+"""Checks of arguments that every store makes before it sends anything, so that all stores refuse the same.
 
-Paths follow ZooKeeper's rules also where the tree is in memory: what works in a test must work in production. Sizes are
-counted over the whole request, because that is what a server's buffer limits: a transaction of two halves is as large as
-one write of both, and a server that gets too much hangs up without an answer, which looks like a broken network.
+Paths follow ZooKeeper's rules in the memory store too: what works in a test must work in production. The size limit is for
+the whole request, because the server's buffer limits that. A server closes the connection on a larger request without an
+answer, which looks like a broken network.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ __all__ = ["DEFAULT_ROOT", "MAX_REQUEST", "check_data", "check_op", "check_path"
 
 DEFAULT_ROOT: Final = "/aiokcc/default"
 MAX_REQUEST: Final = 1_000_000
-"""Bytes of names and data in one request. The server's own limit is 1,048,575 with all that the protocol adds."""
+"""The most bytes of names and data in one request. The server's limit is 1,048,575 including the protocol's overhead."""
 
 _MAX_VERSION: Final = 2**31 - 1
-# Unions written where they are used would be built anew for every operation.
+# Constants, because a union in an isinstance() call would be built again for each operation.
 _OPS: Final = (Check, Set, Create, Delete)
 _WITH_DATA: Final = (Create, Set)
 _WITH_VERSION: Final = (Check, Set, Delete)
-# The last range is what UTF-16 writes as two surrogates, which the server refuses one by one: emoji among others.
+# The last range (emoji, for example) is encoded in UTF-16 as two surrogates, each of which the server refuses.
 _FORBIDDEN: Final = re.compile("[\0-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff]")
 
 
 @functools.lru_cache(maxsize=4096)
-def _fault(path: str) -> str | None:
-    """What is wrong with a relative path, or None."""
+def _find_problem(path: str) -> str | None:
+    """Return what is wrong with a relative path, or None."""
     if path == "":
         return None
     if path.startswith("/"):
@@ -47,36 +47,39 @@ def _fault(path: str) -> str | None:
 
 
 def check_path(path: str) -> str:
-    """The path itself if it is a valid relative path; otherwise UsageError."""
+    """Return the path. Raises UsageError if it is not a valid relative path."""
     if not isinstance(path, str):
         raise UsageError(f"a path is a string such as 'owners/orders/3', not {path!r}")
-    if (fault := _fault(path)) is not None:
-        raise UsageError(f"{path!a} is not a valid path: {fault}")
+    if (problem := _find_problem(path)) is not None:
+        raise UsageError(f"{path!a} is not a valid path: {problem}")
     return path
 
 
 def check_root(root: str) -> str:
-    """An absolute root without a slash at its end; the default one for ``""`` and ``"/"``; otherwise UsageError."""
+    """Return the absolute root without a slash at its end; for ``""`` and ``"/"``, the default root.
+
+    Raises UsageError if it is not a valid root.
+    """
     if not isinstance(root, str):
         raise UsageError(f"a root is a string such as '/replay', not {root!r}")
     if root in ("", "/"):
         return DEFAULT_ROOT
     if not root.startswith("/"):
         raise UsageError(f"the root {root!a} does not begin with '/'; write '/{root}'")
-    if (fault := _fault(root.removesuffix("/")[1:])) is not None:
-        raise UsageError(f"{root!a} is not a valid root: {fault}")
+    if (problem := _find_problem(root.removesuffix("/")[1:])) is not None:
+        raise UsageError(f"{root!a} is not a valid root: {problem}")
     return root.removesuffix("/")
 
 
 def check_data(data: bytes) -> bytes:
-    """The data itself if it is bytes; otherwise UsageError."""
+    """Return the data. Raises UsageError if it is not bytes."""
     if not isinstance(data, bytes):
         raise UsageError(f"a node holds bytes, not {type(data).__name__}; encode it first")
     return data
 
 
 def check_op(op: Op) -> Op:
-    """The operation itself if its path, data and version can be meant; otherwise UsageError."""
+    """Return the operation. Raises UsageError if its path, data or version is invalid."""
     if not isinstance(op, _OPS):
         raise UsageError(f"a transaction is made of Check, Set, Create and Delete, not of {op!r}")
     check_path(op.path)
@@ -92,10 +95,10 @@ def check_op(op: Op) -> Op:
 
 
 def check_size(root: str, *ops: Op) -> None:
-    """TooLargeError, with the operation that went over the limit, if one request cannot carry these operations."""
+    """Raise TooLargeError, with the operation that exceeds the limit, if these operations do not fit in one request."""
     size = 0
     for index, op in enumerate(ops):
-        # Three bytes are the longest that a character allowed in names takes; to encode every path would cost more.
+        # A character that is allowed in names takes at most three bytes. To encode every path would cost more.
         size += 3 * len(root) + 1 + (len(op.path) if op.path.isascii() else 3 * len(op.path))
         if isinstance(op, _WITH_DATA):
             size += len(op.data)

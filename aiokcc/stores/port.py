@@ -1,21 +1,20 @@
-"""The port: what the barrier needs from a store, and nothing else.
+"""The port: the interface of a store, with only what the barrier needs.
 
-A :class:`Store` is where to connect. A :class:`Session` is one session with it, from the first answer until it is
-closed or lost. A session reconnects by itself while the server still knows it; once it is lost it never comes back,
-and a new session is a new object. So every write names, by the object it is called on, the session in which it was
-decided, and cannot be sent in any other.
+A :class:`Store` says where to connect. A :class:`Session` is one session with it, from the first answer until it is closed
+or lost. A session reconnects by itself while the server still knows it. A lost session stays lost; a new session is a new
+object. So a write is always sent in the session in which it was decided: the object on which it is called.
 
 Paths are relative to the store's root: ``"coordinator"``, ``"owners/orders/3"``; ``""`` is the root itself.
 
-What every implementation guarantees (``tests/conformance`` checks both):
+Every implementation guarantees the following (``tests/conformance`` checks both):
 
 * Operations of one session are applied in the order in which they were called.
 * A write either raises and was not applied, or returns and was applied exactly once, also when the connection broke
-  before the answer. In the one case where that cannot be told, :class:`~aiokcc.errors.OutcomeUnknownError`.
-* A call made while suspended waits for the connection; it ends when the session is lost.
+  before the answer. If neither can be proven, it raises :class:`~aiokcc.errors.OutcomeUnknownError`.
+* A call made while the session is suspended waits for the connection, and raises SessionLostError if the session is lost.
 * Cancelling a read leaves nothing behind. A cancelled write may still be applied.
-* A :class:`Watch` never loses the last change: whatever it skips, it ends on what the store holds.
-* ``stop_at``: until then, on :func:`boottime`, nobody else can have seen this session end.
+* A :class:`Watch` may skip changes but never the last one: what it reports last is what the store holds.
+* Until ``stop_at``, on the clock :func:`boottime`, no other client can have seen this session end.
 """
 
 from __future__ import annotations
@@ -50,29 +49,29 @@ __all__ = [
 ]
 
 ANY_VERSION: Final = -1
-"""Write whatever the node's version is: only right for a node that nobody else writes."""
+"""A version that matches every version. Use it only for a node that no other client writes."""
 
 STOP_FRACTION: Final = 2 / 3
-"""A session may be relied on for this part of its timeout after the send time of the last answered request."""
+"""The part of its timeout for which a session can be relied on, from the send time of the last answered request."""
 
 boottime = functools.partial(time.clock_gettime, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-"""Seconds on a clock that also counts while the machine is suspended (where the system has one)."""
+"""Return seconds on a clock that also runs while the machine is suspended (if the system has one)."""
 
 
 class SessionState(enum.Enum):
-    """Where a session stands. ``LOST`` is final."""
+    """The state of a session. ``LOST`` is final."""
 
     CONNECTED = "connected"
-    """Answers arrive."""
+    """The session has a connection."""
     SUSPENDED = "suspended"
-    """The connection is gone; the session may still be alive at the server. Ends in CONNECTED or LOST."""
+    """The connection is gone; the session may still exist at the server. The next state is CONNECTED or LOST."""
     LOST = "lost"
-    """Expired at the server, closed, or silent for longer than the timeout. Every call raises SessionLostError."""
+    """It expired, was closed, or had no answer for longer than its timeout. Every call raises SessionLostError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node held when it was read."""
+    """The content of a node at the time it was read."""
 
     path: str
     data: bytes
@@ -87,7 +86,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The names below a node when it was read, sorted."""
+    """The sorted names of a node's children at the time they were read."""
 
     path: str
     names: tuple[str, ...]
@@ -95,7 +94,7 @@ class Children:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A watched path and what is there now: a Node or Children; None if the node does not exist."""
+    """A watched path and its present content: a Node or Children; None if the node does not exist."""
 
     path: str
     now: Node | Children | None
@@ -111,7 +110,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Write the node's data if it has this version."""
+    """Write a node's data if it has this version."""
 
     path: str
     data: bytes
@@ -120,7 +119,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create a node. Sequential nodes get a ten-digit number at the end of their name."""
+    """Create a node. The store appends a ten-digit number to the name of a sequential node."""
 
     path: str
     data: bytes = b""
@@ -142,10 +141,10 @@ OpResult: TypeAlias = "int | str | None"
 
 
 class Watch(abc.ABC):
-    """A set of watched paths and the changes to them, level-triggered and coalesced: per path only the newest matters.
+    """A set of watched paths. It is level-triggered: it reports the newest content of a path, not each change.
 
-    Adding a path reports its present state as the first change. ``changes()`` and ``async for`` may be cancelled at
-    any time; nothing is lost, the change is reported by the next call.
+    After a path is added, its present content is reported as the first change. ``changes()`` and ``async for`` can be
+    cancelled at any time; the next call reports what the cancelled one would have reported.
     """
 
     @abc.abstractmethod
@@ -154,22 +153,22 @@ class Watch(abc.ABC):
 
     @abc.abstractmethod
     def add_children(self, path: str) -> None:
-        """Watch the names below a node from now on. Adding twice changes nothing."""
+        """Watch the names of a node's children from now on. Adding twice changes nothing."""
 
     @abc.abstractmethod
     def remove(self, path: str) -> None:
-        """Stop watching a path (data and children), and drop what was not yet reported of it."""
+        """Stop watching a path (data and children) and discard its unreported changes."""
 
     @abc.abstractmethod
     async def changes(self) -> list[Change]:
-        """Wait until something watched has changed; all that has, in the order of arrival.
+        """Wait until a watched path has changed; return all changes, in the order of arrival.
 
-        Raises SessionLostError when the session is lost, and NoAuthError when a path may not be read.
+        Raises SessionLostError when the session is lost or the watch is closed, and NoAuthError when a path may not be read.
         """
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Forget all paths; a waiting ``changes()`` raises SessionLostError. Closing twice changes nothing."""
+        """Stop watching all paths; a waiting ``changes()`` raises SessionLostError. Closing twice changes nothing."""
 
     def __enter__(self) -> Self:
         return self
@@ -186,65 +185,65 @@ class Watch(abc.ABC):
 
 
 class Session(abc.ABC):
-    """One session with the store. Made by :meth:`Store.session`, ended by leaving that context."""
+    """One session with the store. :meth:`Store.session` opens it; leaving that context closes it."""
 
     id: int
-    """The session's identity, as it stands in ``Node.owner`` of its ephemeral nodes."""
+    """The id of the session, which is the ``Node.owner`` of its ephemeral nodes."""
     timeout: float
     """The negotiated timeout in seconds."""
     stop_at: float
-    """On :func:`boottime`: send time of the last answered request + STOP_FRACTION of the timeout. Past it nothing that
-    depends on the session may start, although the session may still turn out to be alive: an answer moves it on.
+    """A time on :func:`boottime`: the send time of the last answered request + STOP_FRACTION of the timeout. After it nothing
+    that depends on the session may start, although the session may still be alive: the next answer sets a later time.
     ``-inf`` once the session is lost."""
     state: SessionState
 
     @abc.abstractmethod
     async def find(self, path: str) -> Node | None:
-        """The node, or None if it does not exist."""
+        """Return the node, or None if it does not exist."""
 
     @abc.abstractmethod
     async def get(self, path: str) -> Node:
-        """The node; NoNodeError if it does not exist."""
+        """Return the node. Raises NoNodeError if it does not exist."""
 
     @abc.abstractmethod
     async def children(self, path: str) -> tuple[str, ...]:
-        """The names below a node, sorted; NoNodeError if it does not exist."""
+        """Return the sorted names of a node's children. Raises NoNodeError if the node does not exist."""
 
     @abc.abstractmethod
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
-        """Create a node; its (relative) path. NodeExistsError, or NoNodeError if the parent does not exist.
+        """Create a node and return its relative path. Raises NodeExistsError, or NoNodeError if the parent does not exist.
 
-        A sequential node's name carries a unique mark before its number (``c-<mark>-0000000007`` for ``c-``), so that a
-        node whose creation was not answered is found again instead of being created twice.
+        The name of a sequential node has a unique id before its number (``c-<id>-0000000007`` for ``c-``). If the connection
+        breaks before the answer, the node is found by this id and not created twice.
         """
 
     @abc.abstractmethod
     async def set(self, path: str, data: bytes, version: int) -> int:
-        """Write the data if the node has this version; the new version. BadVersionError, NoNodeError."""
+        """Write the data if the node has this version; return the new version. Raises BadVersionError or NoNodeError."""
 
     @abc.abstractmethod
     async def delete(self, path: str, version: int) -> None:
-        """Delete the node if it has this version. BadVersionError, NoNodeError, NotEmptyError."""
+        """Delete the node if it has this version. Raises BadVersionError, NoNodeError or NotEmptyError."""
 
     @abc.abstractmethod
     async def commit(self, *ops: Op) -> list[OpResult]:
-        """All operations or none, in one step. Raises the error of the first that failed, its position in ``index``."""
+        """Apply all operations or none, atomically. Raises the error of the first that failed; ``index`` is its position."""
 
     @abc.abstractmethod
     async def ensure(self, path: str) -> None:
-        """Create a persistent, empty node and all its parents, where they do not exist."""
+        """Create a persistent, empty node and its parents, as far as they do not exist."""
 
     @abc.abstractmethod
     def watch(self) -> Watch:
-        """A new, empty set of watched paths; closed with the session at the latest."""
+        """Return a new, empty set of watched paths. It is closed when the session ends, if not before."""
 
     @abc.abstractmethod
     async def until(self, *states: SessionState) -> SessionState:
-        """Wait until the session is in one of these states; the one it is in. LOST always ends the wait."""
+        """Wait until the session is in one of these states or LOST; return its state. Can be cancelled at any time."""
 
 
 class Store(abc.ABC):
-    """Where a group keeps its agreement: a server or an in-process tree, and a root in it."""
+    """A server or an in-process tree, and the root below which a group keeps its state."""
 
     url: str
     root: str
@@ -255,11 +254,11 @@ class Store(abc.ABC):
     ) -> AbstractAsyncContextManager[Session]:
         """Open a session: ``async with store.session() as session``.
 
-        ``timeout`` is what we ask for; ``Session.timeout`` is what the store granted. StoreUnreachableError if no server
-        has answered within ``connect_timeout`` seconds (None: try for ever). Leaving the context closes the session,
-        which deletes its ephemeral nodes; that is quick, also when the store is away, and cannot hang.
+        ``timeout`` is the requested session timeout; ``Session.timeout`` is the granted one. Raises StoreUnreachableError if no
+        server answers within ``connect_timeout`` seconds (None: try for ever). Leaving the context closes the session, which
+        deletes its ephemeral nodes. Closing is quick and cannot hang, even if the store cannot be reached.
         """
 
     @abc.abstractmethod
     def describe(self, path: str) -> str:
-        """The full name of a node for people: ``/replay/coordinator``."""
+        """Return the full name of a node for messages: ``/replay/coordinator``."""

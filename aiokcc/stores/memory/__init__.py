@@ -1,8 +1,8 @@
 """The store in memory: ``memory://name[/root]``, for one process, with ZooKeeper's semantics.
 
-All :class:`MemoryStore` objects of one name share one tree while any of them, or a session, is in use. Good for
-notebooks, for replays on one machine, and for tests, which also play faults on ``store.server``
-(:class:`MemoryServer`). ``tests/conformance`` holds it to the same behaviour as a real ZooKeeper.
+All :class:`MemoryStore` objects of one name share one tree, which lives while any of them or a session is in use. It is for
+notebooks, for replays in one process, and for tests, which also inject faults through ``store.server``
+(:class:`MemoryServer`). ``tests/conformance`` checks that it behaves as a real ZooKeeper does.
 """
 
 from aiokcc.stores.memory.server import Call, Hold, Hook, Interception, MemoryServer

@@ -1,7 +1,7 @@
-"""A bare signal: wakes all who wait now, and remembers nothing.
+"""A broadcast: wakes all present waiters and keeps no state.
 
-Unlike ``asyncio.Event`` it belongs to no loop and needs no clearing; whoever waits looks first, then waits, then looks
-again. Nothing can be missed between looking and waiting, as there is no await between them.
+Unlike ``asyncio.Event`` it belongs to no loop and needs no clearing. A waiter checks its condition, waits, and checks again.
+It cannot miss a notification between checking and waiting, because there is no await between them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Broadcast"]
 
 
 class Broadcast:
-    """``await wait()`` until the next ``fire()``."""
+    """``await wait()`` returns at the next ``notify_all()``."""
 
     __slots__ = ("_waiting",)
 
@@ -20,7 +20,7 @@ class Broadcast:
         self._waiting: dict[asyncio.Future[None], None] = {}
 
     async def wait(self) -> None:
-        """Wait until fired."""
+        """Wait for the next notification. Can be cancelled at any time."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[future] = None
         try:
@@ -29,9 +29,9 @@ class Broadcast:
             self._waiting.pop(future, None)
 
     def notify_all(self) -> None:
-        """Wake everybody who waits."""
+        """Wake all waiters."""
         for future in self._waiting:
-            # The second: who waited in a loop that was closed under it can no longer be woken.
+            # A waiter whose loop was closed can no longer be woken.
             if not future.done() and not future.get_loop().is_closed():
                 future.set_result(None)
         self._waiting.clear()

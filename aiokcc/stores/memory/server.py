@@ -1,30 +1,30 @@
-"""The server's half of the memory store: the tree, its sessions and watches, and the faults a test can bring about.
+"""The server's half of the memory store: the tree, its sessions and watches, and the faults that a test can inject.
 
-In ordinary use nothing here waits: an operation is applied when it is called. Faults are played on this object,
-``store.server``; each is a plain call that takes effect at once, so that a test decides every interleaving and never
-sleeps. What they do, seen from the client's object and from the server:
+In ordinary use nothing here waits: an operation is applied when it is called. A test injects faults through this object,
+``store.server``. Each fault is a plain call that takes effect at once, so that a test decides every interleaving and never
+sleeps. The faults have these effects:
 
 ==================  ==============================================  ===========================================
 fault               the client's object                             the server
 ==================  ==============================================  ===========================================
 ``suspend``         SUSPENDED; calls and watches wait, ``stop_at``  keeps the session until ``expire``
-                    stands still
-``resume``          CONNECTED; calls go on, watches catch up
+                    does not change
+``resume``          CONNECTED; calls and watches continue
 ``expire``          LOST at once (unless frozen)                    ends the session, deletes its ephemerals
-``freeze``          a stopped process: believes to be CONNECTED,    keeps the session until ``expire``; applies
-                    calls and watches wait                          what was sent before
-``thaw``            goes on, or learns that it was lost meanwhile
-``intercept``,      waits between call and answer                   applies before, or after, as the test says
+``freeze``          as a stopped process: stays CONNECTED, calls    keeps the session until ``expire``; applies
+                    and watches wait                                what was sent before
+``thaw``            continues, or becomes LOST if it has expired
+``intercept``,      waits between call and answer                   applies it before or after that wait
 ``hold_…``
 ==================  ==============================================  ===========================================
 
-``freeze`` and then ``expire`` is the zombie: its locks are gone and somebody else may hold them, but it does not know. ::
+``freeze`` and then ``expire`` make a zombie: another session may hold its locks, and it does not know. ::
 
     store = MemoryStore("test")
     async with store.session() as leader, store.session() as other:
         with store.server.hold_reply(lambda call: call.touches("coordinator")) as held:
             advance = asyncio.create_task(leader.set("coordinator", b"10", 0))
-            await held.reached()                        # applied, not answered
+            await held.reached()                        # it was applied and is not answered
             store.server.expire(leader)                 # the answer will never come
         with pytest.raises(OutcomeUnknownError):
             await advance
@@ -54,13 +54,13 @@ __all__ = ["Call", "Hold", "Hook", "Interception", "MemoryServer"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Call:
-    """One call on its way, as hooks see it."""
+    """One call of a session, as hooks get it."""
 
     session: MemorySession
     verb: str
-    """find, get, children, create, set, delete, commit, ensure; ``watch`` when a watch is about to report."""
+    """One of find, get, children, create, set, delete, commit, ensure; ``watch`` when a watch is about to report."""
     paths: tuple[str, ...]
-    """Relative to the session's root, in the order of the operations."""
+    """The paths, relative to the session's root, in the order of the operations."""
     ops: tuple[Op, ...] = ()
     """The operations of a write."""
 
@@ -70,23 +70,23 @@ class Call:
         return self.verb in ("create", "set", "delete", "commit", "ensure")
 
     def touches(self, path: str) -> bool:
-        """Whether the call writes to this path (or, in a transaction, checks it)."""
+        """Return whether the call writes to this path (or, in a transaction, checks it)."""
         return self.writes and path in self.paths
 
 
 Hook: TypeAlias = Callable[[Call], Awaitable[object] | None]
-"""Called with every call; what it returns, if anything, is awaited. What it raises, the call raises."""
+"""A function that gets every call. If it returns an awaitable, that is awaited. The call raises what the hook raises."""
 
 
 class Interception:
-    """A pair of hooks in force until closed. Also a context manager."""
+    """A pair of hooks that is active until it is closed. Also a context manager."""
 
     def __init__(self, server: MemoryServer, before: Hook | None, after: Hook | None) -> None:
         self._server, self.before, self.after = server, before, after
         server._hooks.append(self)
 
     def close(self) -> None:
-        """Stop intercepting; calls that are with the hooks already stay there. Closing twice changes nothing."""
+        """Stop intercepting; hooks that already run continue. Closing twice changes nothing."""
         if self in self._server._hooks:
             self._server._hooks.remove(self)
 
@@ -100,7 +100,7 @@ class Interception:
 
 
 class Hold:
-    """Stops the next call that matches, once, until released. Leaving its context releases it."""
+    """Holds the next call that matches, and only that one, until it is released. Leaving the context releases it."""
 
     def __init__(self, server: MemoryServer, match: Callable[[Call], bool] | None, *, reply: bool) -> None:
         self._match = match
@@ -120,19 +120,19 @@ class Hold:
             raise self._error
 
     async def reached(self) -> Call:
-        """Wait until a call is held; that call."""
+        """Wait until a call is held and return it. Can be cancelled at any time."""
         await self._reached.wait()
         assert self._call is not None
         return self._call
 
     def release(self, error: BaseException | None = None) -> None:
-        """Let the call go on, or end it with an error; if none was held yet, hold none."""
+        """Let the held call continue, or make it raise an error. If no call is held yet, none will be."""
         self._error = error
         self._hooks.close()
         self._released.set()
 
     def lose(self) -> None:
-        """Release the call without an answer: OutcomeUnknownError."""
+        """Release the call without an answer: it raises OutcomeUnknownError."""
         self.release(OutcomeUnknownError("the connection broke before the answer (simulated)"))
 
     def __enter__(self) -> Self:
@@ -146,12 +146,12 @@ class Hold:
 
 
 class MemoryServer:
-    """What all memory stores of one name share. Reached as ``store.server``; not made directly."""
+    """The tree and the sessions that all memory stores of one name share. It is available as ``store.server``."""
 
     clock: Callable[[], float]
-    """Seconds, for ``stop_at`` and :meth:`expire_overdue`. :func:`boottime` unless a test sets another."""
+    """The clock of ``stop_at`` and :meth:`expire_overdue`, in seconds: :func:`boottime` unless a test replaces it."""
     wall_clock: Callable[[], float]
-    """Seconds since the epoch, for ``Node.created`` and ``Node.modified``."""
+    """The clock of ``Node.created`` and ``Node.modified``, in seconds since the epoch."""
 
     _ids = itertools.count(1)
 
@@ -166,24 +166,24 @@ class MemoryServer:
         self._resumed = Broadcast()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    # What a test looks at
+    # For tests: the state
 
     @property
     def sessions(self) -> tuple[MemorySession, ...]:
-        """The sessions that the server knows, oldest first; also those whose client left while cut off."""
+        """The sessions that the server knows, oldest first, including those that were closed without a connection."""
         return tuple(self._sessions.values())
 
     def nodes(self) -> dict[str, Node]:
-        """The whole tree as it is now, by absolute path, without the root ``/``."""
+        """Return all present nodes by absolute path, without ``/``."""
         return {path: self._node(path, path) for path in sorted(self._tree.nodes) if path != "/"}
 
-    # Faults
+    # For tests: faults
 
     def suspend(self, session: Session | None = None, *, stop_at: float | None = None) -> None:
-        """Cut the connection of a session, or of all present and future ones (None).
+        """Disconnect a session, or all present and future ones (None).
 
-        Its calls wait, its watches report nothing, its ``stop_at`` becomes the one given, by default 2/3 of its timeout
-        after now on ``clock``, and stays there. The server ends it only by :meth:`expire` or :meth:`expire_overdue`.
+        Its calls wait and its watches report nothing. Its ``stop_at`` is set to the given time, by default ``clock`` + 2/3 of
+        its timeout, and does not change. The session ends only by :meth:`expire` or :meth:`expire_overdue`.
         """
         if session is None:
             self._down = True
@@ -192,7 +192,7 @@ class MemoryServer:
             one._update_state(stop_at)
 
     def resume(self, session: Session | None = None) -> None:
-        """Give a session its connection back, or everybody (None), also those suspended alone."""
+        """Reconnect a session, or all sessions (None), including those that were suspended one by one."""
         if session is None:
             self._down = False
         for one in self._select(session):
@@ -201,26 +201,26 @@ class MemoryServer:
         self._resumed.notify_all()
 
     def freeze(self, session: Session, *, stop_at: float | None = None) -> None:
-        """Stop a session's client as a stopped process is: its state does not move, and nothing reaches it.
+        """Stop a session's client as SIGSTOP stops a process: its state does not change, and nothing reaches it.
 
-        What it had sent before is still applied. ``stop_at`` as in :meth:`suspend`.
+        What it has already sent is still applied. ``stop_at`` is set as in :meth:`suspend`.
         """
         one = self._own(session)
         one._frozen = True
         one._update_state(stop_at)
 
     def thaw(self, session: Session) -> None:
-        """Let a frozen client go on; if its session was expired meanwhile, it learns it now."""
+        """Let a frozen client continue; if its session has expired meanwhile, it becomes LOST."""
         one = self._own(session)
         one._frozen = False
         one._update_state()
 
     def expire(self, session: Session) -> None:
-        """End a session at the server and delete its ephemeral nodes. Its client is LOST, or if frozen, when thawed."""
+        """End a session and delete its ephemeral nodes. Its client becomes LOST; a frozen client does so when thawed."""
         self._end(self._own(session), "it has expired")
 
     def expire_overdue(self) -> tuple[MemorySession, ...]:
-        """Expire every session that was cut off or frozen for its whole timeout, on ``clock``; those expired."""
+        """Expire and return all sessions that were suspended or frozen for their whole timeout, on ``clock``."""
         now = self.clock()
         overdue = tuple(
             one for one in self.sessions if one._silent_since is not None and now - one._silent_since >= one.timeout
@@ -230,20 +230,20 @@ class MemoryServer:
         return overdue
 
     def intercept(self, *, before: Hook | None = None, after: Hook | None = None) -> Interception:
-        """Call ``before`` with every call before it is applied and ``after`` between that and the answer.
+        """Run ``before`` for every call before it is applied, and ``after`` when it was applied and not yet answered.
 
-        An awaitable that they return delays the call: ``intercept(before=lambda call: clock.sleep(0.01))`` is a network
-        with a latency, whatever clock that is. An error that they raise is the call's: in ``before`` nothing was
-        applied, in ``after`` it was. Operations of one session are still applied in the order of their calls.
+        If a hook returns an awaitable, the call waits for it: ``intercept(before=lambda call: clock.sleep(0.01))`` simulates a
+        network latency. If a hook raises an error, the call raises it; after an error of ``before`` the call is not applied.
+        Operations of one session are still applied in the order of their calls.
         """
         return Interception(self, before, after)
 
     def hold_request(self, match: Callable[[Call], bool] | None = None) -> Hold:
-        """Hold the next call that matches (None: any) before it is applied."""
+        """Hold the next call for which ``match`` is true (None: any call) before it is applied."""
         return Hold(self, match, reply=False)
 
     def hold_reply(self, match: Callable[[Call], bool] | None = None) -> Hold:
-        """Hold the next call that matches (None: any) after it was applied, before its answer."""
+        """Hold the next call for which ``match`` is true (None: any call) after it was applied, before its answer."""
         return Hold(self, match, reply=True)
 
     # For sessions
@@ -269,13 +269,13 @@ class MemoryServer:
             raise StoreUnreachableError(
                 f"memory://{self.name} did not answer within {connect_timeout:g} s: it is suspended"
             ) from None
-        self._bind_loop()  # again: another loop may have come first while we waited
+        self._bind_loop()  # again: another loop may have opened a session while we waited
         session = make(next(self._ids))
         self._sessions[session.id] = session
         return session
 
     def _bind_loop(self) -> None:
-        """One event loop at a time; another may follow when all sessions of the one before are closed."""
+        """Bind the server to the running event loop. Raises UsageError if another loop has open sessions."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             for session in self.sessions:

@@ -1,12 +1,12 @@
 """The client's half of the memory store: a session.
 
-An operation is applied at the moment it is called and answered after one trip through the event loop, so that loops over
-a memory store stay fair and can be cancelled. Only when a fault is being played, or a call of the same session still
-waits for one, does a call take the long way: stand in the session's line, be sent when connected, pass the hooks, be
-applied when it is the first in line, pass the hooks again, be answered when connected.
+An operation is applied when it is called, and its result is returned after one turn of the event loop, so that loops over a
+memory store stay fair and can be cancelled. If faults are injected, or an earlier call of the session is still waiting, a call
+goes through more steps: it joins the session's queue, waits for the connection, runs the ``before`` hooks, waits until it is
+the first in the queue, is applied, runs the ``after`` hooks, and waits for the connection to return its result.
 
-What a call that the session's end overtakes has to say depends on how far it came: before it was sent, SessionLostError;
-after, a write cannot know whether it was applied, and says OutcomeUnknownError.
+If the session ends meanwhile, a call that was not yet sent raises SessionLostError. A write that was sent cannot know whether
+it was applied and raises OutcomeUnknownError.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ T = TypeVar("T")
 class MemorySession(Session):
     """One session with a :class:`MemoryServer`.
 
-    While it is connected its ``stop_at`` is infinite: nothing can end it behind our back, so no clock is needed.
+    While it is connected its ``stop_at`` is infinite: it cannot end unnoticed, so no clock is needed.
     """
 
     def __init__(self, server: MemoryServer, root: str, timeout: float, identity: int) -> None:
@@ -54,7 +54,7 @@ class MemorySession(Session):
         self.state, self.stop_at = SessionState.CONNECTED, math.inf
         self._server, self._root = server, root
         self._loop = asyncio.get_running_loop()
-        # The server's knowledge: whether it lives there. The client's: whether it has closed. Between them: what is cut.
+        # The server knows whether the session is alive, the client whether it has closed it. The others are injected faults.
         self._alive, self._closed, self._disconnected, self._frozen = True, False, False, False
         self._reason = ""
         self._silent_since: float | None = None
@@ -141,7 +141,7 @@ class MemorySession(Session):
         finally:
             self._state_waiters.pop(future, None)
 
-    # How a call travels
+    # The way of a call
 
     async def _call(self, verb: str, paths: tuple[str, ...], ops: tuple[Op, ...], apply: Callable[[], T]) -> T:
         self._check_usable()
@@ -166,7 +166,7 @@ class MemorySession(Session):
                     await self._wait_until(lambda: self._queue[0] is ticket and self._can_send and self._alive)
                     try:
                         answer: T | AiokccError = apply()
-                    except NodeError as error:  # an answer as any other: it travels back the same way
+                    except NodeError as error:  # a reply like any other: the hooks run on it too
                         answer = error
                     self._leave_queue(ticket)
                     await self._server._run_hooks(call, after=True)
@@ -176,7 +176,7 @@ class MemorySession(Session):
                     self._leave_queue(ticket)
         except TimeoutError:
             if scope is None or not scope.expired():
-                raise  # a hook's own
+                raise  # a hook raised it
             if sent and call.writes:
                 raise OutcomeUnknownError(
                     f"session {self.id} ended ({self._reason}) before the answer to {call.verb} {', '.join(call.paths)}"
@@ -197,12 +197,12 @@ class MemorySession(Session):
 
     @property
     def _can_send(self) -> bool:
-        """Whether what this session sends arrives."""
+        """Whether requests of this session reach the server."""
         return not (self._disconnected or self._server._down)
 
     @property
     def _can_receive(self) -> bool:
-        """Whether answers and news arrive."""
+        """Whether replies and changes reach this session."""
         return self._can_send and not self._frozen and self.state is SessionState.CONNECTED
 
     def _check_loop(self) -> None:
@@ -219,7 +219,7 @@ class MemorySession(Session):
     def _lost_error(self) -> SessionLostError:
         return SessionLostError(f"session {self.id} of memory://{self._server.name} is over: {self._reason}")
 
-    # What a call does
+    # The effect of a call
 
     def _full(self, path: str) -> str:
         return f"{self._root}/{path}" if check_path(path) else self._root
@@ -261,10 +261,10 @@ class MemorySession(Session):
             case Delete():
                 return TreeOp("delete", full, version=op.version)
 
-    # How the state moves
+    # The state
 
     def _close(self) -> None:
-        """Leave. The server hears of it only if the connection is there: otherwise the session lives on until expired."""
+        """Close the session. Without a connection the server does not notice, and keeps the session until it expires."""
         self._reason = self._reason or "it was closed"
         can_send = self._can_send and not self._frozen
         self._closed = True
@@ -273,7 +273,7 @@ class MemorySession(Session):
             self._server._end(self, self._reason)
 
     def _update_state(self, stop_at: float | None = None) -> None:
-        """Bring the client's view in line with what is cut, as far as news can reach it."""
+        """Set ``state`` and ``stop_at`` according to the injected faults, unless the client is frozen."""
         if self._closed or self.state is SessionState.LOST:
             return
         if self._frozen or not self._can_send:

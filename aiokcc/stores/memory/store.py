@@ -1,4 +1,4 @@
-"""Where ``memory://`` URLs lead: the servers of this process by name, and the store that opens sessions with one."""
+"""The store for ``memory://`` URLs, and the memory servers of this process by name."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["MemoryStore"]
 
 _SCHEME: Final = "memory://"
 
-# Weak: a tree lives as long as a store or a session holds it, so that tests need not clean up after themselves.
+# Weak references: a tree lives while a store or a session refers to it, so tests need not clean up.
 _servers: weakref.WeakValueDictionary[str, MemoryServer] = weakref.WeakValueDictionary()
 
 
 class MemoryStore(Store):
-    """A root in the tree of this name. ::
+    """A root in the in-process tree of a name. ::
 
     store = MemoryStore("demo", "/replay")
     async with store.session() as session:
@@ -32,7 +32,7 @@ class MemoryStore(Store):
     """
 
     server: MemoryServer
-    """The tree's server, on which tests play faults."""
+    """The server of the tree, through which tests inject faults."""
 
     def __init__(self, name: str, root: str = DEFAULT_ROOT) -> None:
         if not isinstance(name, str) or not name or "/" in name:

@@ -1,17 +1,17 @@
-"""A tree of nodes with ZooKeeper's semantics, and nothing around it: no sessions, no waiting, no clock.
+"""A tree of nodes with ZooKeeper's semantics, without sessions, waiting or clock.
 
-The rules, as the server applies them:
+These are the rules of a ZooKeeper server:
 
 * A node's data version starts at 0 and counts its writes; a node that is created again starts at 0 again.
-* Every creation below a node counts, whatever its kind, and the count is the number of the next sequential node. It
-  never goes back, so that a number is not given twice while the parent lives; a failed transaction counts nothing.
-* Which error comes first: no node, then the version, then the children (for a deletion).
-* In a transaction each operation sees what those before it did. One that fails takes all of them back.
+* A node counts all creations of children, sequential or not, and the count is the number of the next sequential child. It
+  never decreases, so a number is not given twice while the parent exists. A failed transaction does not change it.
+* If several errors apply, the order is: no node, then the version, then (for a deletion) the children.
+* In a transaction each operation sees the effects of those before it. If one fails, all are undone.
 
-Invariant: every node but ``/`` has its parent in the tree, and is among that parent's names; an ephemeral node has no
-children, and is listed under its owner.
+Invariant: every node but ``/`` has its parent in the tree and is among the parent's children; an ephemeral node has no
+children and is listed under its owner.
 
-Paths are absolute here. A refusal says only its kind and the operation's position: who asked knows the names.
+Paths are absolute here. An error has only its kind and the operation's position; the session adds the relative path.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from aiokcc.stores.port import ANY_VERSION
 __all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode"]
 
 Key: TypeAlias = tuple[str, bool]
-"""What can be watched: a path, and whether the names below it (True) or the node itself (False)."""
+"""The key of a watch: a path, and True for the names of its children or False for the node itself."""
 
 
 class TreeError(Exception):
-    """An operation cannot be applied; the tree is as it was. Never leaves the store: the session raises ``kind``."""
+    """An operation cannot be applied; the tree is unchanged. The session catches it and raises ``kind``."""
 
     def __init__(self, kind: type[NodeError], index: int = 0) -> None:
         self.kind, self.index = kind, index
@@ -51,7 +51,7 @@ class ZNode:
 
 @dataclass(frozen=True, slots=True)
 class TreeOp:
-    """One operation on absolute paths. ``verb``: check, set, create, delete."""
+    """One operation on an absolute path. ``verb`` is check, set, create or delete."""
 
     verb: str
     path: str
@@ -62,20 +62,23 @@ class TreeOp:
 
 
 def split_path(path: str) -> tuple[str, str]:
-    """The parent's path and the name in it."""
+    """Return the parent's path and the name in it."""
     parent, _, name = path.rpartition("/")
     return parent or "/", name
 
 
 class Tree:
-    """The nodes by path, and which of them each session owns."""
+    """The nodes by path, and the ephemeral nodes of each session."""
 
     def __init__(self) -> None:
         self.nodes: dict[str, ZNode] = {"/": ZNode(b"", 0, 0, 0)}
         self._owned: dict[int, dict[str, None]] = {}
 
     def apply(self, ops: Iterable[TreeOp], now: int) -> tuple[list[int | str | None], dict[Key, None]]:
-        """Apply all operations or none; their results, and what has changed, in order. TreeError if one cannot be."""
+        """Apply all operations; return their results and the keys of the watches to notify, in order.
+
+        Raises TreeError, and applies none, if one of them fails.
+        """
         undo: list[Callable[[], None]] = []
         changed: dict[Key, None] = {}
         results: list[int | str | None] = []
@@ -89,7 +92,7 @@ class Tree:
         return results, changed
 
     def delete_owned(self, owner: int, now: int) -> dict[Key, None]:
-        """Delete every node of a session that has ended; what has changed."""
+        """Delete all ephemeral nodes of a session; return the keys of the watches to notify."""
         return self.apply([TreeOp("delete", path) for path in self._owned.get(owner, ())], now)[1]
 
     def _apply_one(

@@ -1,7 +1,7 @@
-"""The memory store's watch: which paths have changed since they were last reported.
+"""The memory store's watch: the watched paths that have changed since they were last reported.
 
-The server marks what changes; the state is read when it is reported. So however many changes came in between, what is
-reported last is what the tree holds, and a call that is cancelled loses nothing: what it would have reported stays marked.
+The server marks a path when it changes; its content is read when it is reported. So the content reported last is what the
+tree holds, whatever was skipped. A cancelled call loses nothing: its paths stay marked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["MemoryWatch"]
 
 
 class MemoryWatch(Watch):
-    """Watched paths of one session, and which of them are due to be reported."""
+    """The watched paths of one session, and those of them with an unreported change."""
 
     def __init__(self, session: MemorySession) -> None:
         self._session, self._closed = session, session.state is SessionState.LOST
@@ -82,7 +82,7 @@ class MemoryWatch(Watch):
                 waited = True
 
     async def _report_through_hooks(self) -> list[Change]:
-        """Report by way of the hooks: ``before`` makes the news late, ``after`` makes them old."""
+        """Return the changes by way of the hooks: a slow ``before`` delays the read, a slow ``after`` delays its result."""
         session = self._session
         taken: dict[Key, Change] = {}
         scope: asyncio.Timeout | None = None
@@ -99,7 +99,7 @@ class MemoryWatch(Watch):
                 finally:
                     self._scopes.discard(scope)
         except BaseException as error:
-            # Not reported: they are due again, before what has come since.
+            # They were not reported: mark them again, before later changes.
             self._unreported = dict.fromkeys(key for key in taken if key in self._paths) | self._unreported
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 raise self._closed_error() from None
