@@ -57,6 +57,7 @@ async def main(given: list[str]) -> None:
             bootstrap_servers=servers,
             store=store,
             period="1m",
+            end=None,  # follow what is written; without it the replay ends where the topics end now
             caught_up="release",
         ) as replay:
             reading, writing = asyncio.ensure_future(replay.run(handle)), asyncio.ensure_future(write_on())

@@ -46,7 +46,7 @@ def replay(
     store: str | Store,
     period: str | int | timedelta,
     start: str | int | datetime = "earliest",
-    end: str | int | datetime | None = None,
+    end: str | int | datetime | None = "now",
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | Callable[[str, int], object] | None = None,
     group_id: str | None = None,
     assignment: Literal["managed", "group", "fixed"] | None = None,
@@ -88,9 +88,9 @@ def replay(
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
     :param start: a time, ``"earliest"``, or ``"committed"``: what stands in ``offset_storage`` when the run is founded, whoever
         has put it there; a partition for which nothing does starts at its earliest record
-    :param end: a time, ``"now"`` (the ends of the logs when the group is founded; a transaction whose marker has not been
-        written by then, which may be a moment after its commit was answered, lies beyond it), or None to follow until
-        :meth:`Replay.stop`: then new partitions, and new topics that match the pattern, join while the replay runs
+    :param end: a time, ``"now"`` (the default: the ends of the logs when the group is founded; a transaction whose marker has
+        not been written by then, which may be a moment after its commit was answered, lies beyond it), or None to follow
+        until :meth:`Replay.stop`: then new partitions, and new topics that match the pattern, join while the replay runs
     :param partitions: which partitions this process runs; by default all. A list, or a function of topic and number that says
         whether they are ours, as ``lambda topic, number: number % 3 == 0``: only such a rule, or the default, takes
         partitions that join later. One that is in no process's list blocks the group until somebody is started who has it

@@ -48,7 +48,7 @@ def replay(
     name: str,
     period: str | int | timedelta,
     start: str | int | datetime = "earliest",
-    end: str | int | datetime | None = None,
+    end: str | int | datetime | None = "now",
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
     assignment: Literal["managed"] | None = None,
     subscription: object = None,
@@ -94,8 +94,8 @@ def replay(
     :param name: identifies the pipeline under the store's root: started again, it goes on after what it has published
     :param period: how long a period is: ``"1h"``, a timedelta, or milliseconds
     :param start: a time, or ``"earliest"``
-    :param end: a time, ``"now"`` (the ends of the logs when the group is founded), or None to follow for ever: then
-        partitions that are added later, and topics that come to match the pattern, join while it runs
+    :param end: a time, ``"now"`` (the default: the ends of the logs when the group is founded), or None to follow for ever:
+        then partitions that are added later, and topics that come to match the pattern, join while it runs
     :param partitions: which partitions Spark runs, where others of the group run the rest; by default all
     :param assignment: ``"managed"``: the pipeline takes part in a group whose leader says who runs which partitions. All of the
         pipeline's go together, to one driver; others that are started with the same name, on any machine, stand by, and one

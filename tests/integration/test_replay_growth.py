@@ -48,7 +48,7 @@ async def test_semantics_12_a_new_partition_joins_at_the_limit(kafka: local.Kafk
     await write(kafka.bootstrap, topic, [row(0, minute) for minute in range(5)])
     seen = Seen()
     async with aiokcc.replay(
-        topic, bootstrap_servers=kafka.bootstrap, store=zk_root, period="1m", metadata_max_age_ms=200
+        topic, bootstrap_servers=kafka.bootstrap, store=zk_root, period="1m", end=None, metadata_max_age_ms=200
     ) as replay:
         running = asyncio.ensure_future(replay.run(seen.handle))
         await seen.until(5)
@@ -69,7 +69,12 @@ async def test_semantics_12_a_new_topic_that_matches_the_pattern_joins(kafka: lo
     await write(kafka.bootstrap, f"{stem}-a", [row(0, minute) for minute in range(3)])
     seen = Seen()
     async with aiokcc.replay(
-        pattern=f"{stem}-.*", bootstrap_servers=kafka.bootstrap, store=zk_root, period="1m", metadata_max_age_ms=200
+        pattern=f"{stem}-.*",
+        bootstrap_servers=kafka.bootstrap,
+        store=zk_root,
+        period="1m",
+        end=None,
+        metadata_max_age_ms=200,
     ) as replay:
         running = asyncio.ensure_future(replay.run(seen.handle))
         await seen.until(3)

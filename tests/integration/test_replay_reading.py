@@ -12,7 +12,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
-from tests.replays import MINUTE, all_places, at, in_step, other_tasks, places, replaying, topic
+from tests.replays import MINUTE, all_places, at, in_step, memory, other_tasks, places, replaying, topic
 
 Reader = Callable[[Replay, list[Any]], Awaitable[None]]
 
@@ -82,6 +82,16 @@ async def test_each_way_sees_every_record_once_in_period_order(kafka: local.Kafk
     for where in {(r.topic, r.partition) for r in seen}:
         offsets = [r.offset for r in seen if (r.topic, r.partition) == where]
         assert offsets == sorted(offsets), "each partition in the order of its log"
+
+
+async def test_without_an_end_it_ends_where_the_topics_end(kafka: local.Kafka) -> None:
+    """As the README's first lines have it: the program returns when it has read what there is."""
+    name = await topic(kafka, [at(0), at(1)], [])
+    seen: list[Any] = []
+    async with aiokcc.replay(name, bootstrap_servers=kafka.bootstrap, store=memory(), period="1m") as replay:
+        summary = await replay.run(seen.append)
+    assert places(seen) == all_places(name, 2)
+    assert summary.records == 2
 
 
 @pytest.mark.parametrize("read", READERS)

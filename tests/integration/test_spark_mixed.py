@@ -190,6 +190,7 @@ async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers
         "pattern": f"{stem}-.*",
         "bootstrap_servers": kafka.bootstrap,
         "period": "1s",
+        "end": None,
         "metadata_max_age_ms": 200,
     }
     alone, beside, changed = MemorySink(), MemorySink(), asyncio.Event()

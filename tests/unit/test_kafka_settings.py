@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,14 +11,25 @@ from typing import Any
 import pytest
 
 import aiokcc
+from aiokcc.cli.arguments import parse
+from aiokcc.cli.replay_arguments import as_keywords
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.spark.replay import replay as spark_replay
 
 
 def check(*topics: Any, **changed: Any) -> None:
     """Nothing listens at these addresses: whatever is raised is raised without them."""
     settings: dict[str, Any] = {"bootstrap_servers": "127.0.0.1:1", "store": "zk://127.0.0.1:1/root", "period": "1m"}
     aiokcc.replay(*(topics or ("orders", "payments")), **{**settings, **changed})
+
+
+def test_the_library_and_the_command_line_have_the_same_end_by_default() -> None:
+    """A program that says nothing about the end has one: whoever wants to follow says ``end=None``, or ``--follow``."""
+    environment = {"AIOKCC_STORE": "zk://h/x", "AIOKCC_BOOTSTRAP_SERVERS": "h:1"}
+    typed = as_keywords(parse(["replay", "handlers:handle", "--topic", "orders", "--period", "1m"], environment))
+    defaults = [inspect.signature(function).parameters["end"].default for function in (aiokcc.replay, spark_replay)]
+    assert [typed["end"], *defaults] == ["now"] * 3
 
 
 def settings_of(*topics: str, **changed: Any) -> ReplaySettings:
