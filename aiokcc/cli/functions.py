@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from aiokcc.cli.words import did_you_mean
 from aiokcc.errors import UsageError
 
 __all__ = ["load", "place"]
@@ -78,9 +78,8 @@ def _import(module_name: str, path: str) -> Any:
 
 def _instead(found: Any, part: str) -> str:
     names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
-    near = difflib.get_close_matches(part, names, 1)
-    if near:
-        return f"; is {near[0]!r} meant?"
+    if near := did_you_mean(part, names):
+        return near
     module = getattr(found, "__name__", None)
     mine = [n for n in names if inspect.isfunction(f := getattr(found, n)) and f.__module__ == module]
     return f"; it has {', '.join(mine[:10])}" if mine else ""

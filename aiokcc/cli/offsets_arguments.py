@@ -1,4 +1,4 @@
-"""What may be typed after ``aiokcc offsets``, and the help that teaches it."""
+"""What may be typed after ``aiokcc offsets``."""
 
 from __future__ import annotations
 
@@ -6,63 +6,17 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final
 
+from aiokcc.cli import help_texts as texts
 from aiokcc.cli.replay_arguments import SERVERS, setting
 from aiokcc.core.committed_offset import MAX_OFFSET
 from aiokcc.core.partitions import MAX_NUMBER
 from aiokcc.core.periods import parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_actions"]
+__all__ = ["add_actions"]
 
-USAGE: Final = "aiokcc offsets ACTION …"
-BRIEF: Final = "show, set, reset, export, import or migrate committed offsets"
-DESCRIPTION: Final = """\
-Look at the offsets that replays have committed, and change them between two runs.
-
-where they are kept:
-  in the store   below its root, as offsets/TOPIC/PARTITION: aiokcc.replay(offset_storage="zookeeper"). Give the store's URL.
-  in Kafka       under a group's name: aiokcc.replay(group_id=…). Give --group-id, and the store's URL too, so that a run that
-                 is still going on is seen.
-"""
-END: Final = """\
-what they are good for:
-  A run that goes on does so by its last cut and by what it has committed itself. Offsets that somebody else has written never
-  hide a record from it, so nothing here can harm a run; it would only commit over what you write. That is why writing is
-  refused while a run under the store's root has not ended. Offsets written here count for a new run, which is told to start
-  at 'committed'.
-
-examples:
-  aiokcc offsets show zk://127.0.0.1:2181/replay
-  aiokcc offsets show --group-id billing --bootstrap-servers 127.0.0.1:9092
-  aiokcc offsets set orders 3 1200 --group-id billing
-  aiokcc offsets reset 2026-01-01T00:00Z --topic orders
-  aiokcc offsets export zk://127.0.0.1:2181/january | aiokcc offsets import - zk://127.0.0.1:2181/february
-  aiokcc offsets migrate --to zookeeper --group-id billing zk://127.0.0.1:2181/february
-
-`aiokcc offsets ACTION --help` explains each.
-"""
-_SHOW: Final = """\
-Show what is committed: topic, partition, offset, how far that is behind the end of the log, when it was committed and by whom.
-How far it is behind is known only with Kafka's address (--bootstrap-servers).
-"""
-_SET: Final = """\
-Set the offset of one partition: the next run that starts at 'committed' begins there. It must lie in the partition's log.
-"""
-_RESET: Final = """\
-Set the offsets of all partitions, or of some topics, to the first record at or past a time, to the earliest record, or to the
-end of the log. Without --topic these are the topics of the run under the store's root, and those that have offsets already.
-"""
-_EXPORT: Final = """\
-Write what is committed to standard output, as JSON or CSV; `aiokcc offsets import` reads both.
-"""
-_IMPORT: Final = """\
-Set offsets from a file that `aiokcc offsets export` has written: JSON, or CSV with the columns topic, partition and offset. All
-of it is checked before anything is written. Partitions that are not in the file keep what they have.
-"""
-_MIGRATE: Final = """\
-Copy offsets from Kafka to the store, or back: to change offset_storage= between two runs. What they are copied from stays as it
-is. To do it again changes nothing.
-"""
+_BREAK: Final = "\n" + " " * 22
+"""Continues a usage on the next line."""
 
 
 def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_store: Callable[[Any], None]) -> None:
@@ -91,7 +45,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
         "show",
         f"{where} [--topic TOPIC …] [--json]",
         "offset, lag, when and by whom",
-        _SHOW,
+        texts.OFFSETS_SHOW,
         "",
         "--topic orders",
         "--json | jq '.offsets[] | select(.lag > 1000)'",
@@ -100,9 +54,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     show.add_argument("--json", action="store_true", help="one JSON object (docs/command-line.md has its fields)")
     one = action(
         "set",
-        f"TOPIC PARTITION OFFSET {where} [--dry-run] [--force]",
+        f"TOPIC PARTITION OFFSET {where}{_BREAK}[--dry-run] [--force]",
         "of one partition",
-        _SET,
+        texts.OFFSETS_SET,
         "orders 3 1200",
         "orders 3 1200 --group-id billing --dry-run",
     )
@@ -112,9 +66,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     _add_writing(one)
     reset = action(
         "reset",
-        f"TO {where} [--topic TOPIC …] [--dry-run] [--force]",
+        f"TO {where} [--topic TOPIC …]{_BREAK}[--dry-run] [--force]",
         "to a time, to the earliest or to the latest record",
-        _RESET,
+        texts.OFFSETS_RESET,
         "earliest",
         "latest --topic orders --topic payments",
         "2026-01-01T00:00Z --dry-run",
@@ -125,9 +79,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     _add_writing(reset)
     export = action(
         "export",
-        f"{where} [--topic TOPIC …] [--format json|csv]",
+        f"{where} [--topic TOPIC …]{_BREAK}[--format json|csv]",
         "to a file, as JSON or CSV",
-        _EXPORT,
+        texts.OFFSETS_EXPORT,
         "> offsets.json",
         "--format csv --group-id billing > offsets.csv",
     )
@@ -137,7 +91,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
         "import",
         f"FILE {where} [--dry-run] [--force]",
         "from such a file",
-        _IMPORT,
+        texts.OFFSETS_IMPORT,
         "offsets.json",
         "- < offsets.csv",
     )
@@ -145,9 +99,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     _add_writing(bring)
     migrate = action(
         "migrate",
-        "--to kafka|zookeeper --group-id ID [URL] [--topic TOPIC …] [--dry-run] [--force]",
+        f"--to kafka|zookeeper --group-id ID [URL]{_BREAK}[--topic TOPIC …] [--dry-run] [--force]",
         "from Kafka to the store, or back",
-        _MIGRATE,
+        texts.OFFSETS_MIGRATE,
         "--to zookeeper --group-id billing",
         "--to kafka --group-id billing --dry-run",
     )

@@ -13,51 +13,9 @@ from typing import Any, Final
 from aiokcc.core.periods import parse_duration, parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["BRIEF", "DESCRIPTION", "END", "USAGE", "add_options", "as_keywords", "setting"]
+__all__ = ["SERVERS", "add_options", "as_keywords", "setting"]
 
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
-USAGE: Final = """\
-aiokcc replay MODULE:HANDLER (--topic TOPIC [--topic …] | --pattern REGEX) --period TIME
-                     [--from TIME] [--to TIME | --follow] [--processes N] [--assignment managed]
-                     [--bootstrap-servers HOST:PORT,…] [--store URL] [more below]"""
-BRIEF: Final = "run a handler over Kafka topics, all partitions in step in event time"
-DESCRIPTION: Final = """\
-Run Kafka topics through a function of yours, one period of event time after the other, over any number of processes: nobody
-gets a record of a period before everybody has done all of the period before. Needs: pip install 'aiokcc[kafka]'
-
-  # handlers.py
-  async def handle(record):          # or a plain function; record is aiokafka's ConsumerRecord
-      print(record.topic, record.partition, record.offset, record.timestamp, record.value)
-"""
-END: Final = f"""\
-examples:
-  aiokcc local up                                              a Kafka and a ZooKeeper to try it with
-  aiokcc replay handlers:handle --topic orders --topic payments --period 1m \\
-      --from 2026-01-01T00:00Z --to 2026-02-01T00:00Z \\
-      --bootstrap-servers 127.0.0.1:9092 --store zk://127.0.0.1:2181/january --processes 4
-  aiokcc replay handlers:handle --topic orders --period 1h --store memory://once     one process, no ZooKeeper
-  aiokcc replay handlers:handle --topic orders --period 1m --follow                  history, then the present
-  aiokcc replay handlers:handle --pattern 'orders-.*' --period 1m --follow           new topics that match join
-  aiokcc replay handlers:handle … --assignment managed         again in other terminals, on other machines: they share it
-  aiokcc replay handlers:handle_all --batches …                a list of records at a time: faster
-  aiokcc replay handlers:handle … > result.csv                 what the handler prints; our own words go to stderr
-
-stopping:
-  Ctrl-C or SIGTERM stops in good order: no further record is begun, handlers that run return, offsets are committed, partitions
-  are given up. A second one stops at once, whatever a handler does. Exit code 130 or 143.
-
-going on:
-  Stopped, killed or failed, the same command goes on where the last period closed: nothing is lost, at most the open period
-  is handled again. Stopped in good order with --offset-storage zookeeper or --group-id, it goes on with the very next record.
-  A run that has ended stays so; to run it again, use another root (the end of the store's URL).
-  With memory:// nothing is remembered; --group-id and --from committed go on by what was committed to Kafka.
-
-times:
-  ISO 8601 with a zone, such as 2026-01-31T00:00Z, or milliseconds since the epoch. Durations: 500ms, 30s, 5m, 1h30m, 1d.
-
-environment:
-  AIOKCC_STORE and {SERVERS} stand in for --store and --bootstrap-servers.
-"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from aiokcc.core.periods import format_duration
 
-__all__ = ["count", "listed", "short_names", "span"]
+__all__ = ["count", "did_you_mean", "listed", "short_names", "span"]
 
 _SECONDS_ONLY: Final = 10
 _MINUTE: Final = 60
@@ -27,6 +28,12 @@ def span(seconds: float) -> str:
 def count(number: int, thing: str) -> str:
     """``1 member``, ``1,024 partitions``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def did_you_mean(word: str, choices: Iterable[str], *, quote: Callable[[str], str] = repr) -> str:
+    """Return ``; did you mean 'status'?``, or nothing if no choice is near."""
+    near = difflib.get_close_matches(word, list(choices), 1)
+    return f"; did you mean {quote(near[0])}?" if near else ""
 
 
 def listed(words: Iterable[str], most: int = 3) -> str:

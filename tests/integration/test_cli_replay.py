@@ -278,7 +278,7 @@ async def test_what_cannot_be_done_is_said_before_anything_is_started(place: Pla
     assert nowhere.code == 1
     assert nowhere.err.startswith("aiokcc: could not connect to Kafka at 127.0.0.1:1")
     assert "aiokcc local kafka" in nowhere.err
-    assert (typo.code, typo.err) == (2, "aiokcc: handlers has no 'shw'; is 'show' meant?\n")
+    assert (typo.code, typo.err) == (2, "aiokcc: handlers has no 'shw'; did you mean 'show'?\n")
     for ended in (many, alone, unknown, nowhere, typo):
         assert ended.out == ""
         assert "Traceback" not in ended.err

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from aiokcc import __version__
 from aiokcc.cli import main
-from aiokcc.cli.arguments import command, parse
+from aiokcc.cli.arguments import command, make_parser, parse
 from aiokcc.cli.page import Page, lay_out
 from aiokcc.cli.paper import write_line, write_page
 from aiokcc.cli.screen import LogLines, choose_screen
@@ -50,6 +52,15 @@ MOVING = Status(
     periods_closed=4,
     problems=(),
 )
+
+
+def verbs_of(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
+    """Every verb, and every action or service of one."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, below in action.choices.items():
+                yield f"{before}{name}"
+                yield from verbs_of(below, f"{before}{name} ")
 
 
 def page_of(status: Status, **options: object) -> Page:
@@ -283,7 +294,14 @@ class TestArguments:
             (["period", URL, "-5m"], "PERIOD"),
             (["release", URL], "--yes"),
             (["local"], "SERVICE"),
-            (["local", "redis"], "invalid choice: 'redis'"),
+            (["local", "redis"], "invalid choice: 'redis'; expected zookeeper, kafka, spark, up"),
+            (["stauts", URL], "invalid choice: 'stauts'; did you mean 'status'?"),
+            (["offsets", "shwo", URL], "invalid choice: 'shwo'; did you mean 'show'?"),
+            (["status", URL, "--wacht"], "status has no option --wacht; did you mean --watch?"),
+            (["offsets", "show", URL, "--group", "g"], "offsets show has no option --group; did you mean --group-id?"),
+            (["local", "spark", "--worker=2"], "local spark has no option --worker; did you mean --workers?"),
+            (["status", URL, "--xyz"], "status has no option --xyz\nTry 'aiokcc status --help'."),
+            (["--verbos", "status", URL], "aiokcc has no option --verbos; did you mean --verbose?"),
             (["local", "zookeeper", URL], "they print one"),
             (["local", "zookeeper", "--servers", "0"], "at least 1"),
             (["local", "zookeeper", "--port", "70000"], "a port lies between"),
@@ -317,6 +335,18 @@ class TestArguments:
         shown = capsys.readouterr().out
         assert "examples:" in shown
         assert f"aiokcc {verb}" in shown
+
+    @pytest.mark.parametrize("verb", ["", *verbs_of(make_parser())])
+    def test_the_help_fits_80_columns_and_breaks_no_word(
+        self, verb: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        shown = {}
+        for columns in (80, 1000):
+            monkeypatch.setenv("COLUMNS", str(columns))
+            assert main([*verb.split(), "--help"]) == 0
+            shown[columns] = capsys.readouterr().out
+        assert [line for line in shown[80].splitlines() if len(line) > 80] == []
+        assert shown[80].split() == shown[1000].split()
 
     def test_the_help_tells_the_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--help"]) == 0

@@ -69,11 +69,19 @@ class TestWords:
             (["--to", "now", "--follow"], "not allowed with"),
             (["--pattern", "orders-.*"], "--pattern: not allowed with argument --topic"),
             (["--speed", "9"], "replay has no option --speed"),
+            (["--proceses", "4"], "replay has no option --proceses; did you mean --processes?"),
+            (["--start", "earliest"], "replay has no option --start; did you mean --from?"),
+            (["--end", "now"], "replay has no option --end; did you mean --to?"),
+            (["--on-error", "deadletter"], "'deadletter'; did you mean 'dead-letter'?"),
         ],
     )
     def test_what_is_refused(self, more: list[str], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             parsed(*more)
+
+    def test_a_mistyped_option_is_named_before_the_one_that_is_missing(self) -> None:
+        with pytest.raises(UsageError, match="replay has no option --perod; did you mean --period?"):
+            parse(["replay", "handlers:handle", "--topic", "orders", "--perod", "1m"], ENVIRONMENT)
 
     def test_what_is_missing(self) -> None:
         with pytest.raises(UsageError, match="where do the processes meet.* memory://once"):
@@ -127,7 +135,7 @@ class TestFunctions:
             ("mine_b", "'mine_b' names no function; expected MODULE:FUNCTION"),
             ("nope_b:handle", "there is no module 'nope_b', in .* or installed$"),
             ("mine_b.py:handle", "there is no module 'mine_b.py'.* no .py: mine_b:handle"),
-            ("mine_b:hande", "mine_b has no 'hande'; is 'handle' meant"),
+            ("mine_b:hande", "mine_b has no 'hande'; did you mean 'handle'?"),
             ("mine_b:zzz", "mine_b has no 'zzz'; it has handle, two, many$"),
             ("mine_b:NUMBER", "mine_b:NUMBER is an int, which cannot be called; expected a function of a record"),
             ("mine_b:two", r"mine_b:two\(a, b\) cannot be called with a record"),

@@ -1,0 +1,295 @@
+"""The texts of ``--help``: what each verb does, and examples.
+
+They are printed as they are, so no line is longer than 80 columns.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+MAIN: Final = """\
+Replay Kafka topics in step in event time; look at a group that does, and
+steer it.
+
+the store:
+  Give its URL anywhere after the verb, or with --store, or once and for all
+  in AIOKCC_STORE:
+
+    aiokcc status zk://127.0.0.1:2181/replay
+    export AIOKCC_STORE=zk://h1:2181,h2:2181,h3:2181/replay
+    aiokcc status --watch
+"""
+MAIN_END: Final = """\
+exit codes:
+  0    done
+  1    it could not be done: no server answers, no permission, no such group,
+       no Java …
+  2    the command was not understood; nothing was sent
+  3    status: the group is stuck (see `aiokcc status --help`)
+  130  ended by Ctrl-C        143  ended by SIGTERM
+
+`aiokcc VERB --help` explains each verb with examples.
+"""
+STATUS_USAGE: Final = "aiokcc status [URL] [--watch] [--json] [--all] [--stuck-after TIME]"
+STATUS: Final = """\
+Show how a group stands: first of all which partition blocks, on which member,
+for how long.
+"""
+STATUS_END: Final = """\
+examples:
+  aiokcc status zk://127.0.0.1:2181/replay
+  aiokcc status --watch                      follow it; ends when the run ends
+  aiokcc status --all                        every partition, however many
+  aiokcc status --json | jq -r .limit_time   one object; with --watch one a line
+  aiokcc status --stuck-after 5m || page-me  for a cron job
+
+exit codes:
+  0  the group moves, waits for new records, is on hold, was released, or has
+     ended
+  3  the group is stuck: the limit has stood for longer than --stuck-after
+     because of a partition that somebody still works on or that nobody owns;
+     or a node cannot be read (then at once)
+
+words:
+  limit    records before it are processed; nobody gets one at or past it
+  waiting  the partition has reached the limit and waits for the others
+  running  it still has records before the limit: the others wait for it
+  idle     its log holds no more records at present
+"""
+PERIOD: Final = """\
+Change the period for all members while they run; from the next boundary on.
+It also ends a hold.
+"""
+PERIOD_END: Final = """\
+examples:
+  aiokcc period 5m
+  aiokcc period 1h30m zk://127.0.0.1:2181/replay
+  aiokcc period 500ms
+"""
+HOLD: Final = """\
+Keep the limit where it is. Once this has returned the limit does not move,
+whoever leads, until a period is set again. Records before the limit are still
+processed.
+"""
+HOLD_END: Final = """\
+examples:
+  aiokcc hold
+  aiokcc period 1m        go on
+"""
+RELEASE: Final = """\
+Open the gate for all members: from then on every record passes, and partitions
+are not kept in step any more. This is final for the run; to gate again, start a
+new one under another root.
+"""
+RELEASE_END: Final = """\
+examples:
+  aiokcc release          asks first
+  aiokcc release --yes    for scripts
+"""
+MEMBERS: Final = """\
+Show who is in a managed group: what each member may be given, what it has been
+given, and what it runs.
+"""
+MEMBERS_END: Final = """\
+examples:
+  aiokcc members zk://127.0.0.1:2181/replay
+  aiokcc members --json | jq -r '.workers[] | select(.isolated) | .name'
+"""
+ISOLATE: Final = """\
+Isolate a member of a managed group: it finishes the records it has in hand,
+commits, and releases its partitions to the others. It stays connected and is
+given nothing more until `aiokcc rejoin`. A member that does not answer keeps
+what it has until it does, or until its session ends: nothing is ever run by
+two.
+"""
+ISOLATE_END: Final = """\
+examples:
+  aiokcc members
+  aiokcc isolate machine-7-4711-1
+  aiokcc rejoin machine-7-4711-1
+"""
+REJOIN: Final = """\
+Let an isolated member take part again. It is given its share with the next
+rebalance, about a second later.
+"""
+LOCAL: Final = """\
+Start real services on this machine (127.0.0.1 only), for trials and tests.
+Needs: pip install 'aiokcc[local]'
+"""
+LOCAL_END: Final = """\
+examples:
+  aiokcc local up
+  aiokcc local zookeeper --port 2181
+  aiokcc local kafka --port 9092
+  aiokcc local spark --workers 2
+"""
+ZOOKEEPER_USAGE: Final = "aiokcc local zookeeper [--servers N] [--port PORT] [--data DIR]"
+ZOOKEEPER: Final = """\
+Start a real ZooKeeper on 127.0.0.1 and keep it until Ctrl-C. Its data are
+temporary unless --data says where to keep them.
+"""
+ZOOKEEPER_END: Final = """\
+examples:
+  aiokcc local zookeeper
+  aiokcc local zookeeper --port 2181
+  aiokcc local zookeeper --servers 3 --data ./zookeeper
+"""
+KAFKA_USAGE: Final = "aiokcc local kafka [--port PORT] [--data DIR]"
+KAFKA: Final = """\
+Start a real Kafka broker on 127.0.0.1 and keep it until Ctrl-C. Its data are
+temporary unless --data says where to keep them. The first time it fetches Kafka
+from Maven Central, 44 MB, into the user's cache (AIOKCC_CACHE says where).
+"""
+KAFKA_END: Final = """\
+examples:
+  aiokcc local kafka
+  aiokcc local kafka --port 9092 --data ./kafka
+"""
+SPARK_USAGE: Final = """\
+aiokcc local spark [--workers N] [--cores N] [--memory SIZE]
+                          [--port PORT] [--data DIR]"""
+SPARK: Final = """\
+Start a real Spark cluster on 127.0.0.1, a standalone master and its workers,
+and keep it until Ctrl-C. The first time it fetches Spark's Kafka connector from
+Maven Central, 10 MB, into the user's cache (AIOKCC_CACHE says where).
+"""
+SPARK_END: Final = """\
+examples:
+  aiokcc local spark
+  aiokcc local spark --workers 4 --cores 2 --memory 4g
+  aiokcc local spark --port 7077 --data ./spark
+"""
+UP: Final = """\
+Start a ZooKeeper and a Kafka broker on 127.0.0.1 and keep them until Ctrl-C.
+Their data are temporary. The first time it fetches Kafka from Maven Central,
+44 MB, into the user's cache (AIOKCC_CACHE says where).
+"""
+UP_END: Final = """\
+examples:
+  aiokcc local up
+"""
+
+OFFSETS: Final = """\
+Look at the offsets that replays have committed, and change them between two
+runs.
+
+where they are kept:
+  in the store   below its root, as offsets/TOPIC/PARTITION; give its URL:
+                 aiokcc.replay(offset_storage="zookeeper")
+  in Kafka       under a group's name: aiokcc.replay(group_id=…). Give
+                 --group-id, and the store's URL too, so that a run that is
+                 still going on is seen.
+"""
+OFFSETS_END: Final = """\
+what they are good for:
+  A run that goes on does so by its last cut and by what it has committed
+  itself. Offsets that somebody else has written never hide a record from it, so
+  nothing here can harm a run; it would only commit over what you write. That is
+  why writing is refused while a run under the store's root has not ended.
+  Offsets written here count for a new run, which is told to start at
+  'committed'.
+
+examples:
+  aiokcc offsets show zk://127.0.0.1:2181/replay
+  aiokcc offsets show --group-id billing --bootstrap-servers 127.0.0.1:9092
+  aiokcc offsets set orders 3 1200 --group-id billing
+  aiokcc offsets reset 2026-01-01T00:00Z --topic orders
+  aiokcc offsets export zk://127.0.0.1:2181/january |
+      aiokcc offsets import - zk://127.0.0.1:2181/february
+  aiokcc offsets migrate --to zookeeper --group-id billing \\
+      zk://127.0.0.1:2181/february
+
+`aiokcc offsets ACTION --help` explains each.
+"""
+OFFSETS_SHOW: Final = """\
+Show what is committed: topic, partition, offset, how far that is behind the end
+of the log, when it was committed and by whom. How far it is behind is known
+only with Kafka's address (--bootstrap-servers) and pip install 'aiokcc[kafka]'.
+"""
+OFFSETS_SET: Final = """\
+Set the offset of one partition: the next run that starts at 'committed' begins
+there. It must lie in the partition's log.
+"""
+OFFSETS_RESET: Final = """\
+Set the offsets of all partitions, or of some topics, to the first record at or
+past a time, to the earliest record, or to the end of the log. Without --topic
+these are the topics of the run under the store's root, and those that have
+offsets already.
+"""
+OFFSETS_EXPORT: Final = """\
+Write what is committed to standard output, as JSON or CSV; `aiokcc offsets
+import` reads both.
+"""
+OFFSETS_IMPORT: Final = """\
+Set offsets from a file that `aiokcc offsets export` has written: JSON, or CSV
+with the columns topic, partition and offset. All of it is checked before
+anything is written. Partitions that are not in the file keep what they have.
+"""
+OFFSETS_MIGRATE: Final = """\
+Copy offsets from Kafka to the store, or back: to change offset_storage= between
+two runs. What they are copied from stays as it is. To do it again changes
+nothing.
+"""
+
+REPLAY_USAGE: Final = """\
+aiokcc replay MODULE:HANDLER (--topic TOPIC … | --pattern REGEX)
+                     --period TIME [--from TIME] [--to TIME | --follow]
+                     [--processes N] [--assignment managed]
+                     [--bootstrap-servers HOST:PORT,…] [--store URL]
+                     [more below]"""
+REPLAY: Final = """\
+Run Kafka topics through a function of yours, one period of event time after the
+other, over any number of processes: nobody gets a record of a period before
+everybody has done all of the period before.
+Needs: pip install 'aiokcc[kafka]'
+
+  # handlers.py
+  async def handle(record):   # or a plain function
+      # record is aiokafka's ConsumerRecord
+      print(record.topic, record.partition, record.offset, record.value)
+"""
+REPLAY_END: Final = """\
+examples:
+  a Kafka and a ZooKeeper to try it with:
+    aiokcc local up
+  a month, in four processes:
+    aiokcc replay handlers:handle --topic orders --topic payments --period 1m \\
+        --from 2026-01-01T00:00Z --to 2026-02-01T00:00Z --processes 4 \\
+        --bootstrap-servers 127.0.0.1:9092 --store zk://127.0.0.1:2181/january
+  one process, no ZooKeeper:
+    aiokcc replay handlers:handle --topic orders --period 1h \\
+        --store memory://once
+  history, then the present:
+    aiokcc replay handlers:handle --topic orders --period 1m --follow
+  new topics that match join:
+    aiokcc replay handlers:handle --pattern 'orders-.*' --period 1m --follow
+  again in other terminals, on other machines: they share it:
+    aiokcc replay handlers:handle … --assignment managed
+  a list of records at a time, which is faster:
+    aiokcc replay handlers:handle_all --batches …
+  what the handler prints; our own words go to stderr:
+    aiokcc replay handlers:handle … > result.csv
+
+stopping:
+  Ctrl-C or SIGTERM stops in good order: no further record is begun, handlers
+  that run return, offsets are committed, partitions are released. A second one
+  stops at once, whatever a handler does. Exit code 130 or 143.
+
+going on:
+  Stopped, killed or failed, the same command goes on where the last period
+  closed: nothing is lost, at most the open period is handled again. Stopped in
+  good order with --offset-storage zookeeper or --group-id, it goes on with the
+  very next record.
+  A run that has ended stays so; to run it again, use another root (the end of
+  the store's URL).
+  With memory:// nothing is remembered; --group-id and --from committed go on by
+  what was committed to Kafka.
+
+times:
+  ISO 8601 with a zone, such as 2026-01-31T00:00Z, or milliseconds since the
+  epoch. Durations: 500ms, 30s, 5m, 1h30m, 1d.
+
+environment:
+  AIOKCC_STORE and AIOKCC_BOOTSTRAP_SERVERS stand in for --store and
+  --bootstrap-servers.
+"""
