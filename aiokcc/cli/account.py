@@ -32,6 +32,7 @@ _RARE: Final = {
     "poisoned": "had no usable timestamp",
     "retried": "were tried again",
     "dead_lettered": "went to the dead-letter function",
+    "skipped": "were skipped (--late drop, --poison skip)",
 }
 
 
@@ -173,8 +174,14 @@ class Account:
         else:
             self.failure = how
 
-    def done(self) -> str:
-        """What was done, in words."""
+    def result(self, how: str) -> str:
+        """Say what was done, after a word such as ``Stopped``: the records that were handled, and what became of others."""
+        number = self._options.processes
+        lines = [f"{how}: {self._done_in_words()}{f', by {number} processes' if number > 1 else ''}."]
+        lines += [f"  {self._sum(name):,} {what}" for name, what in _RARE.items() if self._sum(name)]
+        return "\n".join(lines)
+
+    def _done_in_words(self) -> str:
         seconds = max(0.0, self._moved - (self._joined or self._moved))
         records, periods = self._sum("records"), max((c["periods"] for c in self._counts.values()), default=0)
         text = f"{count(records, 'record')} in {count(periods, 'period')} and {span(seconds)}"
@@ -184,12 +191,8 @@ class Account:
 
     def summary(self) -> str:
         """The last words of a run that has come to its end."""
-        number = self._options.processes
-        lines = [f"Done: {self.done()}{f', by {number} processes' if number > 1 else ''}."]
-        if self._released:
-            lines.append("The gate was released on the way: from there on the partitions were not kept in step.")
-        lines += [f"  {self._sum(name):,} {what}" for name, what in _RARE.items() if self._sum(name)]
-        return "\n".join(lines)
+        released = "\nThe gate was released on the way: from there on the partitions were not kept in step."
+        return self.result("Done") + (released if self._released else "")
 
     def going_on(self, last: Before, *, in_order: bool = False) -> str:
         """How to go on after a stop; one in good order has committed what was handled, if anything is committed."""
@@ -241,7 +244,8 @@ class Account:
         share = left = None
         per_second = self._records.per_second()
         if self._total:
-            done, pace = self._before.offsets + records, per_second
+            read = records + sum(map(self._sum, ("dead_lettered", "skipped", "outside")))
+            done, pace = self._before.offsets + read, per_second
             if self._options.assignment == "managed":  # others do their part of it
                 done, pace = self._together, self._pace_together.per_second()
             share = min(0.99, done / self._total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,15 +46,35 @@ def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def place(error: BaseException) -> str:
-    """Where an exception was raised: ``handlers.py, line 12, in handle``; empty if nobody knows."""
-    step = error.__traceback__
-    while step is not None and step.tb_next is not None:
-        step = step.tb_next
-    if step is None:
+def place(error: BaseException, *functions: str) -> str:
+    """Return where an exception was raised: ``handlers.py, line 12, in handle``; empty if there is no traceback.
+
+    With functions of the user's, named as on the command line, it is the last line in their files: where they called the
+    library that raised. The library's own line tells the user nothing.
+    """
+    steps = list(traceback.walk_tb(error.__traceback__))
+    for files in ({_module_file(name) for name in functions}, {_code_file(name) for name in functions}):
+        if theirs := [step for step in steps if step[0].f_code.co_filename in files]:
+            steps = theirs
+            break
+    if not steps:
         return ""
-    code = step.tb_frame.f_code
-    return f"{_short(code.co_filename)}, line {step.tb_lineno}, in {code.co_name}"
+    frame, line = steps[-1]
+    return f"{_short(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+
+
+def _module_file(name: str) -> str | None:
+    return getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+
+
+def _code_file(name: str) -> str | None:
+    """Return the file in which the function itself stands: the module may only have imported it."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    code = getattr(inspect.unwrap(found), "__code__", None) if callable(found) else None
+    return None if code is None else str(code.co_filename)
 
 
 def _import(module_name: str, path: str) -> Any:

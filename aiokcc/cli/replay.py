@@ -72,11 +72,11 @@ async def say_replay(options: argparse.Namespace) -> int:
         raise AiokccError(account.failure)
     if account.failure is not None:
         going_on = account.going_on(await look_quickly(options))
-        raise AiokccError(f"{account.failure}\nStopped: {account.done()}.\n{going_on}")
+        raise AiokccError(f"{account.failure}\n{account.result('Stopped')}\n{going_on}")
     if account.stopped or interruption.twice:
         last = await look_quickly(options)
         if not last.ended:  # which may have come just now
-            say(f"Stopped: {account.done()}.\n{account.going_on(last, in_order=not interruption.twice)}")
+            say(f"{account.result('Stopped')}\n{account.going_on(last, in_order=not interruption.twice)}")
             return interruption.code
     say(account.summary())
     return 0

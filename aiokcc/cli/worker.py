@@ -77,7 +77,7 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever it is, the command says it
         if orders["verbose"]:
             traceback.print_exc()
-        _tell(reports, error)
+        _tell(reports, error, [orders[name] for name in ("handler", "timestamp", "dead_letter") if orders[name]])
         return 1
     return 0
 
@@ -94,8 +94,7 @@ def _first_line(descriptor: int) -> tuple[bytes, bytes]:
 class Stop:
     """Ends the replay in good order, once it is asked to and there is one."""
 
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
+    def __init__(self) -> None:
         self._replay: Any = None
         self._task = asyncio.current_task()
         self.asked = False
@@ -110,7 +109,6 @@ class Stop:
         if self.asked:
             return
         self.asked = True
-        logging.getLogger("aiokcc").addHandler(_Trouble(self._reports))
         if self._replay is not None:
             self._replay.stop()
         else:
@@ -124,23 +122,10 @@ class Stop:
             replay.stop()
 
 
-class _Trouble(logging.Handler):
-    """Tells of offsets that could not be committed while a replay stops: the next start handles their records again."""
-
-    def __init__(self, reports: Reports) -> None:
-        super().__init__(logging.WARNING)
-        self._reports = reports
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Tell the command."""
-        if record.module == "offsets":
-            self._reports.send("trouble", text=record.getMessage())
-
-
 async def _until_told(control: int, more: bytes, orders: dict[str, Any], reports: Reports) -> None:
     task = asyncio.current_task()
     assert task is not None
-    stop = Stop(reports)
+    stop = Stop()
     loop = asyncio.get_running_loop()
     if not orders["verbose"]:
         loop.set_exception_handler(_unless_aiokafkas)
@@ -200,7 +185,9 @@ async def _work(orders: dict[str, Any], reports: Reports, stop: Stop) -> None:
                 await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
                 tasks.cancel_scope.cancel()
         finally:
-            reports.send("counts", last=True, **_counts(replay, counted))
+            reports.send("counts", last=True, **{**_counts(replay, counted), "records": replay.summary.records})
+            if replay.summary.commit_error is not None:  # the next start handles these records again
+                reports.send("trouble", text=replay.summary.commit_error)
         released, stopped = replay.coordinator.released, stop.asked and not replay.coordinator.ended
     reports.send("done", released=released, stopped=stopped)
 
@@ -220,7 +207,10 @@ def rule_of(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, in
 
 
 class Counted:
-    """The user's handler, and how many records it has handled: all of them, not only those of finished fetches."""
+    """The user's handler, and how many records it has handled so far.
+
+    The summary of the replay counts the same, but only when all records of a fetch are done: too late for a bar.
+    """
 
     def __init__(self, handler: Callable[[Any], Any]) -> None:
         self._handler = handler
@@ -273,6 +263,7 @@ def _counts(replay: Any, counted: Counted) -> dict[str, Any]:
         "poisoned": summary.poisoned,
         "retried": summary.retried,
         "dead_lettered": summary.dead_lettered,
+        "skipped": summary.skipped,
         "periods": summary.periods,
         "limit": replay.coordinator.limit,
     }
@@ -289,11 +280,12 @@ def _status(status: aiokcc.Status) -> dict[str, Any]:
     }
 
 
-def _tell(reports: Reports, error: BaseException) -> None:
+def _tell(reports: Reports, error: BaseException, functions: Sequence[str]) -> None:
     while isinstance(error, BaseExceptionGroup):
         error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
     if isinstance(error, AiokccError):
-        where = place(error.__cause__) if isinstance(error, HandlerError) and error.__cause__ is not None else ""
+        raised = error.__cause__ if isinstance(error, HandlerError) else None
+        where = "" if raised is None else place(raised, *functions)
         reports.send("failed", text=str(error), where=where, refused=isinstance(error, UsageError))
     else:
         text = f"unexpected: {type(error).__name__}: {error}"

@@ -33,6 +33,7 @@ from aiokcc.stores.port import ANY_VERSION, boottime
 if TYPE_CHECKING:
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.member import Member
 
@@ -104,9 +105,10 @@ class Committer:
     What was noted in one session is never committed in another: in between, somebody else may have gone further.
     """
 
-    def __init__(self, storage: Storage, member: Member, *, enabled: bool) -> None:
+    def __init__(self, storage: Storage, member: Member, summary: Summary, *, enabled: bool) -> None:
         self._storage = storage
         self._member = member
+        self._summary = summary
         self.enabled = enabled
         self._pending: dict[Partition, int] = {}
         self._session: Incarnation | None = None
@@ -138,27 +140,41 @@ class Committer:
     async def flush(self, positions: Mapping[Partition, int]) -> None:
         """Commit these, and what is left."""
         self.note(positions)
+        if self.enabled and positions and self._member.incarnation is None:
+            self._failed("there is no session with the store")
         await self._commit()
 
     async def _commit(self) -> None:
         async with self._one_at_a_time:
             pending, self._pending = self._pending, {}
             us = self._session
-            if not pending or us is None or us is not self._member.incarnation:
+            if not pending or us is None:
+                return
+            if us is not self._member.incarnation:
+                self._failed("the session in which they were reached is over")
                 return
             try:
                 async with asyncio.timeout(_DEADLINE):
                     await self._storage.commit(us, pending)
             except (TimeoutError, AiokafkaError, CoordinationError) as error:
-                log.warning("could not commit offsets: %r; the cuts in the store are what a restart goes by", error)
+                self._failed(repr(error))
+            else:
+                self._summary.commit_error = None
+
+    def _failed(self, why: str) -> None:
+        text = f"could not commit offsets: {why}; the cuts in the store are what a restart goes by"
+        self._summary.commit_error = text
+        log.warning("%s", text)
 
 
-def committer(settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> Committer:
+def committer(
+    settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
+) -> Committer:
     """The one that a replay's settings ask for."""
     if settings.offset_storage == "zookeeper":
         offsets = StoreOffsets(member)
         if settings.commit:
             member.on_claim = offsets.claimed
-        return Committer(offsets, member, enabled=settings.commit)
+        return Committer(offsets, member, summary, enabled=settings.commit)
     enabled = settings.commit and settings.group_id is not None
-    return Committer(KafkaOffsets(consumer, cluster, member), member, enabled=enabled)
+    return Committer(KafkaOffsets(consumer, cluster, member), member, summary, enabled=enabled)

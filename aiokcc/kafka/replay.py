@@ -318,6 +318,7 @@ class Replay:
                 for record in records:
                     if await stream.may_start(record):
                         yield record
+                        self.summary.records += 1
                 desk.done()
         finally:
             await desk.close()
@@ -338,6 +339,7 @@ class Replay:
         try:
             while (period := await desk.receive()) is not None:
                 yield period
+                self.summary.records += sum(map(len, period.records.values()))
                 desk.done()
         finally:
             await desk.close()
@@ -413,7 +415,7 @@ class Replay:
             await self._cluster.ask(consumer.start(), "connect to")
             how = {"assigns": not settings.by_group, "ahead": ahead}
             pump = Pump(consumer, self._cluster, member, **how, batch=settings.buffer_records)
-            commits = committer(settings, consumer, self._cluster, member)
+            commits = committer(settings, consumer, self._cluster, member, self.summary)
             released = asyncio.Event()
 
             def moved(positions: dict[Partition, int]) -> None:

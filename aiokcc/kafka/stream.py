@@ -210,7 +210,7 @@ class Stream:
     async def run_batches(self, handler: Callable[[list[Any]], Any], *, bare: bool = False) -> None:
         """Hand the records on in lists: each of this partition and one period, in the order of the log.
 
-        ``bare``: the handler is ours, and its errors are not the user's.
+        ``bare``: the handler is ours, and its errors are not the user's; it also counts the records that were handled.
         """
         batch: list[Any] = []
 
@@ -240,6 +240,8 @@ class Stream:
                     first.partition,
                     first.offset,
                 ) from error
+            if not bare:
+                self._summary.records += len(records)
             self.next_offset = done if self._lateness else records[-1].offset + 1
 
         self._flush = flush
@@ -254,7 +256,7 @@ class Stream:
     async def _run_in_order(self, handle: Handler) -> None:
         gate, lane, stamp, summary = self.gate, self.gate.lane, self._stamp, self._summary
         while (chunk := await self._take()) is not None:
-            records = iter(chunk)
+            records, left_out = iter(chunk), 0
             try:
                 for record in records:
                     ts = record.timestamp if stamp is None else stamp(record)
@@ -263,18 +265,20 @@ class Stream:
                         and lane.late_below <= ts < lane.open_below
                         and boottime() < gate.session.stop_at
                     ) and not await self._admit(record, ts):
+                        left_out += 1
                         continue
                     try:
                         await handle(record)
                     except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                        await self._failed(record, error, handle)
+                        if not await self._failed(record, error, handle):
+                            left_out += 1
             except BaseException:
-                summary.records += len(chunk) - length_hint(records) - 1
-                if self._flush is None:
+                if self._flush is None:  # otherwise whoever gets the lists counts them
+                    summary.records += len(chunk) - length_hint(records) - 1 - left_out
                     self.next_offset = record.offset
                 raise
-            summary.records += len(chunk)
             if self._flush is None and chunk:
+                summary.records += len(chunk) - left_out
                 self.next_offset = chunk[-1].offset + 1
             del chunk, records  # before others are made: the memory is still in the cache, and nothing piles up
 
@@ -284,7 +288,6 @@ class Stream:
             for record in chunk:
                 ts = await self._sound(record, record.timestamp if stamp is None else stamp(record))
                 self._read_to = record.offset + 1
-                self._summary.records += 1
                 if ts is None or self._is_behind_the_cut(ts, record.offset):
                     self.next_offset = self._open[0] if self._open else self._read_to
                     continue
@@ -341,10 +344,13 @@ class Stream:
             await gate.wait_until(ts, Span.of(self.next_offset, self._read_to))
             if self._is_behind_the_cut(ts, record.offset):
                 return
+        handled = True
         try:
             await handle(record)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            await self._failed(record, error, handle)
+            handled = await self._failed(record, error, handle)
+        if handled and self._flush is None:
+            self._summary.records += 1
 
     def _is_behind_the_cut(self, ts: int, offset: int) -> bool:
         """Whether the cut from which we go on, or go on again, holds the record already."""
@@ -403,6 +409,8 @@ class Stream:
             return max(self._greatest, self.gate.lane.late_below, 0)
         if policy == "dead-letter":
             await self._bury(record, wrong)
+        else:
+            self._summary.skipped += 1
         return None
 
     async def _late(self, record: Any) -> bool:
@@ -410,10 +418,12 @@ class Stream:
         policy = self._settings.late
         if policy == "dead-letter":
             await self._bury(record, "its period had closed")
+        elif policy == "drop":
+            self._summary.skipped += 1
         return policy == "deliver"
 
-    async def _failed(self, record: Any, error: Exception, handle: Handler) -> None:
-        """The handler raised: again as often as is allowed, then what the policy says."""
+    async def _failed(self, record: Any, error: Exception, handle: Handler) -> bool:
+        """Call the handler again as often as is allowed, then do what the policy says. Return whether it was handled."""
         for _ in range(self._settings.retries):
             self._summary.retried += 1
             await self._still_ours(record.offset)
@@ -422,10 +432,10 @@ class Stream:
             except Exception as again:  # noqa: BLE001
                 error = again
             else:
-                return
+                return True
         if self._settings.on_error == "dead-letter":
             await self._bury(record, repr(error))
-            return
+            return False
         raise HandlerError(f"the handler raised {error!r}", record.topic, record.partition, record.offset) from error
 
     async def _bury(self, record: Any, reason: str) -> None:

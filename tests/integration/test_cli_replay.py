@@ -10,9 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import aiokcc
 from aiokcc import local
 from tests.integration.test_cli import AIOKCC, Ended, Terminal, environment, on_terminal
 from tests.integration.test_replay_growth import add_partitions
@@ -43,6 +45,17 @@ def fail(record):
     if record.timestamp >= 1767225600000 + 5 * 60_000:
         raise LookupError("no such customer")
     show(record)
+
+def parse(record):
+    import json
+    json.loads("{")
+
+async def fail_on_some(record):
+    if record.offset % 100 == 0:
+        raise LookupError("no such customer")
+
+def bury(record, reason):
+    pass
 """
 
 
@@ -131,6 +144,36 @@ async def test_three_processes_in_step(place: Place) -> None:
         f"in periods of 1m, in 3 processes."
     )
     assert re.fullmatch(r"Done: 1,200 records in \d+ periods and \S+s( \([\d,]+ records/s\))?, by 3 processes\.", last)
+
+
+async def test_what_is_done_is_what_was_handled(place: Place) -> None:
+    """Records that went to the dead-letter function are not among them, but are told."""
+    options = ("--on-error", "dead-letter", "--dead-letter", "handlers:bury")
+    ended = await place.run("fail_on_some", *options, "--processes", "2")
+    buried = 5 + 2 + 6  # every hundredth of 450, 150 and 600
+    first, second = ended.err.splitlines()[-2:]
+    assert first.startswith(f"Done: {1200 - buried:,} records in "), ended.err
+    assert second == f"  {buried} went to the dead-letter function"
+    one, two = place.topics
+    where = {"bootstrap_servers": place.variables["AIOKCC_BOOTSTRAP_SERVERS"], "store": "memory://the-same"}
+    policy: dict[str, Any] = {"on_error": "dead-letter", "dead_letter": lambda record, reason: None}
+
+    def fail_on_some(record: Any) -> None:
+        if record.offset % 100 == 0:
+            raise LookupError
+
+    async with aiokcc.replay(one, two, period="1m", **where, **policy) as replay:
+        summary = await replay.run(fail_on_some)
+    assert (summary.records, summary.dead_lettered) == (1200 - buried, buried)
+
+
+async def test_the_line_that_is_named_is_the_handlers(place: Place) -> None:
+    """What raised is a library below it, whose line says nothing about the user's mistake."""
+    ended = await place.run("parse")
+    assert ended.code == 1
+    assert "the handler raised JSONDecodeError" in ended.err
+    line = HANDLERS.splitlines().index('    json.loads("{")') + 1
+    assert f"\n  handlers.py, line {line}, in parse\n" in ended.err
 
 
 async def test_following_in_several_processes_takes_partitions_that_are_added(place: Place, kafka: local.Kafka) -> None:

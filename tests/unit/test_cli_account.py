@@ -29,9 +29,9 @@ class Team:
     def say(self, worker: int, kind: str, **facts: Any) -> None:
         self.account.hear(Report(worker, kind, facts))
 
-    def handle(self, worker: int, records: int, *, last: bool = True) -> None:
-        rare = dict.fromkeys(("late", "outside", "poisoned", "retried", "dead_lettered"), 0)
-        self.say(worker, "counts", records=records, periods=3, limit=T, last=last, **rare)
+    def handle(self, worker: int, records: int, *, last: bool = True, **rare: int) -> None:
+        none = dict.fromkeys(("late", "outside", "poisoned", "retried", "dead_lettered", "skipped"), 0)
+        self.say(worker, "counts", records=records, periods=3, limit=T, last=last, **{**none, **rare})
 
     def note(self) -> str:
         return self.account._view(self.account._heard[0]).note
@@ -152,9 +152,24 @@ class TestWhoIsGone:
         team = Team()
         for worker in range(2):
             team.handle(worker, 5, last=worker == 0)
-        assert team.account.done().startswith("at least 10 records in 3 periods")
+        assert team.account.result("Stopped").startswith("Stopped: at least 10 records in 3 periods")
         team.handle(1, 6)
-        assert team.account.done().startswith("11 records in 3 periods")
+        assert team.account.result("Stopped").startswith("Stopped: 11 records in 3 periods")
+
+
+@pytest.mark.parametrize("how", ["Done", "Stopped"])
+def test_what_became_of_records_that_were_not_handled_is_told(how: str) -> None:
+    team = Team()
+    team.handle(0, 10, late=2, dead_lettered=3)
+    team.handle(1, 5, skipped=1, late=1)
+    text = team.account.summary() if how == "Done" else team.account.result(how)
+    first, *rest = text.splitlines()
+    assert first.startswith(f"{how}: 15 records in 3 periods")
+    assert rest == [
+        "  3 came after their period had closed",
+        "  3 went to the dead-letter function",
+        "  1 were skipped (--late drop, --poison skip)",
+    ]
 
 
 def test_who_is_waited_for_is_shown() -> None:
@@ -175,6 +190,8 @@ class TestHowMuchIsDone:
         team.handle(0, 20)
         team.handle(1, 5)
         assert team.account._view(0.0).share == 0.25
+        team.handle(0, 20, dead_lettered=5, skipped=10, outside=1)
+        assert team.account._view(0.0).share == 0.41, "records that were left out are done, too"
 
     def test_in_a_managed_group_other_commands_have_done_their_part(self) -> None:
         team = Team("--assignment", "managed")

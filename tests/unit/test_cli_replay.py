@@ -168,6 +168,18 @@ class TestFunctions:
             assert place(error).endswith("in fail")
         assert place(LookupError()) == ""
 
+    def test_the_last_line_in_the_users_own_file_is_named(self, here: Path) -> None:
+        (here / "own_c.py").write_text(
+            "import json\ndef inner(r):\n    json.loads('{')\ndef handle(r):\n    inner(r)\n"
+        )
+        (here / "borrowed_c.py").write_text("from own_c import handle\n")
+        for name in ("own_c:handle", "borrowed_c:handle"):
+            handler = load(name, "a record")
+            with pytest.raises(ValueError, match="Expecting property name") as caught:
+                handler(None)
+            assert place(caught.value, name) == "own_c.py, line 3, in inner"
+            assert "decoder.py" in place(caught.value)
+
 
 def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("AIOKCC_BOOTSTRAP_SERVERS", raising=False)

@@ -13,6 +13,7 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CoordinationError, SessionLostError
 from aiokcc.kafka.offsets import Committer, KafkaOffsets
+from aiokcc.kafka.summary import Summary
 
 ORDERS = Partition("orders", 0)
 OTHER = Partition("orders", 1)
@@ -44,8 +45,34 @@ def member() -> Any:
     return SimpleNamespace(incarnation="first session")
 
 
-def committer(shelf: Shelf, member: Any, *, enabled: bool = True) -> Committer:
-    return Committer(shelf, member, enabled=enabled)
+def committer(shelf: Shelf, member: Any, summary: Summary | None = None, *, enabled: bool = True) -> Committer:
+    return Committer(shelf, member, summary or Summary(), enabled=enabled)
+
+
+async def test_the_summary_tells_whether_the_last_commit_failed(member: Any) -> None:
+    shelf, summary = Shelf(), Summary()
+    commits = committer(shelf, member, summary)
+    shelf.error = CoordinationError("no")
+    await commits.flush({ORDERS: 1})
+    assert "could not commit offsets: CoordinationError('no')" in str(summary.commit_error)
+    shelf.error = None
+    await commits.flush({ORDERS: 2})
+    assert summary.commit_error is None
+    shelf.let.clear()
+    shelf.asked.clear()
+    running = [asyncio.create_task(commits.flush({ORDERS: 3}))]
+    await shelf.asked.wait()
+    running.append(asyncio.create_task(commits.flush({ORDERS: 4})))
+    await asyncio.sleep(0)
+    member.incarnation = "second session"
+    shelf.let.set()
+    await asyncio.gather(*running)
+    assert "the session in which they were reached is over" in str(summary.commit_error)
+    await commits.flush({ORDERS: 5})
+    assert summary.commit_error is None
+    member.incarnation = None
+    await commits.flush({ORDERS: 4})
+    assert "there is no session" in str(summary.commit_error)
 
 
 async def test_the_newest_of_each_partition_is_committed(member: Any) -> None:

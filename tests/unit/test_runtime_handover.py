@@ -78,7 +78,7 @@ class Reader:
             own = self.coordinator._member
             consumer: Any = None
             cluster: Any = None
-            commits: Committer = committer(self._settings, consumer, cluster, own)
+            commits: Committer = committer(self._settings, consumer, cluster, own, Summary())
             own.on_close = commits.note
             reading: Reading | None = None
             try:
