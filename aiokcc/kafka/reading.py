@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -100,6 +101,7 @@ class Reading:
             bounds = self._member.bounds[partition]
             stream = Stream(self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0))
             stream.pump = self._pump
+            gate.mark = partial(getattr, stream, "next_offset")
             streams[partition] = stream
             self._running[partition] = _Running(gate, stream)
         self._pump.add(streams)

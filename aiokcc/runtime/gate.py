@@ -51,7 +51,9 @@ class Gate:
         "failure",
         "lane",
         "late",
+        "mark",
         "partition",
+        "passed",
         "resume_offset",
         "session",
         "signal",
@@ -69,6 +71,10 @@ class Gate:
         self.session = member.session
         self.signal = Signal()
         self.failure: Exception | None = None
+        self.passed = 0
+        """The timestamp of the record that passed last."""
+        self.mark: Callable[[], object] | None = None
+        """Tells where a reader is that passes records without asking this gate for each of them."""
         self.late = 0
         """How many records came after their period had closed."""
         self.resume_offset: int | None = None
@@ -88,8 +94,14 @@ class Gate:
         """
         lane = self.lane
         if type(ts) is int and lane.late_below <= ts < lane.open_below and boottime() < self.session.stop_at:
+            self.passed = ts
             return
         await self._wait(ts, offset)
+        self.passed = ts
+
+    def progress(self) -> object:
+        """Where the reader of this partition is: equal to what it was as long as no record has passed."""
+        return self.passed if self.mark is None else self.mark()
 
     def is_open(self, ts: int) -> bool:
         """Whether a record with this timestamp may be processed now."""

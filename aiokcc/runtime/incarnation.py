@@ -38,6 +38,7 @@ from aiokcc.runtime.locks import Locks
 from aiokcc.runtime.office import Office
 from aiokcc.runtime.share import Share
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.standstill import Standstill
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import ANY_VERSION, Create, Node, Session, SessionState
 
@@ -77,6 +78,7 @@ class Incarnation:
         self.late = False
         self._late_timer: Timeout | None = None
         self._moved_at = 0.0
+        self._standstill = Standstill(self)
         self._linger_timer: Timeout | None = None
         self._lingers_at: Limit | None = None
 
@@ -191,6 +193,7 @@ class Incarnation:
             for timer in (self._late_timer, self._linger_timer):
                 if timer is not None:
                     timer.cancel()
+            self._standstill.end()
             self.locks.end()
         if errors:
             over = (SessionLostError, OutcomeUnknownError)
@@ -263,6 +266,7 @@ class Incarnation:
         self.late = False
         loop = asyncio.get_running_loop()
         self._moved_at = loop.time()
+        self._standstill.moved(self._moved_at)
         if self._late_timer is None:
             self._late_timer = timers().call_later(LATE, self._be_late)
 

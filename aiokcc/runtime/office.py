@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.leader import Advance, Leader, Wait
-from aiokcc.core.limit import Limit, Mode, Request
+from aiokcc.core.leader import Advance, Leader, Wait, blockers
+from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
 from aiokcc.core.progress import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
@@ -229,6 +229,14 @@ class Office:
         if self.assignment is not None:
             self._removals |= partitions
             self.wake.set()
+
+    def is_blocked(self) -> bool:
+        """Says whether the limit waits for a partition, as far as the reports tell: neither for an operator nor for the clock."""
+        leader = self._leader
+        if leader.request is None or leader.request.kind is RequestKind.HOLD:
+            return False
+        partitions = leader.settings.partitions
+        return bool(blockers(leader.limit, self.epoch, partitions, leader.reports, leader.finished, {}))
 
     @property
     def mode(self) -> Mode:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 
@@ -22,9 +22,20 @@ from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.group_status import GroupStatus, read_group_status
 from aiokcc.stores.port import Node, Session, Store
 
-__all__ = ["Blocking", "MemberStatus", "PartitionStatus", "Status", "read_status"]
+__all__ = [
+    "STANDSTILL_SECONDS",
+    "Blocking",
+    "MemberStatus",
+    "PartitionStatus",
+    "Status",
+    "read_status",
+    "why_blocked",
+]
 
 T = TypeVar("T")
+
+STANDSTILL_SECONDS: Final = 30.0
+"""The group stands still when its limit has waited so long for a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ class Status:
     """What could not be read, and why."""
     group: GroupStatus | None = None
     """Who was given what, in a managed group; None where every member says for itself what it runs."""
+    standstill: str | None = None
+    """Says which partition the limit waits for, on which member and why, once it has waited for 30 seconds; None otherwise."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -161,9 +174,15 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         if limit is not None and limit.mode is Mode.END:
             group = replace(group, waits_for=None)  # who has left since is not replaced any more
     waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
+    state = _state(limit, request)
+    blocking = tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found)
+    standstill: str | None = None
+    if state == "running" and blocking and waited >= STANDSTILL_SECONDS:
+        first = min(blocking, key=lambda b: b.state == "running")  # what nobody works on tells more
+        standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
     return Status(
         where=store.url,
-        state=_state(limit, request),
+        state=state,
         limit=limit.value if limit is not None and limit.mode is Mode.GATED else None,
         floor=limit.floor if limit is not None and limit.mode is Mode.GATED else None,
         closed=None if cut is None else cut.limit,
@@ -179,12 +198,28 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         partitions=tuple(
             _partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions)
         ),
-        blocking=tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found),
+        blocking=blocking,
         waiting_seconds=round(waited, 3),
         periods_closed=0 if cut is None else cut.number,
         problems=tuple(problems),
         group=group,
+        standstill=standstill,
     )
+
+
+def why_blocked(blocking: Blocking) -> str:
+    """Says in words why the limit waits for a partition."""
+    who = blocking.member
+    if blocking.state == "unowned":
+        last = "" if blocking.last_member is None else f" ({blocking.last_member} ran it last)"
+        return f"no member runs it{last}; start the process that opens its gate"
+    if blocking.state == "unreported":
+        return f"{who} has it and has not reported; look whether that process is alive and its event loop is free"
+    if blocking.state == "disputed":
+        return "two members report it"
+    if blocking.state == "idle":
+        return f"{who} has not looked at the end of its log since the limit moved"
+    return f"{who} is still at work on records before the limit"
 
 
 async def _below(session: Session, path: str) -> list[str]:

@@ -133,6 +133,8 @@ class Participant:
     async def open(self, partitions: Iterable[Partition]) -> None:
         """Take the locks of these partitions, side by side. They stand at the run's start until something else is known."""
         gates = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        for gate in gates.values():
+            gate.mark = object  # never twice the same: a job may take long, and does not stand still
         self._asked |= gates.keys()
         opened: list[Gate] = []
 

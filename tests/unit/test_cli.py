@@ -235,7 +235,7 @@ def test_json_is_one_object_with_stable_names() -> None:
             "partitions",
             "blocking",
         ),
-        *("waiting_seconds", "periods_closed", "problems", "group"),
+        *("waiting_seconds", "periods_closed", "problems", "group", "standstill"),
     }
 
 

@@ -1,0 +1,121 @@
+"""Says in the log when the limit stands still, which partition it waits for, and why; and when it moves again.
+
+A group that waits for ever looks like one that has nothing to do. Often the cause is a task that serves two gates and waits in
+one of them, or a partition that nobody runs. Each member tells of its own partitions, for it knows whether records still
+pass there; the leader also tells of those that nobody runs or reports. A group that is held, that is idle as a whole or that
+waits for the clock does not stand still in this sense: no partition blocks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+from aiokcc.core.limit import Mode
+from aiokcc.errors import AiokccError
+from aiokcc.runtime.status import STANDSTILL_SECONDS, read_status, why_blocked
+from aiokcc.runtime.timer import Timeout, timers
+
+if TYPE_CHECKING:
+    from aiokcc.core.partitions import Partition
+    from aiokcc.runtime.incarnation import Incarnation
+
+__all__ = ["Standstill"]
+
+log = logging.getLogger("aiokcc.member")
+
+_SHOWN: Final = 5
+_LAST_LOOK: Final = 7 * 24 * 3600.0
+"""Seconds. Whoever has not read the log by then will not."""
+
+
+class Standstill:
+    """Watches how long the limit of one member session has stood. Costs one timer for all periods."""
+
+    def __init__(self, incarnation: Incarnation) -> None:
+        self._us = incarnation
+        self._timer: Timeout | None = None
+        self._since = 0.0
+        self._next = 0.0
+        """Seconds after which we look again. The first look, half way to the first warning, only notes where everybody is."""
+        self._told = False
+        self._marks: dict[Partition, object] = {}
+
+    def moved(self, now: float) -> None:
+        """The limit has moved, at this time of the event loop."""
+        if self._told:
+            self._told = False
+            log.info("%s: the limit moves again, after it stood for %.0f s", self._us.name, now - self._since)
+        self._since, self._next = now, STANDSTILL_SECONDS / 2
+        if self._timer is None:
+            self._timer = timers().call_later(self._next, self._look)
+
+    def end(self) -> None:
+        """The session is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        stood = asyncio.get_running_loop().time() - self._since
+        if stood >= self._next:
+            still = self._still()
+            if self._next >= STANDSTILL_SECONDS and self._us.member.ledger.limit.mode is Mode.GATED:
+                self._us.tasks.start_soon(self._tell, still, stood)
+            self._next *= 2
+        self._timer = None
+        if self._next <= _LAST_LOOK:
+            self._timer = timers().call_later(max(0.0, self._next - stood), self._look)
+
+    def _still(self) -> list[Partition]:
+        """Our partitions that have work before the limit and have not moved since we looked last."""
+        member = self._us.member
+        limit, before = member.ledger.limit, self._marks
+        self._marks = {
+            p: gate.progress() for p, gate in member.gates.items() if gate.lane.owned and not gate.lane.arrived(limit)
+        }
+        return [p for p, mark in sorted(self._marks.items()) if p in before and before[p] == mark]
+
+    async def _tell(self, still: list[Partition], stood: float) -> None:
+        member, limit = self._us.member, self._us.member.ledger.limit
+        waiting = any(gate.busy for gate in member.gates.values())
+        hint = (
+            "; a task that serves several gates waits in one of them: give each gate a task of its own"
+            if waiting
+            else ""
+        )
+        words = [
+            f"{p} on {self._us.name}: no record has passed its gate for {stood / 2:.0f} s or more, its task is still at "
+            f"work or waits for something else{hint}"
+            for p in still
+        ]
+        elsewhere: list[str] = []
+        office = self._us.office
+        if office is not None and not office.is_blocked():
+            return
+        if office is not None:
+            try:
+                status = await read_status(member.store, self._us.session)
+            except AiokccError as error:
+                log.debug("%s: the status cannot be read: %s", self._us.name, error)
+                return
+            if status.state != "running":
+                return
+            for blocking in status.blocking:
+                if blocking.state != "running":
+                    words.append(f"{blocking.partition}: {why_blocked(blocking)}")
+                elif blocking.member != self._us.name:
+                    elsewhere.append(f"{blocking.partition}: {why_blocked(blocking)}")
+        if member.ledger.limit != limit or not (words or elsewhere):
+            return
+        self._told = True
+        every = words + elsewhere
+        more = f"; and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
+        log.log(
+            logging.WARNING if words else logging.INFO,  # whoever runs it knows better whether it stands still
+            "%s: the limit has stood for %.0f s. It waits for %s%s",
+            self._us.name,
+            stood,
+            "; ".join(every[:_SHOWN]),
+            more,
+        )
