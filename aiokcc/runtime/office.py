@@ -231,7 +231,7 @@ class Office:
             self.wake.set()
 
     def is_blocked(self) -> bool:
-        """Says whether the limit waits for a partition, as far as the reports tell: neither for an operator nor for the clock."""
+        """Says whether the limit waits for a partition, as far as the reports tell, and not for an operator or the clock."""
         leader = self._leader
         if leader.request is None or leader.request.kind is RequestKind.HOLD:
             return False

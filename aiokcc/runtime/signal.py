@@ -35,7 +35,7 @@ class Signal:
         self._is_set = False
 
     def wait(self) -> asyncio.Future[None]:
-        """To be awaited: done when it is set, which clears it."""
+        """To be awaited: done when it is set, which clears it. RuntimeError if another task waits already."""
         loop = self._loop
         if loop is None:  # asked for once: up to Python 3.11 that is a system call
             loop = self._loop = asyncio.get_running_loop()
@@ -44,5 +44,8 @@ class Signal:
             self._is_set = False
             waiter.set_result(None)
         else:
+            before = self._waiter
+            if before is not None and not before.done():
+                raise RuntimeError("another task waits for this signal already; it would never be woken")
             self._waiter = waiter
         return waiter
