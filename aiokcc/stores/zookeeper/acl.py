@@ -1,4 +1,4 @@
-"""Access lists: who may do what with the nodes that this process creates."""
+"""Access lists: the permissions on the nodes that this process creates."""
 
 from __future__ import annotations
 

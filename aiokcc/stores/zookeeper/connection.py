@@ -1,15 +1,15 @@
-"""One TCP connection to one server: frames in, frames out, and the queue of calls between them.
+"""One TCP connection to one server: it sends and receives frames and keeps the queue of unanswered requests.
 
-The server answers the requests of a connection in the order in which it got them, so that the oldest call in the queue
-is the one that the next reply belongs to; a reply with another xid means that the stream is broken. Events and answers
-to pings come in between, with xids of their own.
+The server answers the requests of a connection in the order in which it received them, so the next reply belongs to the oldest
+request in the queue. A reply with another xid means that the stream is broken. Watch events and answers to pings have xids of
+their own and can come in between.
 
-Frames that are sent in the same turn of the event loop after the first one go to the socket in one write. The system
-call costs more than everything else about a request, so that a hundred calls at once are several times as fast as a
-hundred in a row. ``outbox`` is what was not yet handed over: at a break these calls are known not to have been sent.
+The first frame is written at once; more frames of the same turn of the event loop are written together. The system call costs
+more than the rest of a request, so a hundred concurrent requests are several times as fast as a hundred in sequence.
+``outbox`` has the frames that were not yet written: when the connection breaks, their requests were certainly not sent.
 
-A connection ends once: :meth:`abort` and ``connection_lost`` both lead to :meth:`_end`, which hands the queue back to
-the session at once, in order.
+A connection ends once: :meth:`abort` and ``connection_lost`` both call :meth:`_end`, which gives the queue back to the
+session at once, in order.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _MALFORMED: Final = (wire.MalformedReplyError, struct.error, UnicodeDecodeError)
 
 
 class LastSeenZxid:
-    """The newest transaction that any session of a store was shown.
+    """The newest transaction that any session of a store has seen.
 
-    Sent with every handshake: a server that is behind it refuses, so that nobody ever reads backwards in time, neither
-    after a reconnect nor in a new session.
+    It is part of every handshake. A server that has not reached it refuses the connection, so that no read returns an older
+    state than an earlier read, neither after a reconnect nor in a new session.
     """
 
     __slots__ = ("zxid",)
@@ -41,7 +41,7 @@ class LastSeenZxid:
 
 
 class ConnectionListener(Protocol):
-    """What a connection tells its session."""
+    """The notifications that a session gets from its connection."""
 
     def on_answer(self, sent_at: float) -> None:
         """A request sent at this time was answered."""
@@ -50,19 +50,19 @@ class ConnectionListener(Protocol):
         """A watch has fired."""
 
     def on_expired(self) -> None:
-        """The server does not know the session any more."""
+        """The server has ended the session."""
 
     def on_dropped(self, connection: Connection) -> None:
-        """The connection has ended; its queue is to be taken over."""
+        """The connection has ended; take over its queue."""
 
 
 class Connection(asyncio.Protocol):
-    """See the module. ``owner`` is None until the handshake is done."""
+    """See the module. ``listener`` is None until the handshake is done."""
 
     def __init__(self, last_seen: LastSeenZxid) -> None:
         self._loop = asyncio.get_running_loop()
         self._last_seen = last_seen
-        self._transport: Any = None  # asyncio.Transport; Any spares the cast, since Protocol declares BaseTransport
+        self._transport: Any = None  # an asyncio.Transport; Any avoids a cast, since Protocol declares BaseTransport
         self._buffer = bytearray()
         self._need = 0
         self._flush_scheduled = False
@@ -76,25 +76,25 @@ class Connection(asyncio.Protocol):
         self.outbox: list[bytes] = []
         self.opened_at = self.last_sent = 0.0
         self.answered = False
-        """Something besides the handshake was answered: the server is not one that hangs up on everybody."""
+        """True if the server has answered more than the handshake, so it does not close every connection at once."""
         self.malformed = False
-        """It ended because a reply could not be read; the next one may be no better."""
+        """True if it ended because of a malformed reply; the next connection may fail in the same way."""
         self.closed = asyncio.Event()
         self.reason = ""
-        """What ended the connection."""
+        """The reason why the connection ended."""
         self.internal_error: Exception | None = None
-        """A bug of ours that ended the connection: the session raises it."""
+        """An error in our own code that ended the connection; the session raises it."""
 
     # -- Opening --------------------------------------------------------------------------------------------------------
 
     async def handshake(self, frame: bytes) -> wire.Handshake:
-        """Send the handshake and wait for its answer; ConnectionDroppedError if the connection ends first."""
+        """Send the handshake and return its answer. Raises ConnectionDroppedError if the connection ends first."""
         self.opened_at = self.last_sent = boottime()
         self._transport.write(frame)
         return await self._handshake
 
     async def authenticate(self, frame: bytes) -> None:
-        """Send credentials and wait for the answer; ConnectionDroppedError if they are refused."""
+        """Send credentials and wait for the answer. Raises ConnectionDroppedError if they are refused."""
         self._auth = self._loop.create_future()
         self._transport.write(frame)
         await self._auth
@@ -125,15 +125,15 @@ class Connection(asyncio.Protocol):
             self.outbox.clear()
 
     def ping(self) -> None:
-        """Ask for a sign of life, unless one is under way."""
+        """Send a ping, unless one is unanswered."""
         if self._ping_sent is None:
             self._ping_sent = self.last_sent = boottime()
             self._transport.write(wire.PING_FRAME)
 
     def oldest_unanswered(self) -> float | None:
-        """When the oldest unanswered request was sent; None if everything is answered.
+        """Return when the oldest unanswered request was sent; None if all are answered.
 
-        A reply of which a part has come counts as a sign of life: a large one on a slow line is not a dead server.
+        While a reply arrives in parts, return the time of the last part if that is later: the server is alive.
         """
         oldest = self.pending[0].sent_at if self.pending else self._ping_sent
         if oldest is None:
@@ -162,8 +162,8 @@ class Connection(asyncio.Protocol):
             rest = self._read(data)
         except _MALFORMED as error:
             self.malformed = True
-            self.abort(f"its reply makes no sense: {error}")
-        except Exception as error:  # noqa: BLE001 - the session raises it; here nobody could
+            self.abort(f"the server sent a malformed reply: {error}")
+        except Exception as error:  # noqa: BLE001 - the session raises it; here it would only be logged
             self.internal_error = error
             self.abort(f"internal error: {error!r}")
         else:
@@ -172,7 +172,7 @@ class Connection(asyncio.Protocol):
                 buffer += memoryview(data)[rest:]
 
     def _read(self, data: bytes) -> int:
-        """Take all whole frames; where the rest begins. ``_need`` is how much there must be to go on."""
+        """Handle all complete frames; return where the rest begins. Set ``_need`` to the bytes that the next frame needs."""
         at = 0
         size = len(data)
         newest_answered = -1.0
@@ -206,13 +206,13 @@ class Connection(asyncio.Protocol):
                     self._expired()
                     return at
                 elif code == wire.SESSION_MOVED:
-                    # Another connection of ours has taken the session over, or so the server thinks. It refused.
+                    # The server believes that the session uses another connection, and has refused the request.
                     self.abort("the session has moved to another connection")
                     return at
                 else:
                     request.on_error(code)
-                # Only now: a call whose answer could not be read is still waiting for one. Nothing that an answer sets
-                # off sends or ends anything but at the other end of the queue.
+                # Remove it only now: if its reply was malformed, the request is still unanswered. Handling a reply changes the
+                # queue only at its other end.
                 if pending and pending[0] is request:
                     pending.popleft()
                 newest_answered = request.sent_at
@@ -263,6 +263,6 @@ class Connection(asyncio.Protocol):
         for waiter in (self._handshake, self._auth):
             if waiter is not None and not waiter.done():
                 waiter.set_exception(ConnectionDroppedError(reason))
-                waiter.exception()  # nobody may be waiting any more, and that is no mistake
+                waiter.exception()  # mark it as retrieved: its waiter may have been cancelled
         if self.listener is not None:
             self.listener.on_dropped(self)

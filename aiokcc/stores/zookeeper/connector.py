@@ -1,13 +1,12 @@
-"""Getting a connection: which server, how long to wait for it, and how long to wait before the next.
+"""Connects a session to one of the servers, with a timeout for each attempt and a backoff between attempts.
 
-Servers are tried in a random order that stays the same, so that many clients spread and one client visits all. After a
-break every server is tried once without a pause; from then on the pauses double from 50 ms up to a tenth of the session
-timeout, with some jitter, so that a server which is back is found within the session. A server that accepts and
-then hangs up counts as a failure too: only a connection on which something was answered lets the pauses start over, and
-only one that lasted a second earns an attempt without a pause.
+Servers are tried in a random order that stays the same, so that many clients spread over the servers and each client visits
+all of them. After a break every server is tried once without a pause. Then the pauses double from 50 ms up to a tenth of the
+session timeout, with jitter, so that a server that is back is found before the session expires. A server that accepts and
+then closes the connection counts as a failure: only a connection with an answered request shortens the pauses, and only one
+that lasted a second resets them.
 
-A server that does not answer is given up after a part of the timeout, so that others can be tried before the session
-ends.
+An attempt ends after a part of the session timeout, so that other servers can be tried before the session expires.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _STABLE_AFTER: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """Where a server listens."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -44,7 +43,7 @@ class ServerAddress:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """All that is needed to connect: which servers, and how to prove who we are. Its repr keeps the secrets."""
+    """The servers, the credentials for them, and the newest transaction seen there. Its repr does not show secrets."""
 
     servers: tuple[ServerAddress, ...]
     ssl: ssl.SSLContext | None = field(default=None, repr=False)
@@ -54,7 +53,7 @@ class Ensemble:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedConnection:
-    """A connection that has been accepted, and what was said."""
+    """A connection after the handshake."""
 
     connection: Connection
     handshake: wire.Handshake
@@ -63,7 +62,7 @@ class AcceptedConnection:
 
 
 class Connector:
-    """Connects one session, again and again."""
+    """Connects and reconnects one session."""
 
     def __init__(self, ensemble: Ensemble) -> None:
         self._ensemble = ensemble
@@ -71,14 +70,14 @@ class Connector:
         self._next = 0
         self._failures = 0
         self.errors: dict[ServerAddress, str] = {}
-        """What each server was last tried with."""
+        """For each server, the error of the last attempt."""
 
     def reset_backoff(self, lasted: float) -> None:
-        """The last connection was a good one: the next break is a new one. One that broke soon earns only a short pause."""
+        """Reset the backoff after a connection with an answered request; if it lasted less than a second, only shorten it."""
         self._failures = 0 if lasted >= _STABLE_AFTER else min(self._failures, len(self._order))
 
     async def dial(self, timeout: float, session_id: int, password: bytes) -> AcceptedConnection:
-        """Try until a server accepts. Ends otherwise only by cancellation."""
+        """Try the servers until one accepts, and return the connection. Only cancelling ends this otherwise."""
         attempt_timeout = max(timeout / 3 / len(self._order), min(1.0, timeout / 3))
         while True:
             if self._failures >= len(self._order):
@@ -117,13 +116,13 @@ class Connector:
             if ensemble.auth is not None and handshake.session_id == (session_id or handshake.session_id):
                 await connection.authenticate(wire.auth_frame(*ensemble.auth))
         except BaseException:
-            connection.abort("given up")
+            connection.abort("the attempt to connect failed")
             raise
         return AcceptedConnection(connection, handshake, sent_at, server)
 
 
 def _reason(error: Exception) -> str:
-    """What went wrong, in the words of the system: asyncio's own tell the address once more, and not that it was refused."""
+    """Return the text of an error. For a system error, not asyncio's text, which repeats the address and omits the reason."""
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

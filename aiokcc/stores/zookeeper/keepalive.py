@@ -1,7 +1,7 @@
-"""Whether the other end is still there: pings into the silence, and the end of a connection that does not answer.
+"""Keep-alive: pings an idle connection and aborts a connection that does not answer.
 
-Three thirds of the timeout: after one in which we sent nothing, a ping; after another without an answer the connection is
-dead, though nobody has told us; the last one is for another connection to take the session over.
+The session timeout is divided into thirds. After a third in which nothing was sent, a ping is sent. After another third without
+an answer the connection is considered dead. The last third is left for another connection to take over the session.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from aiokcc.stores.zookeeper.connection import Connection
 
 
 class SessionLiveness(Protocol):
-    """What is known of the session: its timeout, and the send time of the last request that was answered."""
+    """A session's timeout, and the send time of its last answered request."""
 
     timeout: float
     confirmed_at: float
 
 
 async def keep_alive(connection: Connection, session: SessionLiveness) -> None:
-    """Ping when it is time and end the connection when it has gone silent; return when it has ended.
+    """Ping the connection when it is idle, abort it when it does not answer, and return when it has ended.
 
-    Raises the bug of ours that ended it, if it was one.
+    Raises the connection's ``internal_error``, if there is one. Cancelling leaves the connection open.
     """
     third = session.timeout / 3
     while not connection.closed.is_set():
@@ -33,7 +33,7 @@ async def keep_alive(connection: Connection, session: SessionLiveness) -> None:
         since = connection.oldest_unanswered()
         end = session.confirmed_at + session.timeout
         if now >= end or (since is not None and now >= since + third):
-            # If it was us who slept, the answers may lie in the socket: one turn of the loop to read them.
+            # If this process was stopped, answers may wait in the socket: read them in one turn of the event loop.
             await checkpoint()
             if connection.oldest_unanswered() == since and not connection.closed.is_set():
                 connection.abort(f"no answer for {now - (session.confirmed_at if since is None else since):.3g} s")

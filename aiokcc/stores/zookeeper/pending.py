@@ -1,4 +1,4 @@
-"""A request on its way: what is sent, who waits for the answer, and what becomes of it when the connection breaks."""
+"""Requests that wait for an answer, and what happens to them when the connection breaks."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from aiokcc.stores.port import Op, boottime
 from aiokcc.stores.zookeeper import wire
 
 MAX_BROKEN_CONNECTIONS: Final = 10
-"""Connections that may break under one request, if they do so over longer than a session timeout: a request at which the
-server hangs up each time, for whatever reason, must not be repeated for ever."""
+"""A request fails after so many broken connections, if they took longer than a session timeout: a request on which the server
+always closes the connection must not be repeated for ever."""
 
 
 class ConnectionDroppedError(Exception):
-    """The connection broke before the answer. Never leaves this package."""
+    """The connection broke before the answer. This package catches it."""
 
 
 class PendingRequest:
-    """A read: sent again on the next connection, for as long as somebody waits for it.
+    """A read. After a break it is sent again on the next connection, unless its caller was cancelled.
 
-    ``sent_at``, ``zxid`` and ``doubt`` belong to the last time it was sent: when, what the store had shown us by then, and
-    whether the connection broke before the answer, so that nobody knows whether the server has got it. ``until`` is set
-    when it can no longer arrive: see ``resolve``.
+    These attributes describe the last time it was sent: ``sent_at`` is the time; ``after_zxid`` is the newest transaction seen
+    by then; ``in_doubt`` is True if the connection broke before the answer, so that the server may or may not have applied it;
+    ``up_to_zxid`` is the newest transaction seen when it could no longer be applied (see ``resolve``).
     """
 
     __slots__ = (
@@ -58,11 +58,11 @@ class PendingRequest:
 
     @property
     def done(self) -> bool:
-        """Nobody waits any more."""
+        """Whether the caller has its result or was cancelled."""
         return self.future.done()
 
     def on_reply(self, data: bytes, at: int, end: int) -> None:
-        """The server answered. Raises if the answer cannot be read; the call then is as if not answered."""
+        """Set the result from the server's reply. Raises if the reply is malformed; the request then stays unanswered."""
         future = self.future
         if self.decode is not None:
             value = self.decode(data, at, end, self.path)
@@ -72,7 +72,7 @@ class PendingRequest:
             future.set_result(None)
 
     def on_error(self, code: int) -> None:
-        """The server answered with an error."""
+        """Fail with the error of the server's reply."""
         self.fail(wire.to_error(code, self.path))
 
     def succeed(self, value: object) -> None:
@@ -84,14 +84,14 @@ class PendingRequest:
             self.future.set_exception(error)
 
     def on_drop(self, sent: bool) -> bool:
-        """The connection broke. True if the call is to be taken to the next one."""
+        """Note that the connection broke; return whether to send the request again on the next connection."""
         if sent:
             self.attempts += 1
             self.first_broken_at = self.first_broken_at or boottime()
         return not self.done
 
     def attempts_exhausted(self, timeout: float) -> bool:
-        """Whether it has been tried often enough, and for longer than a session timeout."""
+        """Return whether too many connections broke under this request, over longer than a session timeout."""
         return self.attempts >= MAX_BROKEN_CONNECTIONS and boottime() >= self.first_broken_at + timeout
 
     def give_up(self) -> None:
@@ -104,9 +104,9 @@ class PendingRequest:
 
 
 class PendingWrite(PendingRequest):
-    """A write: if it was sent and not answered, it is in doubt until ``resolve`` has looked at what it should have done.
+    """A write. If it was sent and not answered, it is in doubt until ``resolve`` has found its outcome in the store.
 
-    ``ops`` are what is sent: the names of sequential nodes carry their marks. ``path`` is what the caller wrote.
+    ``ops`` are the operations as sent, with the unique ids in the names of sequential nodes. ``path`` is the caller's path.
     """
 
     __slots__ = ("ops",)
@@ -123,13 +123,13 @@ class PendingWrite(PendingRequest):
         self.ops = ops
 
     def on_drop(self, sent: bool) -> bool:
-        # An abandoned write was perhaps applied and perhaps not, which is what cancelling a write means.
+        # A write whose caller was cancelled is not resolved: it may or may not have been applied, as the port says.
         self.in_doubt |= sent
         return super().on_drop(sent)
 
 
 class PendingTransaction(PendingWrite):
-    """A transaction."""
+    """A transaction. ``asked`` are the operations as the caller gave them."""
 
     __slots__ = ("asked", "root")
 
@@ -149,7 +149,7 @@ class PendingTransaction(PendingWrite):
 
 
 class OneConnectionRequest(PendingRequest):
-    """A request that means something on this connection only; its sender learns of the break and asks anew."""
+    """A request that is valid on one connection only: it raises ConnectionDroppedError if that breaks."""
 
     __slots__ = ()
 

@@ -1,31 +1,30 @@
-"""Was it applied? What becomes of a write whose answer was lost with the connection.
+"""Finds the outcome of a write whose answer was lost because the connection broke.
 
-**Nothing of the old connection can be applied later.** Once a server has accepted our session on a new connection, it has
-closed the old one if that was its own; what it had read from it by then stands in its queue in front of everything that
-the new connection sends. If the old connection led to another server, the leader has noted that the session moved, and
-refuses what still arrives from there (SessionMoved). What the leader had accepted before that may be on its way to our
-server without having arrived. Therefore we first send a ``sync``: the leader answers it only behind all that it has
-accepted so far, and our reads wait for that answer. So what they show is final: the write was applied before them, or
-it never will be unless we send it again.
+**A write of the old connection cannot be applied later.** When a server has accepted our session on a new connection, it has
+closed the old one if that was its own; the requests that it had read from it are in its queue before those of the new
+connection. If the old connection was to another server, the leader has recorded that the session moved, and refuses requests
+that still arrive from there (SessionMoved). But requests that the leader accepted before may not have reached our server yet.
+Therefore we first send a ``sync``: the leader answers it after everything that it has accepted so far, and our reads wait for
+that answer. So what they show is final: the write was applied before them, or never will be unless we send it again.
 
-**What the node shows.** ``call.after_zxid`` is the newest transaction we had been shown when the write was sent. A node or a
-change with a zxid up to that is older than the write and cannot be its doing; a newer one may be. Then the owner, the
-mark in the name, the version and the data decide:
+**The evidence.** ``request.after_zxid`` is the newest transaction that we had seen when the write was sent. A node or a change
+with a zxid up to that is older than the write and cannot come from it; a newer one may. Then the owner, the id in the name,
+the version and the data decide:
 
-* Sequential node: the mark in its name is ours alone. There or not there.
-* Ephemeral node: newer and owned by this session, it is ours; otherwise not applied.
-* Set at version v: v again is not applied; v+1 with our data is ours; v+1 with other data is somebody else's, and ours
-  was refused. Beyond v+1, or gone: nobody can tell.
-* Set at any version: our data is ours, anything else is written again: nobody else writes such a node.
-* Delete: gone is ours (or it was gone before, which comes to the same); an older node is still there, not applied; a
-  newer one has taken its place, nobody can tell.
-* Persistent node: newer, with our data and never written, it is ours. If two create the same node with the same data at
-  the same time and one of them loses the answer, both believe that it was theirs. Who must know creates an ephemeral or
-  a sequential node, or writes something of his own into it.
-* Transaction: all or nothing, so the first operation that can tell tells for all.
+* Sequential node: only we use the id in its name. If a node with the id exists, the write was applied; otherwise not.
+* Ephemeral node: if it is newer and owned by this session, the write was applied; otherwise not.
+* Set at version v: at version v it was not applied. At v+1 with our data it was applied; at v+1 with other data another client
+  wrote, and our write was refused. At a higher version, or if the node is gone, the outcome is unknown.
+* Set at any version: with our data it was applied; with other data we write again, since no other client writes such a node.
+* Delete: if the node is gone, it was applied (or was gone before, which is equivalent). If an older node is there, it was not
+  applied. If a newer node is there, the outcome is unknown.
+* Persistent node: if it is newer, has our data and was never written, it was applied. If two clients create the same node with
+  the same data at the same time and one loses its answer, both believe that they created it. A client that must know creates
+  an ephemeral or sequential node, or writes data that no other client writes.
+* Transaction: all operations or none are applied, so the first operation with a known outcome decides for all.
 
-What was not applied is sent again, and the server's answer is the answer. Several writes may be in doubt at once; they
-are resolved in order, and what one has taken as its own doing (``taken``) is not evidence for the next.
+A write that was not applied is sent again, and the server's answer to that counts. Several writes may be in doubt at once. They
+are resolved in order, and a change that was attributed to one (``attributed``) is not evidence for the next.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ Found: TypeAlias = "tuple[bytes, wire.Stat] | None"
 
 
 class Outcome(enum.Enum):
-    """What became of an operation."""
+    """The outcome of an operation in doubt."""
 
     APPLIED = enum.auto()
-    """Done; the caller gets its result."""
+    """It was applied; the caller gets its result."""
     NOT_APPLIED = enum.auto()
-    """Not done, and never will be: send it again."""
+    """It was not applied and never will be; it is sent again."""
     UNKNOWN = enum.auto()
-    """This operation does not tell."""
+    """The node does not show whether it was applied."""
 
 
 class OutcomeResolver:
-    """Looks at the store through one new connection, for the writes in doubt of one session."""
+    """Resolves the writes in doubt of one session by reads on one new connection."""
 
     def __init__(
         self, connection: Connection, root: str, session_id: int, attributed: MutableSet[tuple[str, int]]
@@ -73,23 +72,26 @@ class OutcomeResolver:
         self._attributed = attributed
 
     async def sync(self) -> None:
-        """Wait until our server has all that the leader has accepted from us. Before anything else."""
+        """Wait until our server has everything that the leader has accepted from us. Call it before :meth:`resolve`.
+
+        Raises ConnectionDroppedError if the connection breaks.
+        """
         try:
             await self._send(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing)
         except StoreError as error:
-            # Without it nothing can be told. Another connection may be luckier.
+            # Without a sync the reads prove nothing. Try another connection.
             self._connection.abort(f"the server refused a sync: {error}")
             raise ConnectionDroppedError from None
 
     async def resolve(self, request: PendingRequest, later: Sequence[PendingRequest]) -> bool:
-        """Answer the call if it was applied or nobody can tell; False if it is to be sent again.
+        """Complete the request if it was applied or its outcome is unknown; return False if it must be sent again.
 
-        ``later`` are the calls behind it. Raises ConnectionDroppedError if the connection breaks; the call is then as before.
+        ``later`` are the requests after it. Raises ConnectionDroppedError if the connection breaks; this changes nothing.
         """
         outcome = Outcome.UNKNOWN
         results: list[OpResult] = []
         try:
-            # Of several on one node only the last has left something: what an earlier one wrote may be there from others.
+            # Of several operations on one node only the last is evidence: another client may have written an earlier state.
             last = {op.path: op for op in request.ops if not isinstance(op, Check)}
             for op in sorted(last.values(), key=_evidence_rank):
                 outcome = await self._find_outcome(op, request, later)
@@ -97,7 +99,7 @@ class OutcomeResolver:
                     break
             if outcome is Outcome.APPLIED:
                 results = [await self._result(op, later) for op in request.ops]
-        except StoreError:  # we may write there and not read
+        except StoreError:  # we may have the permission to write and not to read
             outcome = Outcome.UNKNOWN
         if outcome is Outcome.NOT_APPLIED:
             return False
@@ -106,8 +108,8 @@ class OutcomeResolver:
         else:
             request.fail(
                 OutcomeUnknownError(
-                    f"{request.path or 'the root'}: the connection broke before the answer, and what is there now does not "
-                    f"tell whether the write was applied; read and decide again"
+                    f"{request.path or 'the root'}: the connection broke before the answer, and the node does not show whether "
+                    f"the write was applied; read and decide again"
                 )
             )
         return True
@@ -124,7 +126,7 @@ class OutcomeResolver:
             outcome = self._set_outcome(op, found, request, later)
         else:
             outcome = self._delete_outcome(op, found, request)
-        # What a later write of ours has left there is not this one's to take: it is what the later one will go by.
+        # If a later write of ours left the present data, that change is the evidence for the later write, not for this one.
         if outcome is Outcome.APPLIED and found is not None and not _count_overwrites(op, found[0], later):
             stat = found[1]
             self._attributed.add((op.path, stat.czxid if isinstance(op, Create) else stat.mzxid))
@@ -149,7 +151,7 @@ class OutcomeResolver:
         if op.version == ANY_VERSION:
             if not self._may_be_ours(op.path, stat.mzxid, request):
                 return Outcome.NOT_APPLIED
-            # What a later write of ours has left there was written after this one: requests arrive in order.
+            # If a later write of ours left the data, this one was applied before it: requests arrive in order.
             ours = data == op.data or _count_overwrites(op, data, later)
             return Outcome.APPLIED if ours else Outcome.NOT_APPLIED
         if stat.mzxid <= request.after_zxid:
@@ -167,15 +169,15 @@ class OutcomeResolver:
         return Outcome.NOT_APPLIED if self._existed_before(op.path, found[1], request) else Outcome.UNKNOWN
 
     def _may_be_ours(self, path: str, zxid: int, request: PendingRequest) -> bool:
-        """Whether the transaction that made or changed this node can be the call's."""
+        """Return whether the transaction that created or changed this node can be the request's."""
         return request.after_zxid < zxid <= request.up_to_zxid and (path, zxid) not in self._attributed
 
     def _existed_before(self, path: str, stat: wire.Stat, request: PendingRequest) -> bool:
-        """Whether the node is the one that was there when the call arrived, and not another of the same name."""
+        """Return whether the node existed before the request was applied, and was not created again since."""
         return stat.czxid <= request.after_zxid or (path, stat.czxid) in self._attributed
 
     async def _result(self, op: Op, later: Sequence[PendingRequest]) -> OpResult:
-        """What the server would have answered to an operation that it has applied."""
+        """Return what the server would have answered to an operation that it has applied."""
         if isinstance(op, Create):
             return await self._find_by_id(op) if op.sequential else op.path
         if isinstance(op, Set):
@@ -215,7 +217,7 @@ class OutcomeResolver:
 
 
 def _evidence_rank(op: Op) -> int:
-    """Which operation of a transaction to ask first: those that only we can have done, then those that tell less."""
+    """Return the rank of an operation as evidence: first those that only we can have done."""
     if isinstance(op, Create):
         return 0 if op.sequential or op.ephemeral else 1
     if isinstance(op, Set):
@@ -224,7 +226,7 @@ def _evidence_rank(op: Op) -> int:
 
 
 def _count_overwrites(op: Op, data: bytes, later: Sequence[PendingRequest]) -> int:
-    """How many of the writes in doubt behind this one came to the node after it, if the last of them has left this data."""
+    """Return how many later writes in doubt were applied to the node after this one, if one of them left this data; else 0."""
     if not isinstance(op, Set) or op.version != ANY_VERSION:
         return 0
     written = [

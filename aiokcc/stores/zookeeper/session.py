@@ -1,25 +1,23 @@
-"""One ZooKeeper session: calls go in, connections come and go, and at some point it is over.
+"""One ZooKeeper session: it sends requests, replaces broken connections, and ends when it is lost or closed.
 
-**When may others think that we are gone?** The server counts the timeout from the moment it last got something from us,
-which is not before the moment we sent it; and an answer proves that it got it. So until *send time of the last answered
-request + timeout* the server cannot have ended the session, however late the answer came and however wrong its clock is
-set: both sides measure durations only. From then on it may have; that is when we say LOST, without asking anybody. The
-session may live a little longer at the server (it rounds up, and expects us to be late). That is harmless: we merely
-stop too early.
+**The time of loss.** The server counts the timeout from the time at which it last received something from us. That is not
+before we sent it, and an answer proves that it was received. So until *send time of the last answered request + timeout* the
+server cannot have ended the session, however late the answer came and however its clock is set: both sides measure durations
+only. After that it may have ended it, so we set LOST without asking. The session may live a little longer at the server, which
+rounds up and allows for delays. That is harmless: we only stop too early.
 
-One hole remains: a follower answers us by itself and tells the leader about it up to half a tick later. If it dies in
-between, the leader counts from an earlier request. A timeout is at least two ticks, so the last third of it, which
-``stop_at`` leaves out, is longer than that. It also pays for the handler that looked at ``stop_at`` just before.
+One gap remains: a follower answers us by itself and informs the leader up to half a tick later. If it dies in between, the
+leader counts from an earlier request. A timeout is at least two ticks, so the last third of it, which ``stop_at`` leaves out,
+is longer than that. The last third is also the time that remains to a handler that checked ``stop_at`` just before.
 
-We measure on ``boottime``: a machine that was suspended finds its session over at once.
+We measure on ``boottime``: after a machine was suspended, its session is lost at once.
 
-**Connections.** One task dials, serves the connection until it breaks, and dials again, until the session is lost
-or closed. While serving it watches over the silence: nothing sent for a third of the timeout, a ping; no answer
-for a third, the connection is dead, and another server gets the last third to take us over.
+**Connections.** One task connects, serves the connection until it breaks, and connects again, until the session is lost or
+closed. See ``connector`` and ``keepalive``.
 
-**Calls.** While a connection is open and nothing is in doubt, calls go straight to it (``_direct``). Otherwise they line
-up in ``_backlog``. A break puts what was not answered in front of that line; the next connection takes the line up in
-order, reads as they are, writes after ``resolve`` has found out what became of them.
+**Requests.** While a connection is open and nothing is in doubt, requests go directly to it (``_direct``). Otherwise they wait
+in ``_backlog``. When a connection breaks, its unanswered requests are put in front of the backlog. The next connection sends
+the backlog in order: reads as they are, and writes in doubt after ``resolve`` has found that they were not applied.
 """
 
 from __future__ import annotations
@@ -76,11 +74,11 @@ from aiokcc.stores.zookeeper.watch import WatchRegistry, ZooKeeperWatch
 log = logging.getLogger("aiokcc.stores.zookeeper")
 
 CLOSE_TIMEOUT: Final = 1.0
-"""Seconds that closing waits for the server to confirm."""
+"""Closing waits this many seconds for the server's confirmation."""
 
 
 class ZooKeeperSession(Session):
-    """See the module. Made by ``ZooKeeperStore.session``, which also runs :meth:`run` and :meth:`close`."""
+    """See the module. ``ZooKeeperStore.session`` makes it and calls :meth:`run` and :meth:`close`."""
 
     def __init__(self, ensemble: Ensemble, root: str, acl: bytes, timeout: float) -> None:
         self.id = 0
@@ -136,7 +134,7 @@ class ZooKeeperSession(Session):
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         name = await self._write(Create(path, data, ephemeral, sequential), wire.decode_created)
         assert isinstance(name, str)
-        # The server says the full name; a name found again after a break is already relative.
+        # The server answers with the full name; a name that was found after a break is already relative.
         return wire.relative_path(self._root, name) if name.startswith("/") else name
 
     async def set(self, path: str, data: bytes, version: int) -> int:
@@ -169,7 +167,7 @@ class ZooKeeperSession(Session):
             await future
             return
         full = name[4:].decode()
-        # From below, because a parent that is there may be one in which we could not create it.
+        # Begin with the node itself: we may have no permission to create the parents that exist.
         end = len(full)
         missing: list[int] = []
         while end > 0:
@@ -184,7 +182,7 @@ class ZooKeeperSession(Session):
             await self._create_missing(full[:end], path)
 
     async def _create_missing(self, full: str, path: str) -> None:
-        """Create a persistent, empty node unless it is there. Sent twice it does no harm: it is never in doubt."""
+        """Create a persistent, empty node unless it exists. It can be sent twice, so it is a read here and never in doubt."""
         future = self._loop.create_future()
         name = full.encode()
         payload = wire.create_request(wire.LENGTH.pack(len(name)) + name, b"", self._acl, 0)
@@ -202,7 +200,7 @@ class ZooKeeperSession(Session):
         return await future
 
     def _check_frame_size(self, ops: tuple[Op, ...], payload: bytes) -> bytes:
-        """The request if the server takes one of this size; with many small operations the frames around them count."""
+        """Return the payload. Raises TooLargeError if its frame is too large, as with very many small operations."""
         if len(payload) > wire.FRAME_LIMIT:
             raise TooLargeError(ops[-1].path, len(ops) - 1 if len(ops) > 1 else None)
         return payload
@@ -237,7 +235,7 @@ class ZooKeeperSession(Session):
             if (state in states or state is SessionState.LOST) and not future.done():
                 future.set_result(state)
 
-    # -- What the connection says ---------------------------------------------------------------------------------------
+    # -- Called by the connection ---------------------------------------------------------------------------------------
 
     def on_answer(self, sent_at: float) -> None:
         if sent_at > self.confirmed_at and self.state is not SessionState.LOST:
@@ -266,7 +264,7 @@ class ZooKeeperSession(Session):
     # -- The task -------------------------------------------------------------------------------------------------------
 
     async def wait_connected(self, connect_timeout: float | None) -> None:
-        """Wait for the first connection."""
+        """Wait for the first connection. Raises StoreUnreachableError after ``connect_timeout`` seconds."""
         with anyio.move_on_after(connect_timeout):
             await self.until(SessionState.CONNECTED)
             return
@@ -279,7 +277,7 @@ class ZooKeeperSession(Session):
         )
 
     async def run(self) -> None:
-        """Keep the session connected until it is lost or :meth:`close` ends this."""
+        """Keep the session connected until it is lost or closed. It can be cancelled; :meth:`close` aborts the connection."""
         with self._scope:
             while self.state is not SessionState.LOST:
                 connection = await self._connect()
@@ -287,13 +285,13 @@ class ZooKeeperSession(Session):
                     await self._serve(connection)
 
     async def _connect(self) -> Connection | None:
-        """The next connection; None if there is none because the session is over."""
+        """Return the next connection; None if the session is lost."""
         left = self.confirmed_at + self.timeout - boottime() if self.id else math.inf
         with anyio.move_on_after(left):
             accepted = await self._connector.dial(self.timeout, self.id, self._password)
             connection, handshake = accepted.connection, accepted.handshake
             if self.id and handshake.session_id != self.id:
-                connection.abort("not our session")
+                connection.abort("the server does not know the session")
                 self._lose("it has expired at the server")
                 return None
             resumed = self.id != 0
@@ -326,7 +324,7 @@ class ZooKeeperSession(Session):
                 tasks.cancel_scope.cancel()
 
     async def _send_backlog(self, connection: Connection) -> None:
-        """Take up the line of calls that waits for a connection, in order."""
+        """Send the backlog in order, and resolve the writes in doubt; then let requests go directly to the connection."""
         backlog = self._backlog
         resolver = OutcomeResolver(connection, self._root, self.id, self._attributed)
         with suppress(ConnectionDroppedError):
@@ -340,7 +338,7 @@ class ZooKeeperSession(Session):
                 if request.in_doubt and not resolved:
                     resolved = await resolver.resolve(request, tuple(islice(backlog, 1, None)))
                     if connection.closed.is_set():
-                        return  # whatever was found: the line has changed, and the next connection finds it again
+                        return  # the break has changed the backlog; the next connection resolves the request again
                 backlog.popleft()
                 if resolved:
                     continue
@@ -366,7 +364,7 @@ class ZooKeeperSession(Session):
             self._end(reason)
 
     def _end(self, reason: str) -> None:
-        """Over: no call is taken any more, and those that wait are told."""
+        """Set LOST, refuse further requests, and fail those that wait."""
         if self.state is SessionState.LOST:
             return
         self._lost_reason = f"session {self.id:#x} is over: {reason}"
@@ -389,11 +387,11 @@ class ZooKeeperSession(Session):
         self._backlog.clear()
 
     async def close(self) -> None:
-        """Close the session, if the server can be told; quick in any case."""
+        """Close the session, at the server too if there is a connection. Takes at most CLOSE_TIMEOUT seconds."""
         try:
             connection = self._connection
             if connection is not None and self.state is SessionState.CONNECTED:
-                self._closing, self._direct = True, None  # what is called from now on is not sent behind the closing
+                self._closing, self._direct = True, None  # send nothing after the close request
                 closing = OneConnectionRequest(self._loop.create_future(), wire.CLOSE_REQUEST, None, "")
                 connection.send(closing)
                 with anyio.move_on_after(CLOSE_TIMEOUT, shield=True), suppress(ConnectionDroppedError, StoreError):
@@ -404,5 +402,5 @@ class ZooKeeperSession(Session):
 
 
 def _with_unique_id(op: Op) -> Op:
-    """The operation as it is sent: a sequential node gets its mark, by which it is found again."""
+    """Return the operation as it is sent: the name of a sequential node gets a unique id, by which ``resolve`` finds it."""
     return replace(op, path=f"{op.path}{uuid.uuid4().hex}-") if isinstance(op, Create) and op.sequential else op

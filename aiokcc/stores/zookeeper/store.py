@@ -1,4 +1,4 @@
-"""Where ``zk://`` URLs lead: the servers, the root, and how to open a session there."""
+"""The store for ``zk://`` URLs: the servers, the root, and how to open a session there."""
 
 from __future__ import annotations
 

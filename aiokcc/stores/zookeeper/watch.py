@@ -1,17 +1,17 @@
-"""WatchRegistry: what the server is asked about each path, and who wants to know.
+"""Watches: reads and re-reads the watched paths, and reports changes to the watches on them.
 
-ZooKeeper's own watch says once that something has changed, and not what. To make it level-triggered, every watched path
-has one :class:`WatchedPath` for the whole session, whoever watches it, and that goes round: read and register in one
-request; tell everybody for whom the result is new; wait for the event; read again. Because reading and registering are
-one step at the server, no change falls between them.
+ZooKeeper's own watch fires once and does not say what has changed. To make it level-triggered, every watched path has one
+:class:`WatchedPath` for the whole session, shared by all watches on it, and this cycle: read the path and register the server's
+watch in one request; report the result to each watch for which it is new; wait for the event; read again. The server reads and
+registers in one step, so no change can fall between them.
 
-An event that arrives while a read is under way may belong to the watch that this very read has registered (the server
-sends events and replies from different threads), so it always leads to one more read; several events lead to one.
+An event that arrives during a read may belong to the watch that this read has registered (the server sends events and replies
+from different threads). So it always causes one more read; several events cause one.
 
-A node that is not there can be watched only through ``exists``; one that has appeared in between is read again.
-After a reconnect everything is read again: that registers anew, and shows what was missed.
+A node that does not exist can only be watched with ``exists``. If it was created before the ``exists``, it is read again. After
+a reconnect all paths are read again, which registers the watches and shows what was missed.
 
-Nothing here is a task: replies and events drive it, and the only thing that waits is the caller of ``changes()``.
+There is no task here: replies and events drive everything, and only the caller of ``changes()`` waits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANY_WATCH: Final = 3
 
 
 class WatchedPath:
-    """One path, its data or its names, as the server last showed it."""
+    """One path and its content (data or children) in the server's last reply."""
 
     __slots__ = ("children", "fetching", "name", "path", "refetch", "value", "watches")
 
@@ -41,21 +41,21 @@ class WatchedPath:
         self.name = name
         self.children = children
         self.value: object = _UNREAD
-        """Node, Children, None, the error with which reading was refused, or _UNREAD."""
+        """A Node, Children, None if it does not exist, the error of a refused read, or _UNREAD."""
         self.fetching = False
         self.refetch = False
         self.watches: dict[ZooKeeperWatch, None] = {}
 
 
 class WatchRequest(PendingRequest):
-    """Reads a path and registers the watch. It belongs to its connection: the next one begins with new ones."""
+    """Reads a path and registers the server's watch. It is not sent again: the next connection begins with new ones."""
 
     __slots__ = ("_watched", "_watches")
 
     def __init__(
         self, watches: WatchRegistry, watched: WatchedPath, payload: bytes, decode: wire.Decoder | None
     ) -> None:
-        # No future: the answer is dealt with here, at once. Nobody waits for it in between.
+        # It has no future: nothing waits for the reply, which is handled here at once.
         super().__init__(None, payload, decode, watched.path)  # type: ignore[arg-type]
         self._watches = watches
         self._watched = watched
@@ -65,7 +65,7 @@ class WatchRequest(PendingRequest):
         return False
 
     def on_reply(self, data: bytes, at: int, end: int) -> None:
-        # Without a decoder it was an ``exists``, and the node is there after all.
+        # Without a decoder it was an ``exists``, and the node has been created meanwhile.
         self._watches.on_fetched(
             self._watched, _UNREAD if self.decode is None else self.decode(data, at, end, self.path)
         )
@@ -86,7 +86,7 @@ class WatchRequest(PendingRequest):
 
 
 class RemoveWatchRequest(PendingRequest):
-    """Takes back a watch from the server. Whatever it answers."""
+    """Removes a watch from the server. The reply is ignored."""
 
     __slots__ = ()
 
@@ -104,7 +104,7 @@ class RemoveWatchRequest(PendingRequest):
 
 
 class WatchRegistry:
-    """All that is watched in one session."""
+    """All watched paths of one session."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -137,7 +137,7 @@ class WatchRegistry:
         for watch in tuple(self._all):
             watch.close()
 
-    # -- What the server says -------------------------------------------------------------------------------------------
+    # -- Replies and events ---------------------------------------------------------------------------------------------
 
     def on_event(self, kind: int, name: str) -> None:
         encoded = name.encode()
@@ -160,7 +160,7 @@ class WatchRegistry:
             self._fetch(watched)
 
     def watch_missing(self, watched: WatchedPath) -> None:
-        """The node is not there: wait for it to appear."""
+        """Watch for the creation of a node that does not exist."""
         if watched.watches and self._send is not None:
             self._send(WatchRequest(self, watched, wire.exists_request(watched.name, True), None))
         else:
@@ -176,7 +176,7 @@ class WatchRegistry:
             else:
                 self._send(WatchRequest(self, watched, wire.get_request(watched.name, True), wire.decode_node))
 
-    # -- What the watchers say ------------------------------------------------------------------------------------------
+    # -- Called by the watches ------------------------------------------------------------------------------------------
 
     def register(self, watch: ZooKeeperWatch) -> None:
         self._all[watch] = None
@@ -192,7 +192,7 @@ class WatchRegistry:
             watched = table[name] = WatchedPath(path, name, children)
             self._fetch(watched)
         elif watched.value is not _UNREAD and not watched.fetching and self._send is not None:
-            # Shown by the server since, and no event yet: this is what is there, as far as we can have seen.
+            # It was read on this connection and no event has come: the value is current.
             watch.mark_changed(watched)
         watched.watches[watch] = None
         return watched
@@ -204,8 +204,8 @@ class WatchRegistry:
         del (self._names if watched.children else self._data)[watched.name]
         if self._send is None:
             return
-        # Taken back at the server too, or a long session that looks at many paths would leave a watch on each. One on
-        # the data stays while the names are watched, which wait for a missing node through it.
+        # Remove it at the server too, or a long session that watches many paths would leave a watch on each. While the
+        # children are watched the data watch stays: it shows the creation of a missing node.
         if watched.name not in self._data and watched.name not in self._names:
             self._send(RemoveWatchRequest(wire.remove_watches_request(watched.name, _ANY_WATCH)))
         elif watched.children:
@@ -213,7 +213,7 @@ class WatchRegistry:
 
 
 class ZooKeeperWatch(Watch):
-    """The paths that one caller follows, and which of them are new to him."""
+    """The paths that one caller watches, and those of them with an unreported change."""
 
     def __init__(self, watches: WatchRegistry) -> None:
         self._watches = watches
@@ -263,7 +263,7 @@ class ZooKeeperWatch(Watch):
             value = watched.value
             if isinstance(value, StoreError):
                 if changes:
-                    break  # what is there first; the error is raised by the next call
+                    break  # return these changes first; the next call raises the error
                 del self._with_unique_id[watched]
                 self._reported.pop(watched, None)
                 raise value

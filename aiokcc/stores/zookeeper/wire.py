@@ -1,13 +1,11 @@
-"""ZooKeeper's wire format: what a request looks like as bytes, and what the bytes of a reply mean.
+"""ZooKeeper's wire format: encodes requests to bytes and decodes the bytes of replies.
 
-A request is ``length, xid, opcode, record``; a reply is ``length, xid, zxid, error, record``. Requests are built here
-without their length and xid (:func:`frame` adds both), because a request that outlives its connection is sent again under
-another xid.
+A request is ``length, xid, opcode, record``; a reply is ``length, xid, zxid, error, record``. Requests are built here without
+length and xid (:func:`frame` adds both), because a request that is sent again on another connection gets another xid.
 
-The records that travel all the time (reads, writes, transactions, events) are packed and unpacked by hand: aiozk builds
-a ``Struct`` per field, eleven for one Stat, which costs more than the round trip through the kernel. All that is rare
-(handshake, credentials, closing, sync, removing watches) and the names of the errors come from aiozk. This module and its
-imports are all that aiokcc knows of aiozk.
+The frequent records (reads, writes, transactions, events) are packed and unpacked by hand: aiozk builds a ``Struct`` per
+field, eleven for one Stat, which costs more than the round trip through the kernel. The rare ones (handshake, credentials,
+closing, sync, removing watches) and the names of the errors come from aiozk. Only this module of aiokcc imports aiozk.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from aiokcc.stores.port import Check, Children, Create, Delete, Node, Op, OpResu
 from aiokcc.stores.zookeeper.acl import Acl
 
 FRAME_LIMIT: Final = 1_040_000
-"""Bytes of one request with everything around its data. The server hangs up from 1,048,575 on."""
+"""The most bytes of one request with the protocol's overhead. The server closes the connection from 1,048,575 bytes on."""
 REPLY_LIMIT: Final = 64 * 1024 * 1024
-"""A longer reply is not a reply: the length is garbage."""
+"""The most bytes of one reply. A greater length means that the stream is broken."""
 
 LENGTH: Final = struct.Struct("!i")
 REPLY: Final = struct.Struct("!iqi")
@@ -70,15 +68,15 @@ _ERRORS: Final[dict[int, type[NodeError]]] = {
 }
 
 Decoder: TypeAlias = Callable[[bytes, int, int, str], object]
-"""From the bytes of a reply, where its record begins and ends, and the path as the caller wrote it, to the result."""
+"""Returns the result, given the bytes of a reply, the begin and end of its record, and the caller's path."""
 
 
 class MalformedReplyError(Exception):
-    """The bytes do not follow the protocol: nothing that comes after them on this connection can be trusted."""
+    """The bytes do not follow the protocol, so nothing after them on this connection can be trusted."""
 
 
 class Stat(NamedTuple):
-    """What the server knows about a node besides its data. A zxid names the transaction that made or changed it."""
+    """The server's metadata of a node. czxid and mzxid are the transactions that created and last changed it."""
 
     czxid: int
     mzxid: int
@@ -94,7 +92,7 @@ class Stat(NamedTuple):
 
 
 class Handshake(NamedTuple):
-    """The server's answer to a ConnectRequest. Session id and timeout are 0 if it does not know the session."""
+    """The server's answer to a ConnectRequest. Session id and timeout are 0 if the session has expired."""
 
     session_id: int
     timeout: float
@@ -106,14 +104,14 @@ class Handshake(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def encode_path(root: str, path: str) -> bytes:
-    """The full name of a node as a counted string. Cached: the same few paths are used all the time."""
+    """Return the full name of a node with its length in front. Cached, because few paths are used most of the time."""
     check_path(path)
     name = (f"{root}/{path}" if path else root or "/").encode()
     return LENGTH.pack(len(name)) + name
 
 
 def encode_acl(acl: Sequence[Acl]) -> bytes:
-    """A counted list of access rules."""
+    """Return the access rules with their number in front."""
     rules = (LENGTH.pack(rule.perms) + _string(rule.scheme) + _string(rule.id) for rule in acl)
     return LENGTH.pack(len(acl)) + b"".join(rules)
 
@@ -154,7 +152,7 @@ def delete_request(name: bytes, version: int) -> bytes:
 
 
 def op_request(root: str, op: Op, acl: bytes) -> bytes:
-    """One write as a request of its own."""
+    """Return the request for a single operation."""
     name = encode_path(root, op.path)
     if isinstance(op, Set):
         return set_request(name, op.data, op.version)
@@ -201,7 +199,7 @@ def sync_request(name: bytes) -> bytes:
 
 
 def remove_watches_request(name: bytes, kind: int) -> bytes:
-    """``kind``: 1 the children's, 2 the data's, 3 all watches of this connection on the node."""
+    """Return the request that removes watches of this connection on a node; ``kind``: 1 children, 2 data, 3 all."""
     request: bytes = protocol.RemoveWatchesRequest(path=name[4:].decode(), type=kind).serialize()
     return request
 
@@ -263,7 +261,7 @@ def decode_children(data: bytes, at: int, end: int, path: str) -> Children:
 
 
 def decode_created(data: bytes, at: int, end: int, _path: str) -> str:
-    """The full name of the node created."""
+    """Return the full name of the created node."""
     return _read_buffer(data, at, end)[0].decode()
 
 
@@ -272,16 +270,16 @@ def decode_nothing(_data: bytes, _at: int, _end: int, _path: str) -> None:
 
 
 def decode_event(data: bytes, at: int, end: int) -> tuple[int, str]:
-    """What happened, and the full name of the node."""
+    """Return the kind of the event and the full name of the node."""
     (kind,) = LENGTH.unpack_from(data, at)
     return kind, _read_buffer(data, at + 8, end)[0].decode()
 
 
 def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -> list[OpResult] | StoreError:
-    """The results of a transaction, or the error of the operation that made it fail.
+    """Return the results of a transaction, or the error of the operation that failed.
 
-    In a failed transaction the server marks what came before the culprit with 0 and what came after with
-    RuntimeInconsistency; only the culprit carries its own error.
+    In a failed transaction the operations before the failed one have the error code 0, those after it have
+    RuntimeInconsistency, and only the failed one has its own code.
     """
     results: list[OpResult] = []
     failure: StoreError | None = None
@@ -308,17 +306,17 @@ def decode_multi(data: bytes, at: int, end: int, ops: Sequence[Op], root: str) -
         elif isinstance(op, Check | Delete):
             results.append(None)
     if failed and failure is None:
-        raise MalformedReplyError("a transaction failed and none of its operations is to blame")
+        raise MalformedReplyError("a transaction failed and none of its operations has an error")
     return failure or results
 
 
 def relative_path(root: str, name: str) -> str:
-    """A full name as the caller writes it."""
+    """Return a full name as a path relative to the root."""
     return name[len(root) + 1 :]
 
 
 def to_error(code: int, path: str, index: int | None = None) -> StoreError:
-    """What an error code of the server is called here."""
+    """Return the error that an error code of the server stands for."""
     if known := _ERRORS.get(code):
         return known(path, index)
     name = getattr(exc.response_error_xref.get(code), "__name__", f"error {code}")
