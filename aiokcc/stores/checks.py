@@ -8,13 +8,23 @@ answer, which looks like a broken network.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import Final
 
 from aiokcc.errors import TooLargeError, UsageError
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Op, Set
 
-__all__ = ["DEFAULT_ROOT", "MAX_REQUEST", "check_data", "check_op", "check_path", "check_root", "check_size"]
+__all__ = [
+    "DEFAULT_ROOT",
+    "MAX_REQUEST",
+    "check_data",
+    "check_op",
+    "check_path",
+    "check_root",
+    "check_size",
+    "check_timeouts",
+]
 
 DEFAULT_ROOT: Final = "/aiokcc/default"
 MAX_REQUEST: Final = 1_000_000
@@ -76,6 +86,14 @@ def check_data(data: bytes) -> bytes:
     if not isinstance(data, bytes):
         raise UsageError(f"a node holds bytes, not {type(data).__name__}; encode it first")
     return data
+
+
+def check_timeouts(timeout: float, connect_timeout: float | None) -> None:
+    """Raise UsageError if the timeouts of a session are not positive, or the first one is not finite."""
+    if not 0 < timeout < math.inf:
+        raise UsageError(f"timeout is {timeout!r}; it must be a positive number of seconds")
+    if connect_timeout is not None and not connect_timeout > 0:
+        raise UsageError(f"connect_timeout is {connect_timeout!r}; it must be positive, or None to wait for ever")
 
 
 def check_op(op: Op) -> Op:

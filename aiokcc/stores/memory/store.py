@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Self
 
 from aiokcc.errors import UsageError
-from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
+from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
 from aiokcc.stores.memory.server import MemoryServer
 from aiokcc.stores.memory.session import MemorySession
 from aiokcc.stores.port import Session, Store
@@ -43,7 +42,7 @@ class MemoryStore(Store):
 
     @classmethod
     def from_url(cls, url: str) -> Self:
-        """The store behind ``memory://name`` or ``memory://name/root``."""
+        """Return the store for ``memory://name`` or ``memory://name/root``. Raises UsageError for another URL."""
         if not url.startswith(_SCHEME):
             raise UsageError(f"{url!r} does not begin with {_SCHEME}")
         name, slash, root = url.removeprefix(_SCHEME).partition("/")
@@ -55,10 +54,7 @@ class MemoryStore(Store):
     def session(
         self, *, timeout: float = 10.0, connect_timeout: float | None = 10.0
     ) -> AbstractAsyncContextManager[Session]:
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"timeout is {timeout!r}; it must be a positive number of seconds")
-        if connect_timeout is not None and not connect_timeout > 0:
-            raise UsageError(f"connect_timeout is {connect_timeout!r}; it must be positive, or None to wait for ever")
+        check_timeouts(timeout, connect_timeout)
         return self._opened(timeout, connect_timeout)
 
     @contextlib.asynccontextmanager

@@ -213,7 +213,7 @@ class ZooKeeperSession(Session):
         else:
             self._backlog.append(request)
 
-    # -- WatchRegistry and states ---------------------------------------------------------------------------------------------
+    # -- Watches and states ---------------------------------------------------------------------------------------------
 
     def watch(self) -> ZooKeeperWatch:
         return ZooKeeperWatch(self._watches)

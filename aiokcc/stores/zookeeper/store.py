@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -12,7 +11,7 @@ from urllib.parse import unquote
 
 from aiokcc.background import Background
 from aiokcc.errors import UsageError
-from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root
+from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
 from aiokcc.stores.port import Session, Store
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.acl import AclChoice, resolve_acl
@@ -92,10 +91,7 @@ class ZooKeeperStore(Store):
     def session(
         self, *, timeout: float = 10.0, connect_timeout: float | None = 10.0
     ) -> AbstractAsyncContextManager[Session]:
-        if not 0 < timeout < math.inf:
-            raise UsageError(f"timeout is {timeout!r}; it must be a positive number of seconds")
-        if connect_timeout is not None and not connect_timeout > 0:
-            raise UsageError(f"connect_timeout is {connect_timeout!r}; it must be positive, or None to wait for ever")
+        check_timeouts(timeout, connect_timeout)
         return self._opened(timeout, connect_timeout)
 
     @asynccontextmanager
