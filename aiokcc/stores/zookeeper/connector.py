@@ -76,7 +76,7 @@ class Connector:
         """Reset the backoff after a connection with an answered request; if it lasted less than a second, only shorten it."""
         self._failures = 0 if lasted >= _STABLE_AFTER else min(self._failures, len(self._order))
 
-    async def dial(self, timeout: float, session_id: int, password: bytes) -> AcceptedConnection:
+    async def connect(self, timeout: float, session_id: int, password: bytes) -> AcceptedConnection:
         """Try the servers until one accepts, and return the connection. Only cancelling ends this otherwise."""
         attempt_timeout = max(timeout / 3 / len(self._order), min(1.0, timeout / 3))
         while True:

@@ -261,7 +261,7 @@ class ZooKeeperSession(Session):
             log.info("session %#x suspended: %s", self.id, connection.reason)
             self._set_state(SessionState.SUSPENDED)
 
-    # -- The task -------------------------------------------------------------------------------------------------------
+    # -- Connecting -----------------------------------------------------------------------------------------------------
 
     async def wait_connected(self, connect_timeout: float | None) -> None:
         """Wait for the first connection. Raises StoreUnreachableError after ``connect_timeout`` seconds."""
@@ -288,7 +288,7 @@ class ZooKeeperSession(Session):
         """Return the next connection; None if the session is lost."""
         left = self.confirmed_at + self.timeout - boottime() if self.id else math.inf
         with anyio.move_on_after(left):
-            accepted = await self._connector.dial(self.timeout, self.id, self._password)
+            accepted = await self._connector.connect(self.timeout, self.id, self._password)
             connection, handshake = accepted.connection, accepted.handshake
             if self.id and handshake.session_id != self.id:
                 connection.abort("the server does not know the session")
@@ -356,7 +356,7 @@ class ZooKeeperSession(Session):
         self._attributed.clear()  # nothing is in doubt
         self._watches.resume(connection.send)
 
-    # -- The end --------------------------------------------------------------------------------------------------------
+    # -- Ending ---------------------------------------------------------------------------------------------------------
 
     def _lose(self, reason: str) -> None:
         if self.state is not SessionState.LOST:

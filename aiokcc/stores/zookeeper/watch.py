@@ -110,24 +110,24 @@ class WatchRegistry:
         self._root = root
         self._send: Callable[[PendingRequest], None] | None = None
         self._data: dict[bytes, WatchedPath] = {}
-        self._names: dict[bytes, WatchedPath] = {}
+        self._children: dict[bytes, WatchedPath] = {}
         self._all: dict[ZooKeeperWatch, None] = {}
         self.lost_error: SessionLostError | None = None
 
     def __len__(self) -> int:
-        return len(self._data) + len(self._names)
+        return len(self._data) + len(self._children)
 
-    # -- The connection comes and goes ----------------------------------------------------------------------------------
+    # -- Called by the session ------------------------------------------------------------------------------------------
 
     def resume(self, send: Callable[[PendingRequest], None]) -> None:
         self._send = send
-        for table in (self._data, self._names):
+        for table in (self._data, self._children):
             for watched in table.values():
                 self._fetch(watched)
 
     def suspend(self) -> None:
         self._send = None
-        for table in (self._data, self._names):
+        for table in (self._data, self._children):
             for watched in table.values():
                 watched.fetching = watched.refetch = False
 
@@ -144,7 +144,7 @@ class WatchRegistry:
         key = wire.LENGTH.pack(len(encoded)) + encoded
         if kind != wire.CHILDREN_CHANGED and (watched := self._data.get(key)):
             self._fetch(watched)
-        if kind != wire.DATA_CHANGED and (watched := self._names.get(key)):
+        if kind != wire.DATA_CHANGED and (watched := self._children.get(key)):
             self._fetch(watched)
 
     def on_fetched(self, watched: WatchedPath, value: object) -> None:
@@ -186,7 +186,7 @@ class WatchRegistry:
 
     def add(self, watch: ZooKeeperWatch, path: str, children: bool) -> WatchedPath:
         name = wire.encode_path(self._root, path)
-        table = self._names if children else self._data
+        table = self._children if children else self._data
         watched = table.get(name)
         if watched is None:
             watched = table[name] = WatchedPath(path, name, children)
@@ -201,12 +201,12 @@ class WatchRegistry:
         del watched.watches[watch]
         if watched.watches:
             return
-        del (self._names if watched.children else self._data)[watched.name]
+        del (self._children if watched.children else self._data)[watched.name]
         if self._send is None:
             return
         # Remove it at the server too, or a long session that watches many paths would leave a watch on each. While the
         # children are watched the data watch stays: it shows the creation of a missing node.
-        if watched.name not in self._data and watched.name not in self._names:
+        if watched.name not in self._data and watched.name not in self._children:
             self._send(RemoveWatchRequest(wire.remove_watches_request(watched.name, _ANY_WATCH)))
         elif watched.children:
             self._send(RemoveWatchRequest(wire.remove_watches_request(watched.name, _CHILDREN_WATCH)))
