@@ -13,6 +13,7 @@
     │   ├── MissingNodeError                a node the protocol needs was deleted under us
     │   ├── KafkaError                      the broker does not answer, or the log is not what it was
     │   ├── PartitionOwnedError             another member holds the partition's lock
+    │   ├── PositionLostError               another member ran the partition meanwhile: seek to ``offset`` and go on
     │   ├── SparkJobError                   a job failed, again and again; the limit has not passed its periods
     │   ├── FencedError                     a later driver of the same pipeline has begun
     │   ├── LocalServiceError               a service of `aiokcc.local` cannot be had
@@ -56,6 +57,7 @@ __all__ = [
     "PartitionRevoked",
     "PipelineMismatchError",
     "PoisonTimestampError",
+    "PositionLostError",
     "RecordError",
     "RunEnded",
     "SessionLostError",
@@ -128,6 +130,25 @@ class PartitionOwnedError(CoordinationError):
             f"stop that member, or give this one other partitions"
         )
         self.partition, self.owner = partition, owner
+
+
+class PositionLostError(CoordinationError):
+    """Another member ran the partition while this one had lost its lock, and closed periods of it.
+
+    ``offset`` is the first offset that no closed period holds; None if that member gave no offsets. Seek there, and go on in
+    the same gate. It is raised once, before any record starts.
+    """
+
+    def __init__(self, partition: str, offset: int | None) -> None:
+        where = (
+            "the last cut holds no offset for it, so go on from the offset that was committed last"
+            if offset is None
+            else f"go on at offset {int(offset)}"
+        )
+        super().__init__(
+            f"{partition} was run by another member while this one had lost its lock, and periods have closed since; {where}"
+        )
+        self.partition, self.offset = partition, offset
 
 
 class SparkJobError(CoordinationError):

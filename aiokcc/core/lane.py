@@ -7,7 +7,7 @@ from typing import Final
 
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING
+from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Cut
 
 __all__ = ["NEVER", "Lane", "LaneState"]
 
@@ -33,6 +33,9 @@ class Lane:
 
     __slots__ = (
         "crossings",
+        "cut",
+        "displaced",
+        "holders",
         "idle_at",
         "late_below",
         "name",
@@ -40,6 +43,8 @@ class Lane:
         "open_below",
         "owned",
         "partition",
+        "resume",
+        "skips_closed",
         "state",
         "ts",
     )
@@ -59,6 +64,40 @@ class Lane:
         """Records below it belong to a closed period: they pass, and are late."""
         self.open_below = 0
         """Records from here on need a second look: a boundary to note down, or the limit."""
+        self.holders: set[str] = set()
+        """The names under which this member has held the lock: one for each session."""
+        self.cut = 0
+        """The number of the last cut that was read after a claim."""
+        self.resume: int | None = None
+        """The offset at which that cut lies in this partition, if it is known."""
+        self.displaced = False
+        """Whether another member has closed periods of the partition since we held its lock, and the task does not know it."""
+        self.skips_closed = False
+        """Whether the task itself leaves out the records before the last cut. Then it is never displaced."""
+
+    def hold(self, holder: str, cut: Cut | None) -> None:
+        """We hold the lock under this name, and have read this cut since.
+
+        If the cut was made from another member's report, the task may stand before it, and what lies between is closed. A
+        task whose position is not known counts as one that stands before it.
+        """
+        known = bool(self.holders)
+        self.holders.add(holder)
+        self.owned = True
+        mark = None if cut is None or cut.number <= self.cut else cut.find(self.partition)
+        if cut is None or mark is None:
+            return
+        self.cut, self.resume = cut.number, mark.offset
+        if not known or cut.owner(self.partition) in self.holders:
+            return
+        if self.offset is not None and mark.offset is not None and self.offset >= mark.offset:
+            return
+        if self.state is LaneState.FINISHED:  # it brings nothing more, and a cut does not go back
+            self.offset = mark.offset
+        elif not self.skips_closed:
+            self.displaced = True
+            self.state = LaneState.RUNNING
+            self.crossings = {}  # the task goes back to the cut, and has crossed nothing from there
 
     def arrived(self, limit: Limit) -> bool:
         """Whether the lane is ours and has nothing left before the limit's floor."""

@@ -6,6 +6,9 @@ next record, idle at the end of the log, or finished. When the last lane has arr
 The report is level-triggered: a pure function of the generation, the limit, and the lanes. Whoever drives the ledger writes it
 whenever it differs from what the node holds; then it does not matter which event was missed.
 
+The report speaks for the lanes whose locks we hold. A lane that waits for a lock is reported by the member that holds it, so it
+neither appears in our report nor delays it.
+
 With lookahead a lane goes on past the floor. What counts for the floor is where the lane *crossed* it: the first record at or
 past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was. And
 all that every lane has crossed is said in one report, so that it takes no more than one to close several.
@@ -23,7 +26,7 @@ from aiokcc.core.lane import NEVER, Lane, LaneState
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
-from aiokcc.core.progress import Crossing, Report
+from aiokcc.core.progress import Crossing, Cut, Report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
@@ -60,13 +63,16 @@ class Ledger:
         self._behind: deque[Lane] | None = None
         """The lanes for which that may wait, from the first that was found to be one; None: not looked up yet."""
         self._missing = 0
+        """The number of lanes that we hold and that have not arrived."""
+        self._unowned = 0
+        """The number of lanes whose locks we do not hold."""
         self._said: Report | None = None
         """The last report, while nothing has happened that could change it."""
 
     # -- lanes come and go ------------------------------------------------------------------------------------------
 
     def add(self, partition: Partition) -> Lane:
-        """A partition this member is going to run. It blocks the report until it is owned and has arrived."""
+        """Adds a partition that this member wants to run. It counts for the report as soon as we hold its lock."""
         lane = Lane(partition)
         lane.late_below = self.late_below
         self._behind = None
@@ -75,14 +81,21 @@ class Ledger:
         self._recount()
         return lane
 
-    def claim(self, partitions: Iterable[Partition]) -> None:
-        """We hold the locks of these partitions."""
+    def claim(self, partitions: Iterable[Partition], holder: str = "", cut: Cut | None = None) -> None:
+        """We hold the locks of these partitions, under this name, and have read the last cut since."""
+        self._behind = None
         for partition in partitions:
             lane = self.lanes.get(partition)
             if lane is not None:
-                lane.owned = True
+                lane.hold(holder, cut)
                 self._set_thresholds(lane)
         self._recount()
+
+    def locate(self, lane: Lane, offset: int | None) -> bool:
+        """The task of a displaced lane comes with this offset. False, once: it has to go on from the last cut."""
+        lane.displaced = False
+        self._set_thresholds(lane)
+        return offset is not None and lane.resume is not None and offset >= lane.resume
 
     def drop(self, partition: Partition) -> None:
         """A partition was given up: it is no longer ours to report."""
@@ -95,6 +108,7 @@ class Ledger:
     def lose(self) -> None:
         """The session is over: all locks are gone, and the generation has to be read again."""
         self.generation = None
+        self._behind = None
         for lane in self.lanes.values():
             lane.owned = False
             self._set_thresholds(lane)
@@ -108,7 +122,7 @@ class Ledger:
         UsageError if the lane has finished: what it said cannot be taken back.
         """
         limit = self.limit
-        if lane.state is LaneState.RUNNING and lane.open_below <= ts and lane.owned and not lane.crossings:
+        if lane.state is LaneState.RUNNING and 0 <= lane.open_below <= ts and not lane.crossings:
             boundaries = limit.boundaries
             if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the plain case, and nothing but a shorter way
                 lane.ts, lane.offset, lane.state = ts, offset, LaneState.BLOCKED
@@ -121,7 +135,7 @@ class Ledger:
         lane.ts, lane.offset = ts, offset
         if limit.mode is not Mode.GATED:
             lane.state = LaneState.RUNNING if limit.mode is Mode.OPEN else LaneState.BLOCKED
-            return limit.mode is Mode.OPEN and lane.owned
+            return limit.mode is Mode.OPEN and lane.owned and not lane.displaced
         arrived = lane.arrived(limit)
         for boundary in limit.boundaries:
             if boundary > ts:
@@ -130,7 +144,7 @@ class Ledger:
         lane.state = LaneState.RUNNING if ts < limit.value else LaneState.BLOCKED
         self._set_thresholds(lane)
         self._missing += arrived - lane.arrived(limit)
-        return ts < limit.value and lane.owned
+        return ts < limit.value and lane.owned and not lane.displaced
 
     def walk(self, lane: Lane, steps: Sequence[tuple[int, int | None]], reached: int = 0) -> None:
         """What :meth:`approach` does with each of these in turn, ascending, but in one go however many there are.
@@ -242,13 +256,10 @@ class Ledger:
                     crossings.setdefault(value, (lane.ts, lane.offset))
             elif state is LaneState.IDLE:
                 state = lane.state = LaneState.RUNNING
-            if not lane.owned:
-                lane.open_below = NEVER
-                missing += 1
-            elif state is LaneState.FINISHED:
+            if not lane.owned or state is LaneState.FINISHED:
                 lane.open_below = NEVER
             else:
-                lane.open_below = value
+                lane.open_below = NEVER if lane.displaced else value
                 missing += value not in crossings
         self._missing = missing
         self._said = None
@@ -263,13 +274,18 @@ class Ledger:
 
     @property
     def complete(self) -> bool:
-        """Whether every lane has arrived."""
+        """Whether we hold the locks of all lanes, and every lane has arrived."""
+        return self._missing == 0 and self._unowned == 0
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether every lane whose lock we hold has arrived."""
         return self._missing == 0
 
     @property
     def ready(self) -> bool:
-        """Whether there is a report that counts: every lane has arrived, and what they brought is done with."""
-        return self._missing == 0 and not self.withheld
+        """Whether there is a report that counts: every lane that we hold has arrived, and what they brought is done with."""
+        return self._missing == 0 and self._unowned < len(self.lanes) and not self.withheld
 
     @property
     def due(self) -> bool:
@@ -279,7 +295,7 @@ class Ledger:
         do not count: if there is nothing else, it is time. And whoever drives the ledger does not let it wait for long.
         The milestones are the same for all members, so that their reports tell of the same boundaries.
         """
-        if self._missing or self.withheld:
+        if not self.ready:
             return False
         boundaries = self.limit.boundaries
         if not self.gathers or self.hurries or len(boundaries) < 3:
@@ -288,7 +304,7 @@ class Ledger:
         milestone = next((b for b in half if b % self.gathers == 0), half[-1])
         behind = self._behind
         if behind is None:
-            behind = self._behind = deque(self.lanes.values())
+            behind = self._behind = deque(self._owned())
         while behind and (behind[0].state is not LaneState.RUNNING or milestone in behind[0].crossings):
             behind.popleft()
         return not behind
@@ -323,8 +339,10 @@ class Ledger:
         marks: list[str] = []
         least: int | None = None
         for lane in self.lanes.values():
+            if not lane.owned:
+                continue
             crossing = lane.crossings.get(floor)
-            if crossing is None or not lane.owned:  # not all of them are simply blocked
+            if crossing is None:  # not all of them are simply blocked
                 break
             ts, offset = crossing
             if least is None or ts < least:
@@ -337,11 +355,11 @@ class Ledger:
                 entries[lane.name] = f"{ts}@{mark}"
                 marks.append(mark)
         else:
+            if not entries:
+                return None
             self._said = Report(self.generation, floor, entries, least, marks=tuple(marks), further=self._further())
             return self._said
-        entries = {lane.name: lane.entry(self.limit) for lane in self.lanes.values() if lane.owned}
-        if not entries:
-            return None
+        entries = {lane.name: lane.entry(self.limit) for lane in self._owned()}
         report = Report.of(self.generation, floor, entries)
         return report if report.running or report.idle else replace(report, further=self._further())
 
@@ -359,13 +377,12 @@ class Ledger:
 
     def _crossed_by_all(self) -> list[Crossing]:
         result: list[Crossing] = []
-        if not all(lane.owned for lane in self.lanes.values()):  # what they crossed is not ours to tell at present
-            return result
-        most = min(MOST_AT_ONCE - 1, max(1, _MOST_MARKS // len(self.lanes)))
+        owned = self._owned()
+        most = min(MOST_AT_ONCE - 1, max(1, _MOST_MARKS // len(owned)))
         for boundary in itertools.islice(self.limit.boundaries, 1, 1 + most):
             least: int | None = None
             marks: list[str] = []
-            for lane in self.lanes.values():
+            for lane in owned:
                 crossing = lane.crossings.get(boundary)
                 if crossing is not None:
                     ts, offset = crossing
@@ -386,13 +403,18 @@ class Ledger:
         if lane.state is LaneState.FINISHED:
             raise UsageError(f"{lane.name} was declared finished; it cannot bring another record")
 
+    def _owned(self) -> list[Lane]:
+        return [lane for lane in self.lanes.values() if lane.owned]
+
     def _recount(self) -> None:
         self._said = None
-        self._missing = sum(not lane.arrived(self.limit) for lane in self.lanes.values())
+        owned = self._owned()
+        self._missing = sum(not lane.arrived(self.limit) for lane in owned)
+        self._unowned = len(self.lanes) - len(owned)
 
     def _set_thresholds(self, lane: Lane) -> None:
         limit = self.limit
-        if not lane.owned or limit.mode is Mode.END or lane.state is LaneState.FINISHED:
+        if not lane.owned or lane.displaced or limit.mode is Mode.END or lane.state is LaneState.FINISHED:
             lane.open_below = NEVER
         elif limit.mode is Mode.OPEN:
             lane.open_below = MAX_LIMIT

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from aiokcc.errors import CorruptNodeError, UsageError
 
-__all__ = ["Partition", "decode_partitions", "encode_partitions", "parse_topics"]
+__all__ = ["Partition", "decode_partitions", "encode_partitions", "listing", "parse_topics"]
 
 MAX_NUMBER: Final = 2**31 - 1
 """The greatest partition number Kafka knows."""
@@ -97,6 +97,12 @@ def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
     except ValueError:
         raise CorruptNodeError(path, data, _FORM) from None
     return frozenset(result)
+
+
+def listing(names: Iterable[str], most: int = 20) -> str:
+    """Names for a line of a log: the first few of them, and how many more there are."""
+    found = list(names)
+    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 
 
 def _number(text: str) -> int:

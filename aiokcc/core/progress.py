@@ -256,6 +256,10 @@ class Cut:
         """Who ran each partition."""
         return {p: member for member, marks in self.marks.items() for p in marks}
 
+    def owner(self, partition: Partition) -> str | None:
+        """The member that ran this partition; None if the cut does not hold it."""
+        return next((member for member, marks in self.marks.items() if partition in marks), None)
+
     def find(self, partition: Partition) -> Mark | None:
         """Where the cut lies in this partition."""
         return next((marks[partition] for marks in self.marks.values() if partition in marks), None)

@@ -83,6 +83,8 @@ class Reading:
     async def begin(self, partitions: Iterable[Partition]) -> None:
         """Take the locks, side by side; then read each from where it was left: the last cut, or what was committed since."""
         gates = {p: self._coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        for gate in gates.values():
+            gate.skips_closed = True
         opened: dict[Partition, Gate] = {}
 
         async def open_one(partition: Partition, gate: Gate) -> None:

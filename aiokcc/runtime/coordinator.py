@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -77,7 +78,8 @@ def connect(
     :param member: this member's name; made from host, process and chance if not given
     :param session_timeout: seconds after which a member that is gone is known to be gone
     :param connect_timeout: seconds to wait for the first answer; then StoreUnreachableError
-    :param claim_timeout: seconds to wait for a partition another member holds (default: twice the session timeout)
+    :param claim_timeout: seconds to wait for a partition another member holds (default: twice the session timeout);
+        ``math.inf`` waits for as long as it takes, as a hot standby does
     :param clock: milliseconds since the epoch; the wall clock by default
     :param source: what the records are, in words that all members must share
     :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
@@ -123,8 +125,8 @@ def connect(
         check_member(member)
     for what, seconds in (("session_timeout", session_timeout), ("connect_timeout", connect_timeout)):
         _check_seconds(what, seconds)
-    if claim_timeout is not None:
-        _check_seconds("claim_timeout", claim_timeout)
+    if claim_timeout is not None and claim_timeout != math.inf:
+        _check_seconds("claim_timeout", claim_timeout, "; math.inf waits for as long as it takes")
     if isinstance(store, Store):
         if options:
             raise UsageError(f"{', '.join(options)}: options go with a store's URL; give them to the store you made")
@@ -151,9 +153,9 @@ def wall_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _check_seconds(what: str, seconds: object) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise UsageError(f"{what} {seconds!r} is not a number of seconds above 0")
+def _check_seconds(what: str, seconds: object, more: str = "") -> None:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise UsageError(f"{what} {seconds!r} is not a number of seconds above 0{more}")
 
 
 @asynccontextmanager
@@ -266,7 +268,9 @@ class Coordinator:
             await coordinator.share(consume)
 
         When a partition is taken away its gate raises PartitionRevoked; once ``consume`` has returned or let that pass, the
-        partition goes to its next owner. What else ``consume`` raises comes out here.
+        partition goes to its next owner. When another member has closed periods of it while we had lost its lock, its gate
+        raises PositionLostError: let that pass, and ``consume`` is called again, or handle it as :class:`Gate` shows. What else
+        ``consume`` raises comes out here.
         """
         if self._member.group is None:
             raise UsageError('this group is not managed; connect with assignment="managed"')

@@ -14,7 +14,7 @@ from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp
 from aiokcc.core.progress import Span
-from aiokcc.errors import RunEnded, SessionLostError, UsageError
+from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
 
@@ -42,6 +42,24 @@ class Gate:
     Coming back for the next record says that the one before is done. Leaving without :meth:`finish` gives the partition
     up: the limit then waits until somebody opens it again. When the run ends, the block ends too: :class:`RunEnded` is
     swallowed at its edge, also where a task group in the block has wrapped it.
+
+    A process that was stopped for longer than its session lasts loses its locks. Another member may then run the partition and
+    close periods of it. When this gate has the lock again, it raises :class:`PositionLostError` once, before any record starts.
+    Seek to its ``offset`` and go on in the same gate. A consumer that is to survive this handles it::
+
+        async with coordinator.gate("orders", 3) as gate:
+            seek(gate.resume_offset or 0)
+            while (record := await poll()) is not None:
+                try:
+                    await gate.wait_until(record.timestamp, record.offset)
+                except aiokcc.PositionLostError as lost:
+                    seek(lost.offset)
+                    continue
+                await handle(record)
+            gate.finish()
+
+    With ``offset`` given the error comes only to a task that stands before the last cut. Without it the gate does not know
+    where the task stands, so the error comes whenever another member has closed a period.
     """
 
     __slots__ = (
@@ -57,6 +75,7 @@ class Gate:
         "resume_offset",
         "session",
         "signal",
+        "skips_closed",
     )
 
     def __init__(self, member: Member, partition: Partition) -> None:
@@ -82,6 +101,8 @@ class Gate:
 
         A :class:`~aiokcc.core.progress.Span` where closed periods hold some records behind it as well.
         """
+        self.skips_closed = False
+        """Whether the task itself leaves out what lies before ``resume_offset``. Then it gets no PositionLostError."""
 
     # -- the record's way --------------------------------------------------------------------------------------------
 
@@ -89,7 +110,8 @@ class Gate:
         """Return when a record with this timestamp may be processed: at once while its period is open.
 
         ``offset``, where given, makes the cuts exact. Raises RunEnded when the run is over, PartitionOwnedError if the
-        lock was lost to another member, UsageError for what cannot be a timestamp. Cancelling leaves the partition where
+        lock was lost to another member, PositionLostError once if it was lost, is ours again, and another member has closed
+        periods meanwhile; UsageError for what cannot be a timestamp. Cancelling leaves the partition where
         it was; waiting is the only place where this call can be cancelled.
         """
         lane = self.lane
@@ -104,7 +126,7 @@ class Gate:
         return self.passed if self.mark is None else self.mark()
 
     def is_open(self, ts: int) -> bool:
-        """Whether a record with this timestamp may be processed now."""
+        """Whether a record with this timestamp may be processed now. False also while there is a PositionLostError to raise."""
         lane = self.lane
         if type(ts) is int and lane.late_below <= ts < lane.open_below:
             return boottime() < self.session.stop_at
@@ -112,6 +134,7 @@ class Gate:
         limit = self._member.ledger.limit
         return (
             lane.owned
+            and not lane.displaced
             and lane.state is not LaneState.FINISHED
             and ts < limit.value
             and boottime() < self.session.stop_at
@@ -139,7 +162,7 @@ class Gate:
         try:
             self._check_offset(offset)
             while True:
-                await self._usable()
+                await self._usable(offset)
                 if ledger.limit != self._seen:
                     self._seen = ledger.limit
                     return self.limit
@@ -179,6 +202,7 @@ class Gate:
             raise self.failure
         if self.lane.state is not LaneState.FINISHED:
             self._check_open()
+            self._check_position(offset)
         self._member.ledger.finish(self.lane, offset)
         self._member.arrived()
 
@@ -208,7 +232,7 @@ class Gate:
                     or self.failure is not None
                     or boottime() >= self.session.stop_at
                 ):
-                    await self._usable()
+                    await self._usable(offset)
                 if ledger.approach(lane, ts, offset):
                     self.late += ts < lane.late_below
                     self._seen = ledger.limit
@@ -229,8 +253,8 @@ class Gate:
         finally:
             self.busy = False
 
-    async def _usable(self) -> None:
-        """Return once we hold the lock in a session that can be relied on."""
+    async def _usable(self, offset: int | None = None) -> None:
+        """Return once we hold the lock in a session that can be relied on, and the task stands behind the last cut."""
         while True:
             if self.failure is not None:
                 raise self.failure
@@ -239,6 +263,7 @@ class Gate:
                 raise RunEnded(f"the run has ended; {self.partition} gets nothing more")
             if self.lane.owned:
                 if boottime() < self.session.stop_at:
+                    self._check_position(offset)
                     return
                 try:
                     await self._member.confirm()
@@ -246,6 +271,11 @@ class Gate:
                 except SessionLostError:
                     pass
             await self.signal.wait()
+
+    def _check_position(self, offset: int | None) -> None:
+        """Raise PositionLostError, once, if the task does not stand where the partition was left by another member."""
+        if self.lane.displaced and not self._member.ledger.locate(self.lane, offset):
+            raise PositionLostError(str(self.partition), self.resume_offset)
 
     def _enter(self) -> None:
         if self.busy:

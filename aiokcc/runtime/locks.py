@@ -7,13 +7,14 @@ transactions that rest on the generation, and in a managed group on the assignme
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Final
 
 import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, listing
 from aiokcc.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError, PartitionOwnedError
 from aiokcc.runtime.cuts import limit_and_cut
 from aiokcc.runtime.signal import Signal
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from aiokcc.runtime.incarnation import Incarnation
 
 __all__ = ["Locks"]
+
+log = logging.getLogger("aiokcc.member")
 
 _BATCH: Final = 500
 """Locks taken or given back in one transaction: far below the store's 1 MB."""
@@ -73,20 +76,36 @@ class Locks:
             batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
             # Taken down now: a claim rests on the assignment by which it is wanted, whatever is read while it is on its way.
             conditions = [[] if self._us.share is None else self._us.share.conditions(batch) for batch in batches]
+            held: dict[Partition, str] = {}
             for batch, resting_on in zip(batches, conditions, strict=True):
                 taken, refused = await self._take(batch, resting_on)
+                held.update(refused)
                 for partition in refused:
                     asked.add(partition)
                     self._us.tasks.start_soon(self._await_release, partition, asked)
                 if taken:
                     await self._read_after_claim(taken)
+            self._tell_who_holds(held)
 
-    async def _take(self, wanted: list[Partition], conditions: list[Check]) -> tuple[list[Partition], list[Partition]]:
-        """Take all of these locks in one transaction, without those that somebody else holds; both lists.
+    def _tell_who_holds(self, held: dict[Partition, str]) -> None:
+        """One line, however many partitions we wait for."""
+        if held:
+            log.log(
+                logging.INFO if self._us.share is None else logging.DEBUG,  # where a handover is a matter of course
+                "%s waits for %s, held by %s; it runs them when they are released",
+                self._us.name,
+                listing(map(str, sorted(held))),
+                listing(sorted(set(held.values()))),
+            )
+
+    async def _take(
+        self, wanted: list[Partition], conditions: list[Check]
+    ) -> tuple[list[Partition], dict[Partition, str]]:
+        """Take all of these locks in one transaction, without those that somebody else holds: ours, and the others' owners.
 
         In a managed group the transaction rests on the assignment too, and one lock that somebody else holds keeps us from all.
         """
-        refused: list[Partition] = []
+        refused: dict[Partition, str] = {}
         ours: list[Partition] = []
         share = self._us.share
         for topic in {p.topic for p in wanted} if share is None else ():
@@ -107,19 +126,20 @@ class Locks:
                 break
             except NodeExistsError as error:
                 place = (error.index or 1) - 1 - len(conditions)
-                if share is not None:
-                    held, wanted = wanted, []
-                    mine = await self._which_are_ours(held)
-                    ours += [p for p in held if p in mine]
-                    if held[place] not in mine:
-                        refused.append(held[place])
-                    elif len(mine) < len(held):
-                        wanted = [p for p in held if p not in mine]
-                    continue
-                partition = wanted.pop(place)
-                node = await self._session.find(paths.owner(partition))
+                in_the_way = wanted[place]
+                nodes = await self._owners(wanted)
                 # ours already: an answer that never came, or given up and opened again before it was given back
-                (ours if node is not None and node.owner == self._session.id else refused).append(partition)
+                mine = [p for p, node in nodes.items() if node is not None and node.owner == self._session.id]
+                ours += mine
+                others = {p: _name(node) for p, node in nodes.items() if node is not None and p not in set(mine)}
+                if share is None:
+                    refused.update(others)
+                    wanted = [p for p, node in nodes.items() if node is None]
+                elif in_the_way in mine:
+                    wanted = [p for p in wanted if p not in mine]
+                else:
+                    refused[in_the_way] = others.get(in_the_way, "another member")
+                    wanted = []
             except OutcomeUnknownError:
                 continue
             else:
@@ -128,12 +148,15 @@ class Locks:
         self._tell_what_runs()
         return ours + wanted, refused
 
-    async def _which_are_ours(self, partitions: list[Partition]) -> set[Partition]:
-        """Those whose locks this session holds, asked for side by side."""
+    async def _owners(self, partitions: list[Partition]) -> dict[Partition, Node | None]:
+        """The locks of these partitions, read side by side."""
         nodes = await asyncio.gather(*(self._session.find(paths.owner(p)) for p in partitions))
-        return {
-            p for p, node in zip(partitions, nodes, strict=True) if node is not None and node.owner == self._session.id
-        }
+        return dict(zip(partitions, nodes, strict=True))
+
+    async def _which_are_ours(self, partitions: list[Partition]) -> set[Partition]:
+        """Those whose locks this session holds."""
+        nodes = await self._owners(partitions)
+        return {p for p, node in nodes.items() if node is not None and node.owner == self._session.id}
 
     def _tell_what_runs(self) -> None:
         if self._us.share is not None:
@@ -152,7 +175,7 @@ class Locks:
                 if gate is not None and mark is not None:
                     gate.resume_offset = mark.offset
         held = [p for p in taken if p in self._held and p not in self._leaving]
-        self._member.claimed(held)
+        self._member.claimed(held, self._us.name, cut)
         for partition in held:
             if partition not in self._member.ledger.lanes:  # given up while we asked for it
                 self.give_back(partition)
@@ -168,7 +191,7 @@ class Locks:
             async for change in watch:
                 if not isinstance(change.now, Node):
                     break
-                owner = change.now.data.decode(errors="replace")
+                owner = _name(change.now)
         asked.discard(partition)
         gate = self._member.gates.get(partition)
         if scope.cancelled_caught:
@@ -238,3 +261,8 @@ class Locks:
             done = self._leaving.pop(partition)
             if not done.done():
                 done.set_result(None)
+
+
+def _name(lock: Node) -> str:
+    """The member that a lock names."""
+    return lock.data.decode(errors="replace")

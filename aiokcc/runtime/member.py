@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aiokcc.core.group_settings import GroupSettings
+    from aiokcc.core.progress import Cut
     from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
     from aiokcc.stores.port import Session, Store
@@ -216,6 +217,7 @@ class Member:
             raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
         gate.lane = self.ledger.add(partition)
+        gate.lane.skips_closed = gate.skips_closed
         gate.session = self.session
         if self.incarnation is not None:
             self.incarnation.locks.want.set()
@@ -304,9 +306,9 @@ class Member:
             elif ledger.ready:
                 self.incarnation.linger()
 
-    def claimed(self, partitions: list[Partition]) -> None:
-        """We hold these locks, and have read the limit since."""
-        self.ledger.claim(partitions)
+    def claimed(self, partitions: list[Partition], holder: str, cut: Cut | None) -> None:
+        """We hold these locks in the session of this name, and have read the limit and the last cut since."""
+        self.ledger.claim(partitions, holder, cut)
         for partition in partitions:
             gate = self.gates.get(partition)
             if gate is not None:
@@ -329,7 +331,7 @@ class Member:
         """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
         before = self.ledger.limit
         closing: dict[Partition, int] = {}
-        if self.on_close is not None and self.ledger.complete:
+        if self.on_close is not None and self.ledger.has_arrived:
             closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
             closing = self.ledger.positions(closed if limit.mode is Mode.GATED else before.floor)
         if not self.ledger.see(limit):

@@ -17,7 +17,7 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
-from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
+from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions, listing
 from aiokcc.core.progress import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
@@ -35,7 +35,7 @@ from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from aiokcc.core.run import Bounds
     from aiokcc.runtime.incarnation import Incarnation
@@ -253,7 +253,9 @@ class Office:
         if not (added or removed) or removed >= agreed or self._leader.limit.mode is Mode.END:
             return
         run = self._run.enlarged(added).without(removed)
-        words = [f"{verb} {_listed(ps)}" for verb, ps in (("added", added), ("removed", removed)) if ps]
+        words = [
+            f"{verb} {listing(map(str, sorted(ps)))}" for verb, ps in (("added", added), ("removed", removed)) if ps
+        ]
         ops: list[Op] = [
             Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._listed_version),
             Set(paths.RUN, run.encode(), self._run_version),
@@ -369,8 +371,3 @@ class Office:
         if node is None:
             raise MissingNodeError(self._store.describe(path))
         return node
-
-
-def _listed(partitions: Iterable[Partition]) -> str:
-    names = [str(p) for p in sorted(partitions)]
-    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

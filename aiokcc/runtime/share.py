@@ -32,6 +32,7 @@ from aiokcc.errors import (
     NoNodeError,
     OutcomeUnknownError,
     PartitionRevoked,
+    PositionLostError,
     UsageError,
 )
 from aiokcc.runtime.signal import Signal
@@ -302,7 +303,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         nonlocal failure
         try:
             await run(partition)
-        except PartitionRevoked:
+        except (PartitionRevoked, PositionLostError):  # begun again, it starts from the last cut
             if ended.get(partition) is done:  # nobody asked for it
                 lost.add(partition)
                 member.moved.set()

@@ -135,6 +135,7 @@ class Participant:
         gates = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
         for gate in gates.values():
             gate.mark = object  # never twice the same: a job may take long, and does not stand still
+            gate.skips_closed = True  # what is published is recorded elsewhere
         self._asked |= gates.keys()
         opened: list[Gate] = []
 

@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.progress import Report
 from tests.property.tree import Op
 
-__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "Member", "Office", "Write"]
+__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "Member", "Office", "WaitingLedger", "Write"]
 
 RULES: Final = frozenset(
     {
@@ -31,6 +31,8 @@ RULES: Final = frozenset(
         "leader applies requests",
         "finished in cut",
         "resume at cut",
+        "resume at cut, same gate",
+        "owned only",
         "clamp",
         "monotone",
         "generation in report",
@@ -49,6 +51,14 @@ class CountingLeader(Leader):
     def _uncovered(self) -> str | None:
         total = sum(len(report.entries) for report in self.reports.values())
         return None if total + len(self.finished) >= len(self.settings.partitions) else "somebody has not reported"
+
+
+class WaitingLedger(Ledger):
+    """Without "owned only": no report while the lock of one of the partitions is another member's."""
+
+    def report(self, *, even_running: bool = False) -> Report | None:
+        waits = any(not lane.owned for lane in self.lanes.values())
+        return None if waits and not even_running else super().report(even_running=even_running)
 
 
 @dataclass(eq=False)

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from aiokcc.core import paths
+from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
 from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
 from aiokcc.errors import CorruptNodeError
-from tests.property.actors import RULES, Broken, Member, Write
+from tests.property.actors import RULES, Broken, Member, WaitingLedger, Write
 from tests.property.tree import Create, Node, Op, Tree
 
 __all__ = ["ASSIGNMENTS", "Ground", "encode_assignment"]
@@ -38,6 +39,7 @@ class Ground(ABC):
         end: int | None = None,
         lookahead: int = 0,
         bounded: Iterable[Partition] = (),
+        standbys: Mapping[Partition, Iterable[str]] | None = None,
         without: Iterable[str] = (),
     ) -> None:
         self.without = frozenset(without)
@@ -47,7 +49,10 @@ class Ground(ABC):
         self.committed: dict[Partition, int] = dict.fromkeys(logs, 0)
         self.processed: dict[Partition, set[int]] = {p: set() for p in logs}
         self.settings = Settings(frozenset(assignment), period, start, end, lookahead)
-        self.members = {name: Member(name) for name in sorted(set(assignment.values()))}
+        self.standbys = {partition: frozenset(names) for partition, names in (standbys or {}).items()}
+        """The members that want a partition besides the one that it is assigned to: whoever takes the lock runs it."""
+        names = set(assignment.values()).union(*self.standbys.values())
+        self.members = {name: self.member(name) for name in sorted(names)}
         self.writes: list[Write] = []
         self.cuts: list[Cut] = []
         self.in_office = ""
@@ -66,6 +71,10 @@ class Ground(ABC):
             **{paths.cut(n, CUT_SLOTS): b"" for n in range(CUT_SLOTS)},
         }
         self.tree.commit([Create(path, data) for path, data in found.items()], lambda _before, _after: None)
+
+    def member(self, name: str) -> Member:
+        """A process that has just started."""
+        return Member(name, Ledger() if self.has("owned only") else WaitingLedger())
 
     def has(self, rule: str) -> bool:
         """Whether the rule is in force."""

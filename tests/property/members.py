@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiokcc.core import paths
 from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.partitions import Partition
+from aiokcc.core.progress import Cut
 from tests.property.actors import Member, Write
 from tests.property.ground import Ground
 from tests.property.tree import Check, Create, Delete, Refused, Set
@@ -60,7 +61,7 @@ class Members(Ground):
 
     def crash(self, m: Member) -> None:
         """The process is gone with all it knew; its session lingers until it expires."""
-        fresh = Member(m.name)
+        fresh = self.member(m.name)
         fresh.ledger.gathers = m.ledger.gathers
         self.members[m.name] = fresh
         for write in self.writes:
@@ -90,12 +91,27 @@ class Members(Ground):
 
     def see_assignment(self, m: Member) -> None:
         """The present assignment arrives: what is no longer ours is given up, what is new is wanted."""
-        m.wanted = frozenset(p for p, name in self.assignment.items() if name == m.name)
+        m.wanted = frozenset(
+            p for p, name in self.assignment.items() if name == m.name or m.name in self.standbys.get(p, ())
+        )
         for partition in [p for p in m.ledger.lanes if p not in m.wanted]:
             self._give_up(m, partition)
         for partition in m.wanted:
             if partition not in m.ledger.lanes:
                 m.ledger.add(partition)
+
+    def release(self, m: Member, partition: Partition) -> None:
+        """The member gives a partition up that it runs, for whoever wants it; it may want it again itself."""
+        lane = m.ledger.lanes.get(partition)
+        if lane is not None and lane.owned and not m.overdue and m.session in self.tree.sessions:
+            self._give_up(m, partition)
+
+    def leave(self, m: Member) -> None:
+        """The process ends, and its session with it. What it has said and is not in a cut is taken back by that."""
+        if m.session is not None:
+            self._overtake(m)
+            self.tree.expire(m.session)
+        self.crash(m)
 
     def _give_up(self, m: Member, partition: Partition) -> None:
         """Stop, commit; then the report without it and the end of the lock, in one transaction."""
@@ -140,16 +156,29 @@ class Members(Ground):
         if cut is not None:
             m.ledger.closed(cut.limit)
         for partition in sorted(m.claimed):
-            mark = None if cut is None else cut.find(partition)
-            closed = (mark.offset or 0) if mark is not None and self.has("resume at cut") else 0
-            begin = max(self.committed[partition], closed)
-            if begin > m.positions.get(partition, -1):
-                m.positions[partition] = begin
+            if partition not in m.positions:
+                m.positions[partition] = self._begin(partition, cut)
                 m.looked.pop(partition, None)
-                m.ledger.drop(partition)
-                m.ledger.add(partition)
-        m.ledger.claim(m.claimed)
+        m.ledger.claim(m.claimed, m.incarnation, cut)
+        if not self.has("resume at cut, same gate"):
+            for partition in m.claimed:
+                if (lane := m.ledger.lanes.get(partition)) is not None:
+                    m.ledger.locate(lane, None)
         m.claimed.clear()
+
+    def _begin(self, partition: Partition, cut: Cut | None) -> int:
+        """Where a task starts that has not read this partition before."""
+        mark = None if cut is None else cut.find(partition)
+        closed = (mark.offset or 0) if mark is not None and self.has("resume at cut") else 0
+        return max(self.committed[partition], closed)
+
+    def _told(self, m: Member, lane: Lane) -> None:
+        """The task comes to its gate: if another member was further meanwhile, it is told, and seeks to the cut."""
+        partition = lane.partition
+        if lane.owned and lane.displaced and not m.ledger.locate(lane, m.positions[partition]):
+            assert lane.resume is not None
+            m.positions[partition] = lane.resume
+            m.looked.pop(partition, None)
 
     # -- what a member does --------------------------------------------------------------------------------------------
 
@@ -163,6 +192,7 @@ class Members(Ground):
         lane = self.lane(m, partition)
         if lane is None or (m.overdue and self.has("deadline")):
             return False
+        self._told(m, lane)
         offset, log, end = m.positions[partition], self.logs[partition], self.ends[partition]
         if offset >= len(log) or (end is not None and offset >= end):
             return False
@@ -186,7 +216,10 @@ class Members(Ground):
 
     def idle(self, m: Member, partition: Partition) -> None:
         """Say idle, by the last look."""
-        lane, looked = self.lane(m, partition), m.looked.get(partition)
+        lane = self.lane(m, partition)
+        if lane is not None:
+            self._told(m, lane)
+        looked = m.looked.get(partition)
         if lane is None or looked is None or m.positions[partition] < looked[1]:
             return
         m.ledger.idle(lane, looked[0] if self.has("fresh end") else m.ledger.limit, m.positions[partition])
@@ -194,6 +227,8 @@ class Members(Ground):
     def finish(self, m: Member, partition: Partition) -> None:
         """Say finished, at the end that the run has for this partition."""
         lane, end = self.lane(m, partition), self.ends[partition]
+        if lane is not None:
+            self._told(m, lane)
         if lane is not None and end is not None and m.positions[partition] >= end:
             m.ledger.finish(lane, m.positions[partition])
 
@@ -202,7 +237,7 @@ class Members(Ground):
         lane = m.ledger.lanes.get(partition)
         if lane is None or not lane.owned or m.session not in self.tree.sessions:
             return
-        offset = m.positions[partition]
+        offset = m.positions.get(partition, 0)
         crossing = lane.crossings.get(m.ledger.limit.floor)
         if self.has("clamp") and crossing is not None and crossing[1] is not None:
             offset = min(offset, crossing[1])

@@ -414,6 +414,123 @@ def test_resume_at_cut() -> None:
     both(history, "resume at cut", "no loss: a.0@1 comes again", two([1, 2, 12, 25], [13, 27]))
 
 
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_resume_at_cut_same_gate(lookahead: int) -> None:
+    """Frozen past its session, x loses p0; y runs it over several cuts and leaves; x wins the lock back in the same gate.
+
+    Its task still stands where it stood. It must be told before it starts another record.
+    """
+
+    def history(world: World) -> None:
+        x, y, z = (world.members[name] for name in "xyz")
+        elect(world, z)
+        world.join(x)
+        world.see_assignment(x)
+        world.claim(x)
+        world.start(x)
+        assert world.handle(x, P0)
+        world.expire(x)
+        for _ in range(3):
+            take_part(world, y)
+            advance(world, z)
+        assert len(world.cuts) >= 2
+        world.release(y, P0)
+        y.ledger.drop(P0)
+        world.answer(x)
+        take_part(world, x)
+
+    def make(off: frozenset[str]) -> World:
+        logs = {P0: [1, 2, 12, 25, 37, 48], P1: [13, 27, 38, 49]}
+        return World(
+            logs,
+            {P0: "x", P1: "y"},
+            standbys={P0: "y", P2: "z"},
+            without=off,
+            lookahead=lookahead,
+        )
+
+    both(history, "resume at cut, same gate", "no loss: a.0@1 comes again", make)
+
+
+def test_a_gate_that_nobody_overtook_goes_on_where_it_was() -> None:
+    """The session is lost and the lock won back, and the last cut is our own: nobody is told anything, nothing comes again."""
+    world = two([1, 12, 25, 37], [13, 27, 38])(frozenset())
+    x, y = world.members["x"], world.members["y"]
+    elect(world, y)
+    take_part(world, x)
+    take_part(world, y)
+    assert advance(world, y)
+    world.expire(x)
+    world.answer(x)
+    for step in (world.join, world.see_assignment, world.claim, world.start):
+        step(x)
+    assert not x.ledger.lanes[P0].displaced
+    assert x.positions[P0] == 1
+    world.settle()
+
+
+def test_owned_only() -> None:
+    """A member runs p1 and waits for the lock of p0, which x holds. The limit does not wait for that."""
+
+    def history(world: World) -> None:
+        x, y = world.members["x"], world.members["y"]
+        elect(world, y)
+        take_part(world, x)
+        take_part(world, y)
+        assert P0 in y.ledger.lanes
+
+    def make(off: frozenset[str]) -> World:
+        logs = {P0: [12, 25], P1: [13, 27]}
+        return World(logs, {P0: "x", P1: "y"}, standbys={P0: "y"}, without=off)
+
+    both(history, "owned only", "liveness", make)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("gone", ["releases", "leaves"])
+def test_a_standby_takes_over_while_an_advance_is_in_flight(gone: str, lookahead: int) -> None:
+    """The report of x is on its way into a cut when x gives p0 up. y stands by, claims, reads the cut before, starts there."""
+
+    def history(world: World) -> None:
+        x, y, z = (world.members[name] for name in "xyz")
+        elect(world, z)
+        take_part(world, x)
+        take_part(world, y)
+        hear(world, z)
+        flying = world.decide(z)
+        assert flying is not None
+        if gone == "releases":
+            world.release(x, P0)
+        else:
+            world.leave(x)
+        world.claim(y)
+        world.start(y)
+        assert P0 in y.positions
+        y.positions[P0] = 0  # as one who does not commit
+        assert world.land(flying) == (not world.has("check of reports"))
+        world.handle(y, P0)
+
+    def make(off: frozenset[str]) -> World:
+        logs = {P0: [1, 12, 25], P1: [13, 27]}
+        return World(logs, {P0: "x", P1: "y"}, standbys={P0: "y", P2: "z"}, without=off, lookahead=lookahead)
+
+    both(history, "check of reports", "no loss: a.0@0 comes again", make)
+
+
+def test_what_was_declared_finished_and_is_in_no_cut_is_said_again_by_the_next_owner() -> None:
+    """A member finishes p0 and leaves before a cut holds it. Its word goes with its session; y stands by and says it again."""
+    world = World({P0: [1, 2], P1: [13, 27]}, {P0: "x", P1: "y"}, standbys={P0: "y"}, bounded=[P0])
+    x, y = world.members["x"], world.members["y"]
+    elect(world, y)
+    take_part(world, x)
+    world.leave(x)
+    del world.members["x"]
+    take_part(world, y)
+    assert advance(world, y)
+    assert world.cuts[-1].owner(P0) == y.incarnation
+    world.settle()
+
+
 def test_clamp() -> None:
     """With lookahead the lane is past the floor; a commit there would put what lies between into the wrong cut."""
 

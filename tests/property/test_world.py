@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from aiokcc.core import paths
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from tests.property.world import Member, World, Write
+from tests.property.world import World, Write
 
 PARTITIONS = [Partition("a", 0), Partition("a", 1), Partition("b", 0)]
 NAMES = ["x", "y", "z"]
@@ -42,6 +42,7 @@ class WorldMachine(RuleBasedStateMachine):
         gathers=st.sampled_from([0, 0, 20, 30]),
         bounded=st.sets(st.sampled_from(PARTITIONS)),
         before=st.integers(0, 4),
+        standbys=st.dictionaries(st.sampled_from(PARTITIONS), st.sets(st.sampled_from(NAMES))),
     )
     def found(
         self,
@@ -54,6 +55,7 @@ class WorldMachine(RuleBasedStateMachine):
         gathers: int,
         bounded: set[Partition],
         before: int,
+        standbys: dict[Partition, set[str]],
     ) -> None:
         self.world = World(
             dict(zip(PARTITIONS, contents, strict=True)),
@@ -62,10 +64,11 @@ class WorldMachine(RuleBasedStateMachine):
             end=end,
             lookahead=lookahead,
             bounded=bounded,
+            standbys=standbys,
             without=self.without,
         )
         for name in NAMES:
-            self.world.members.setdefault(name, Member(name)).ledger.gathers = gathers
+            self.world.members.setdefault(name, self.world.member(name)).ledger.gathers = gathers
         for _ in range(before):
             self.period(None, "land")
 
@@ -136,7 +139,10 @@ class WorldMachine(RuleBasedStateMachine):
 
     # -- sessions and processes ------------------------------------------------------------------------------------------
 
-    @rule(name=names, step=st.sampled_from(["join", "expire", "stall", "answer", "crash", "end of a crashed session"]))
+    @rule(
+        name=names,
+        step=st.sampled_from(["join", "expire", "stall", "answer", "crash", "leave", "end of a crashed session"]),
+    )
     def session(self, name: str, step: str) -> None:
         world, m = self.world, self.world.members[name]
         if step == "end of a crashed session":
@@ -161,7 +167,7 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(
         name=names,
         n=which,
-        step=st.sampled_from(["handle", "handle", "look", "idle", "finish", "commit", "give_up_waiting"]),
+        step=st.sampled_from(["handle", "handle", "look", "idle", "finish", "commit", "give_up_waiting", "release"]),
     )
     def partition(self, name: str, n: int, step: str) -> None:
         getattr(self.world, step)(self.world.members[name], PARTITIONS[n])

@@ -196,17 +196,17 @@ def test_it_is_written_again_where_it_tells_of_others_only() -> None:
     assert reported(ledger).supersedes(written), "although its entries are the same"
 
 
-def test_while_a_lock_is_lacking_nothing_further_is_told() -> None:
+def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None:
     ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
     read(ledger, a, 12, 25)
     read(ledger, b, 11, 21)
     ledger.lose()
     ledger.generation = 4
     ledger.claim([P0])
-    report = ledger.report(even_running=True)
+    report = ledger.report()
     assert report is not None
     assert dict(report.entries) == {"orders.0": "12@0"}
-    assert report.further == ()
+    assert report.further == (Crossing(20, 25, ("1",)),)
     assert Report.decode("/r", report.encode()) == report
 
 

@@ -14,19 +14,24 @@ from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import END, OPEN, Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.progress import Report
+from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.errors import UsageError
 
 P0, P1, P2 = (Partition("orders", n) for n in range(3))
 
 
-def joined(*partitions: Partition, limit: Limit = Limit((10,)), generation: int = 1) -> tuple[Ledger, list[Lane]]:  # noqa: B008 - frozen
+def joined(
+    *partitions: Partition,
+    limit: Limit = Limit((10,)),  # noqa: B008 - frozen
+    generation: int = 1,
+    holder: str = "us",
+) -> tuple[Ledger, list[Lane]]:
     """A member that holds the locks of these partitions and has read limit and generation."""
     ledger = Ledger()
     lanes = [ledger.add(p) for p in partitions]
     ledger.see(limit)
     ledger.generation = generation
-    ledger.claim(partitions)
+    ledger.claim(partitions, holder)
     return ledger, lanes
 
 
@@ -336,15 +341,71 @@ def test_a_lost_session_shuts_everything_and_a_new_one_says_again_what_is_still_
     assert (report.generation, dict(report.entries)) == (4, {"orders.0": "12@1"})
 
 
-def test_a_new_lane_holds_the_report_back_until_it_is_owned_and_has_arrived() -> None:
+def test_a_new_lane_holds_the_report_back_from_its_claim_until_it_has_arrived() -> None:
     ledger, [a] = joined(P0)
     ledger.approach(a, 12, 1)
     b = ledger.add(P1)
-    assert ledger.report() is None
+    assert entries(ledger) == {"orders.0": "12@1"}, "somebody else reports it"
+    assert ledger.due
+    assert not ledger.complete, "who gathers whole periods waits for it"
     ledger.claim([P1])
     assert ledger.report() is None
     ledger.approach(b, 11, 0)
     assert entries(ledger) == {"orders.0": "12@1", "orders.1": "11@0"}
+
+
+def cut_by(member: str, number: int, offset: int | None) -> Cut:
+    return Cut(number, 0, 10 * number, 1, {member: {P0: Mark(offset)}})
+
+
+@pytest.mark.parametrize(
+    ("stands_at", "by", "offset", "displaced"),
+    [
+        (1, "them", 9, True),
+        (9, "them", 9, False),
+        (10, "them", 9, False),
+        (None, "them", 9, True),  # not known is not as far
+        (9, "them", None, True),
+        (1, "us-1", 9, False),  # the cut was made from our own report
+    ],
+)
+def test_a_lock_won_back_after_another_member_has_closed_periods(
+    stands_at: int | None, by: str, offset: int | None, displaced: bool
+) -> None:
+    ledger, [a] = joined(P0, holder="us-1")
+    ledger.approach(a, 12, stands_at)
+    ledger.lose()
+    ledger.generation = 4
+    ledger.claim([P0], "us-2", cut_by(by, 1, offset))
+    assert a.displaced is displaced
+    assert (a.open_below < 0) is displaced
+    assert (ledger.report() is None) is displaced, "where it stood is behind the cut, and goes into no other"
+
+
+def test_who_was_told_once_is_not_told_again_of_the_same_cut() -> None:
+    ledger, [a] = joined(P0, holder="us-1")
+    ledger.lose()
+    ledger.claim([P0], "us-2", cut_by("them", 1, 9))
+    ledger.lose()
+    ledger.claim([P0], "us-3", cut_by("them", 1, 9))
+    assert a.displaced, "not told yet"
+    assert not ledger.locate(a, 5)
+    ledger.lose()
+    ledger.claim([P0], "us-4", cut_by("them", 1, 9))
+    assert not a.displaced
+    ledger.lose()
+    ledger.claim([P0], "us-5", cut_by("them", 2, 20))
+    assert a.displaced
+    assert ledger.locate(a, 20), "it stands there"
+
+
+def test_a_finished_lane_that_was_overtaken_does_not_take_the_cut_back() -> None:
+    ledger, [a] = joined(P0, holder="us-1")
+    ledger.finish(a, 3)
+    ledger.lose()
+    ledger.generation = 4
+    ledger.claim([P0], "us-2", cut_by("them", 1, 9))
+    assert entries(ledger) == {"orders.0": "finished@9"}
 
 
 def test_what_was_given_up_is_not_ours_to_report() -> None:
@@ -403,7 +464,7 @@ class LedgerMachine(RuleBasedStateMachine):
         open_ = lane.open_below
         passed = self.ledger.approach(lane, ts, next(self.offset))
         allowed = self.highest.mode is Mode.OPEN or (self.highest.mode is Mode.GATED and ts < self.highest.value)
-        assert passed == (allowed and lane.owned)
+        assert passed == (allowed and lane.owned and not lane.displaced)
         if ts < open_:
             assert passed, "an open gate never needs the second look"
 
@@ -414,15 +475,28 @@ class LedgerMachine(RuleBasedStateMachine):
         taken = self.ledger.idle(lane, self.highest if fresh else Limit((7,)), next(self.offset))
         assert taken == (fresh and self.highest.mode is Mode.GATED)
 
-    @rule(which=st.integers(0, 2), how=st.sampled_from(["finish", "resume", "claim", "lose", "drop", "read"]))
+    @rule(
+        which=st.integers(0, 2),
+        how=st.sampled_from(["finish", "resume", "claim", "lose", "drop", "read", "overtaken", "told"]),
+    )
     def other(self, which: int, how: str) -> None:
         lane = self.lanes[which]
         if how == "finish":
+            self.ledger.locate(lane, None)  # the gate tells its task before it takes its word
             self.ledger.finish(lane, next(self.offset))
         elif how == "resume":
             self.ledger.resume(lane)
         elif how == "claim":
-            self.ledger.claim([lane.partition])
+            self.ledger.claim([lane.partition], "us")
+        elif how == "overtaken":
+            self.ledger.lose()
+            held_before = bool(lane.holders)
+            offset = next(self.offset)
+            cut = Cut(offset + 1, 0, 0, 1, {"them": {other.partition: Mark(offset) for other in self.lanes}})
+            self.ledger.claim([lane.partition], "us", cut)
+            assert lane.displaced == (held_before and lane.state is not LaneState.FINISHED)
+        elif how == "told":
+            self.ledger.locate(lane, None)
         elif how == "lose":
             self.ledger.lose()
         elif how == "drop":
@@ -443,8 +517,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_count_is_right(self) -> None:
-        arrived = [lane.arrived(self.ledger.limit) for lane in self.ledger.lanes.values()]
-        assert self.ledger.ready == all(arrived)
+        arrived = [lane.arrived(self.ledger.limit) for lane in self.ledger.lanes.values() if lane.owned]
+        assert self.ledger.ready == (bool(arrived) and all(arrived))
+        assert self.ledger.complete == (len(arrived) == len(self.ledger.lanes) and all(arrived))
         assert self.ledger.limit == self.highest
 
     @invariant()
@@ -453,7 +528,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if report is not None:
             assert not report.running
             assert report.minimum is None or report.minimum >= self.highest.floor
-            assert set(report.entries) == {str(p) for p in self.ledger.lanes}
+            assert set(report.entries) == {str(p) for p, lane in self.ledger.lanes.items() if lane.owned}
             assert Report.decode("/r", report.encode()) == report
 
     @invariant()
@@ -461,9 +536,10 @@ class LedgerMachine(RuleBasedStateMachine):
         report = self.ledger.report()
         for crossing in () if report is None else report.further:
             assert crossing.boundary in self.highest.boundaries[1:]
-            found = [lane.crossings.get(crossing.boundary) for lane in self.ledger.lanes.values()]
+            owned = [lane for lane in self.ledger.lanes.values() if lane.owned]
+            found = [lane.crossings.get(crossing.boundary) for lane in owned]
             assert crossing.minimum == min((c[0] for c in found if c is not None), default=None)
-            for mark, lane, crossed in zip(crossing.marks, self.ledger.lanes.values(), found, strict=True):
+            for mark, lane, crossed in zip(crossing.marks, owned, found, strict=True):
                 assert mark == (f"{lane.offset}!" if crossed is None else str(crossed[1]))
                 assert crossed is not None or lane.state is LaneState.FINISHED
 
@@ -476,7 +552,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def thresholds_never_let_pass_what_the_rule_does_not(self) -> None:
         for lane in self.ledger.lanes.values():
-            if not lane.owned or self.highest.mode is Mode.END:
+            if not lane.owned or lane.displaced or self.highest.mode is Mode.END:
                 assert lane.open_below < 0
             elif self.highest.mode is Mode.GATED:
                 assert lane.open_below <= self.highest.value
