@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
+from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PartitionRevoked, RunEnded
@@ -152,13 +153,15 @@ class Reading:
             await self._done.wait()
 
     async def close(self) -> None:
-        """Close all gates: finished ones keep their word, the others are given up."""
+        """Close all gates. If all have finished, their word stands; else we leave early, and all of them are given up."""
         if self._settings.managed and not self._member.ledger.withheld:  # whoever is given them goes on from here
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self._committer.flush(self.positions())
         running, self._running = self._running, {}
+        gates = [one.gate for one in running.values()]
+        early = any(gate.lane.state is not LaneState.FINISHED for gate in gates)
         try:
-            await _close(one.gate for one in running.values())
+            await _close(gates, self._member if early and self._member.ledger.limit.mode is Mode.GATED else None)
         finally:
             if self.at_close is not None:
                 self.at_close()
@@ -185,12 +188,21 @@ class Reading:
         return max(reached, int(running.gate.resume_offset or 0))
 
 
-async def _close(gates: Iterable[Gate]) -> None:
-    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us."""
+async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
+    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us.
+
+    ``gives_up``: of this member finished ones are given up as well. No cut that holds them would come without the others.
+    """
+
+    async def close_one(gate: Gate) -> None:
+        await gate.__aexit__(None, None, None)
+        if gives_up is not None:
+            await gives_up.relinquish(gate.partition)
+
     with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
         async with anyio.create_task_group() as tasks:
             for gate in gates:
-                tasks.start_soon(gate.__aexit__, None, None, None)
+                tasks.start_soon(close_one, gate)
 
 
 async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:

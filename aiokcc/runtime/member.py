@@ -25,8 +25,8 @@ from aiokcc.errors import (
     PartitionRevoked,
     SessionLostError,
 )
-from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.leaving import recorded
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class Member:
         """Called when that has changed."""
         self.leaving = False
         """Whether we take part in the managed group no longer: what we give back goes to others at once."""
+        self.left: set[Partition] = set()
+        """Partitions that we have given up before they had finished, and have not opened again."""
         self.on_set: Callable[[], None] | None = None
         """Called when the agreed set has grown."""
         self.bounds: Mapping[Partition, Bounds] = {}
@@ -216,6 +218,7 @@ class Member:
         if self.assigned is not None and partition not in self.assigned:
             raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
+        self.left.discard(partition)
         gate.lane = self.ledger.add(partition)
         gate.lane.skips_closed = gate.skips_closed
         gate.session = self.session
@@ -240,6 +243,7 @@ class Member:
             del self.gates[gate.partition]
             return
         if gate.failure is None and self.ledger.limit.mode is Mode.GATED:
+            self.left.add(gate.partition)
             log.log(
                 logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
                 "%s: %s was given up before it had finished; the limit waits for its next owner",
@@ -352,26 +356,8 @@ class Member:
         self.arrived()
 
     async def settled(self) -> None:
-        """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more."""
-        told = False
-        while self.failure is None and self.ledger.limit.mode is Mode.GATED:
-            finished = {p for p, lane in self.ledger.lanes.items() if lane.state is LaneState.FINISHED}
-            if not finished:
-                return
-            session = self.session
-            if self.leaving and isinstance(session, NoSession):
-                return  # what they said has gone with the session, and we do not join again
-            if not isinstance(session, NoSession):
-                try:
-                    self.moved.clear()
-                    node = await session.get(paths.COORDINATOR)
-                    cut = await last_cut(self.store, session, node.version)
-                except SessionLostError:
-                    cut = None
-                if cut is not None and finished <= cut.finished().keys():
-                    return
-            if not told:
-                told = True
-                names = ", ".join(map(str, sorted(finished)))
-                log.info("%s: waiting until the group has recorded that %s has finished", self.name, names)
-            await self.moved.wait()
+        """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more.
+
+        If no such cut can come, because a partition that we gave up has no next owner, it is taken back when we leave.
+        """
+        await recorded(self)

@@ -1,0 +1,117 @@
+"""How a member leaves: what its finished partitions said has to stand in a cut, if one can still come.
+
+A partition that has finished needs no owner once a cut holds that. Until then its report counts only while its member is there.
+So a member that leaves waits for the cut; but only while all partitions it has given up unfinished have another owner, for
+without one no cut comes. Otherwise it leaves at once. Its session ends then, and with it the lock and the report: what was
+declared finished is taken back, and the next owner says it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.lane import LaneState
+from aiokcc.core.limit import Mode
+from aiokcc.core.partitions import listing
+from aiokcc.errors import SessionLostError
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.stores.port import Node, Session
+
+if TYPE_CHECKING:
+    from aiokcc.core.partitions import Partition
+    from aiokcc.runtime.member import Member
+
+__all__ = ["TAKE_OVER_SECONDS", "recorded"]
+
+log = logging.getLogger("aiokcc.member")
+
+TAKE_OVER_SECONDS: Final = 2.0
+"""How long another member has for claiming a partition that we have given up."""
+
+
+async def recorded(member: Member) -> None:
+    """Return when a cut holds what our finished partitions said, or when no such cut can come."""
+    failure: Exception | None = None
+
+    async def leave_without() -> None:
+        await _no_cut_can_come(member)
+        if member.failure is None and member.ledger.limit.mode is Mode.GATED:
+            log.info(
+                "%s leaves before the group has recorded that %s has finished; the next owner says so again",
+                member.name,
+                listing(map(str, sorted(_finished(member)))),
+            )
+        tasks.cancel_scope.cancel()
+
+    if not _finished(member):
+        return
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leave_without)
+        try:
+            await _in_a_cut(member)
+        except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+def _finished(member: Member) -> set[Partition]:
+    return {p for p, lane in member.ledger.lanes.items() if lane.state is LaneState.FINISHED}
+
+
+async def _in_a_cut(member: Member) -> None:
+    told = False
+    while member.failure is None and member.ledger.limit.mode is Mode.GATED:
+        finished = _finished(member)
+        if not finished:
+            return
+        session = member.session
+        if isinstance(session, Session):
+            try:
+                member.moved.clear()
+                node = await session.get(paths.COORDINATOR)
+                cut = await last_cut(member.store, session, node.version)
+            except SessionLostError:
+                cut = None
+            if cut is not None:
+                if finished <= cut.finished().keys():
+                    return
+                member.left -= cut.finished().keys()
+        if not told:
+            told = True
+            names = listing(map(str, sorted(finished)))
+            log.info("%s: waiting until the group has recorded that %s has finished", member.name, names)
+        await member.moved.wait()
+
+
+async def _no_cut_can_come(member: Member) -> None:
+    """Return when a partition that we have given up has no next owner, or when we cannot know."""
+    if member.leaving:
+        return  # a managed group: what is ours is assigned to others, who cannot have it before we are gone
+    if not member.left:
+        await anyio.sleep_forever()
+    session, us = member.session, member.incarnation
+    if not isinstance(session, Session) or us is None:
+        return
+    try:
+        with session.watch() as watch:
+            for partition in member.left:
+                watch.add(paths.owner(partition))
+            with anyio.move_on_after(TAKE_OVER_SECONDS):
+                if set(await session.children(paths.IDS)) <= {us.name}:
+                    return  # nobody is there who could take over
+            unowned = {paths.owner(partition) for partition in member.left}
+            while True:
+                left = {paths.owner(partition) for partition in member.left}  # some may have finished in a cut since
+                with anyio.move_on_after(TAKE_OVER_SECONDS if unowned & left else None) as waiting:
+                    for change in await watch.changes():
+                        (unowned.discard if isinstance(change.now, Node) else unowned.add)(change.path)
+                if waiting.cancelled_caught:
+                    return
+    except SessionLostError:
+        return
