@@ -82,17 +82,31 @@ class Client:
 
 
 async def aligned(client: Client, gate: aiokcc.Gate) -> AsyncIterator[Record]:
-    """The client's records, each when its time has come. This and the next function are all that you need to write."""
+    """The client's records, each when its time has come. This and the next two functions are all that you need to write."""
+    client.position = gate.resume_offset or 0
     while True:
-        if not client.at_end():
-            record = await anext(client)
-            await gate.wait_until(record.timestamp, record.offset)
-            yield record
-        elif client.complete:
-            gate.finish(client.position)  # for good: the others no longer wait for this partition
+        try:
+            record = await next_in_step(client, gate)
+        except (
+            aiokcc.PositionLostError
+        ) as lost:  # we were away for long, and somebody else went on: seek, and go on there
+            client.position = lost.offset or 0
+            continue
+        if record is None:
             return
-        else:
-            await idle_until_more(client, gate)  # then look again
+        yield record
+
+
+async def next_in_step(client: Client, gate: aiokcc.Gate) -> Record | None:
+    """The next record, when its time has come; None when there will be none."""
+    while client.at_end():
+        if client.complete:
+            gate.finish(client.position)  # for good: the others no longer wait for this partition
+            return None
+        await idle_until_more(client, gate)  # then look again
+    record = await anext(client)
+    await gate.wait_until(record.timestamp, record.offset)
+    return record
 
 
 async def idle_until_more(client: Client, gate: aiokcc.Gate) -> None:
