@@ -447,6 +447,7 @@ class Replay:
                     tasks.cancel_scope.cancel()
             finally:
                 member.leave()
+                member.on_complete = None  # a period is not whole because those that lack are given up
                 if reading is not None:
                     await reading.close()  # now that no task is in a gate any more
                 member.on_close = None
