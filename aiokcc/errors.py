@@ -12,6 +12,7 @@
     │   ├── CorruptNodeError                a node holds what cannot be read
     │   ├── MissingNodeError                a node the protocol needs was deleted under us
     │   ├── KafkaError                      the broker does not answer, or the log is not what it was
+    │   │   └── KafkaRefusedError           the broker is there and refuses us: credentials, or security_protocol
     │   ├── PartitionOwnedError             another member holds the partition's lock
     │   ├── PositionLostError               another member ran the partition meanwhile: seek to ``offset`` and go on
     │   ├── SparkJobError                   a job failed, again and again; the limit has not passed its periods
@@ -44,6 +45,7 @@ __all__ = [
     "GroupMismatchError",
     "HandlerError",
     "KafkaError",
+    "KafkaRefusedError",
     "LocalServiceError",
     "MemberExistsError",
     "MissingNodeError",
@@ -242,6 +244,10 @@ class TooLargeError(NodeError):
 
 class KafkaError(CoordinationError):
     """The broker does not answer, refuses us, or its log is no longer what the run started on."""
+
+
+class KafkaRefusedError(KafkaError):
+    """A broker is there, but refuses us: a wrong password, or a listener for another ``security_protocol``."""
 
 
 class RecordError(AiokccError):

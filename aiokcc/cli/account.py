@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +18,7 @@ from aiokcc.cli.before import Before
 from aiokcc.cli.crew import Crew, Report, how_it_ended
 from aiokcc.cli.replay_arguments import member_name
 from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.core.masking import mask_command
 from aiokcc.core.periods import MAX_LIMIT, format_time
 
 __all__ = ["Account"]
@@ -297,5 +297,5 @@ class Account:
 
 
 def _again(options: argparse.Namespace) -> str:
-    """The command as it was typed; without a password that stood in the URL."""
-    return shlex.join(["aiokcc", *(re.sub(r"//.*@", "//USER:PASSWORD@", word) for word in options.words)])
+    """Returns the command as it was typed, with placeholders for the secrets that stood in it."""
+    return shlex.join(["aiokcc", *mask_command(options.words)])

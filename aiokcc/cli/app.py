@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from aiokcc.cli.arguments import parse
+from aiokcc.core.masking import mask_text
 from aiokcc.errors import (
     AiokccError,
     CorruptNodeError,
     KafkaError,
+    KafkaRefusedError,
     NoAuthError,
     StoreUnreachableError,
     UsageError,
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         if verbose:
-            traceback.print_exc()
+            print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
         _complain(cause)
         return FAILED if understood else NOT_UNDERSTOOD
 
@@ -154,7 +156,7 @@ def _complain(error: BaseException) -> None:
         text = f"{error.filename}: {text}" if error.filename else text
     else:
         text = f"unexpected: {type(error).__name__}: {error}. With --verbose it shows where; please report it"
-    print(f"aiokcc: {text}", file=sys.stderr)
+    print(f"aiokcc: {mask_text(text)}", file=sys.stderr)
     if hint := _hint(error):
         print(f"  {hint}", file=sys.stderr)
 
@@ -163,6 +165,8 @@ def _hint(error: BaseException) -> str:
     match error:
         case StoreUnreachableError():
             return "Is ZooKeeper running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
+        case KafkaRefusedError():
+            return "Give the credentials with --consumer, such as --consumer sasl_plain_password=env:NAME (see replay --help)."
         case KafkaError():
             return "Is Kafka running there? `aiokcc local kafka` starts one on this machine; --timeout waits longer."
         case NoAuthError():

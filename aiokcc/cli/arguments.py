@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from aiokcc.cli import help_texts as texts
 from aiokcc.cli import offsets_arguments, replay_arguments
 from aiokcc.cli.words import did_you_mean
+from aiokcc.core.masking import mask_command, mask_url
 from aiokcc.core.periods import format_duration, parse_duration
 from aiokcc.errors import UsageError
 
@@ -109,7 +110,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
         _unknown(options.verb, rest)
     if options.verb == "local":
         if url is not None:
-            raise UsageError(f"{url}: local services have no URL yet; they print one when they are up")
+            raise UsageError(f"{mask_url(url)}: local services have no URL yet; they print one when they are up")
     else:
         _choose_store(options, url, environment)
         if options.verb == "replay":
@@ -128,15 +129,15 @@ def _take_url(argv: Sequence[str]) -> tuple[list[str], str | None]:
         (found if _URL.match(word) and not takes else words).append(word)
     if len(found) > 1:
         raise UsageError(
-            f"two stores are given, {_hidden(found[0])} and {_hidden(found[1])}; one command is for one group"
+            f"two stores are given, {mask_url(found[0])} and {mask_url(found[1])}; one command is for one group"
         )
     return words, found[0] if found else None
 
 
 def _unknown(verb: str, rest: list[str]) -> NoReturn:
-    word = rest[0]
+    word = mask_command(rest)[0]
     if word.startswith("-"):
-        raise UsageError(f"{verb} has no option {word}\nTry 'aiokcc {verb} --help'.")
+        raise UsageError(f"{verb} has no option {word.partition('=')[0]}\nTry 'aiokcc {verb} --help'.")
     raise UsageError(
         f"unexpected argument {word!r}; a store's URL looks like zk://127.0.0.1:2181/replay\nTry 'aiokcc {verb} --help'."
     )
@@ -163,20 +164,16 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
         )
     if options.store.startswith("memory://") and options.verb != "replay":
         raise UsageError(
-            f"{options.store} lives inside the process that made it, where no other can look; "
+            f"{mask_url(options.store)} lives inside the process that made it, where no other can look; "
             f"call `await coordinator.status()` there"
         )
 
 
 def command(options: argparse.Namespace, *words: str) -> str:
     """A command line for the same group, to be copied; without a password that stood in the URL."""
-    url = [] if options.said_url is None else [re.sub(r"//.*@", "//USER:PASSWORD@", options.said_url)]
+    url = [] if options.said_url is None else mask_command([options.said_url])
     verb, *rest = words
     return shlex.join(["aiokcc", verb, *url, *rest])
-
-
-def _hidden(url: str) -> str:
-    return re.sub(r"//.*@", "//***@", url)
 
 
 def _typed(read: Callable[[str], T]) -> Callable[[str], T]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokcc.cli.words import did_you_mean
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 
 __all__ = ["load", "place"]
@@ -22,8 +23,8 @@ def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
     The current directory comes first in the search for the module, as it does for ``python -m``.
     """
     module_name, colon, path = name.partition(":")
-    if not colon or not module_name or not path:
-        raise UsageError(f"{name!r} names no function; expected MODULE:FUNCTION, such as handlers:handle")
+    if not colon or not module_name or not path or "@" in name:
+        raise UsageError(f"{mask_url(name)!r} names no function; expected MODULE:FUNCTION, such as handlers:handle")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -292,4 +292,11 @@ times:
 environment:
   AIOKCC_STORE and AIOKCC_BOOTSTRAP_SERVERS stand in for --store and
   --bootstrap-servers.
+
+passwords:
+  Whoever can list the processes of this machine can read a command line. Keep
+  passwords out of it: put the store's URL into AIOKCC_STORE, and say where a
+  setting is found:
+    --consumer sasl_plain_password=env:NAME
+    --consumer sasl_plain_password=file:PATH
 """

@@ -27,6 +27,7 @@ from aiokcc.cli.paper import write_table
 from aiokcc.cli.replay_arguments import SERVERS
 from aiokcc.cli.words import count, listed, short_names, span
 from aiokcc.core.committed_offset import CommittedOffset
+from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import CoordinationError, PartitionError, UsageError
@@ -140,8 +141,9 @@ class _Desk:
 
 def check_offsets(options: argparse.Namespace) -> None:
     """UsageError for whatever can be refused without asking anybody."""
-    if options.bootstrap_servers and "://" in options.bootstrap_servers:
-        raise UsageError(f"--bootstrap-servers {options.bootstrap_servers}: expected HOST:PORT, without a scheme")
+    if options.bootstrap_servers and ("://" in options.bootstrap_servers or "@" in options.bootstrap_servers):
+        shown = mask_url(options.bootstrap_servers)
+        raise UsageError(f"--bootstrap-servers {shown}: expected HOST:PORT, without a scheme and a user")
     if options.consumer:
         from aiokcc.kafka.settings import check_consumer
 
@@ -355,7 +357,7 @@ def _refuse_while_running(desk: _Desk) -> None:
     activity, options = desk.activity, desk.options
     if not activity.running and not activity.members:
         return
-    where = re.sub(r"//.*@", "//", options.store)
+    where = mask_url(options.store)
     if activity.members:
         names = listed(short_names(activity.members).values())
         why = f"{count(len(activity.members), 'member')} of the run under {where} may commit at any moment ({names})"

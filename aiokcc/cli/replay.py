@@ -15,6 +15,7 @@ from aiokcc.cli.functions import load
 from aiokcc.cli.interrupt import Interruption
 from aiokcc.cli.replay_arguments import SERVERS, as_keywords, member_name
 from aiokcc.cli.words import count, listed
+from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import AiokccError, UsageError
@@ -31,10 +32,12 @@ def check_replay(options: argparse.Namespace) -> None:
     if not options.bootstrap_servers:
         raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it")
     if "://" in options.bootstrap_servers:
-        raise UsageError(f"--bootstrap-servers {options.bootstrap_servers}: expected HOST:PORT, without a scheme")
+        raise UsageError(
+            f"--bootstrap-servers {mask_url(options.bootstrap_servers)}: expected HOST:PORT, without a scheme"
+        )
     if options.processes > 1 and options.store.startswith("memory://"):
         raise UsageError(
-            f"{options.store} lives inside one process, and --processes {options.processes} are several; "
+            f"{mask_url(options.store)} lives inside one process, and --processes {options.processes} are several; "
             f"give them a ZooKeeper to meet at (`aiokcc local up` starts one), or leave --processes out"
         )
     keywords = as_keywords(options)
@@ -150,4 +153,4 @@ def _announcement(options: argparse.Namespace, shares: list[list[Partition]], be
 
 
 def _where(options: argparse.Namespace) -> str:
-    return re.sub(r"//.*@", "//", options.store)
+    return mask_url(options.store)

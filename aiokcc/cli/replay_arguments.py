@@ -8,8 +8,10 @@ import os
 import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
+from aiokcc.core.masking import is_secret
 from aiokcc.core.periods import parse_duration, parse_time
 from aiokcc.errors import UsageError
 
@@ -176,10 +178,26 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON or text."""
+    """NAME=VALUE, the value as JSON or text; a secret is text. ``env:NAME`` and ``file:PATH`` say where the value is.
+
+    What is refused is shown without what may be a secret: everything behind the name.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is no setting; expected NAME=VALUE")
+        shown = re.match(r"[\w.-]*", text)
+        raise argparse.ArgumentTypeError(f"{shown[0] if shown else ''!r} is no setting; expected NAME=VALUE")
+    place, colon, where = value.partition(":")
+    if colon and place == "env":
+        if where not in os.environ:
+            raise argparse.ArgumentTypeError(f"{name}: the environment variable {where} is not set")
+        return name, os.environ[where]
+    if colon and place == "file":
+        try:
+            return name, Path(where).read_text().rstrip("\r\n")
+        except (OSError, UnicodeError) as error:
+            raise argparse.ArgumentTypeError(f"{name}: the file {where} cannot be read: {error}") from None
+    if is_secret(name):
+        return name, value
     try:
         return name, json.loads(value)  # numbers, true, false, null
     except ValueError:

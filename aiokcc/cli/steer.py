@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from typing import Final
 
@@ -13,6 +12,7 @@ from aiokcc.cli.arguments import command
 from aiokcc.cli.status import agreed_period
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import CoordinationError, UsageError
 from aiokcc.runtime.election import list_candidates
@@ -73,7 +73,7 @@ def confirm_release(options: argparse.Namespace) -> bool:
         return True
     if not sys.stdin.isatty():
         raise UsageError("release is final for the run; add --yes to say that it is meant")
-    where = re.sub(r"//.*@", "//", options.store)
+    where = mask_url(options.store)
     print(f"This opens the gate of {where} for all members, for good: partitions are not kept in step any more.")
     try:
         answer = input("Release? [y/N] ")

@@ -27,6 +27,7 @@ import anyio
 
 import aiokcc
 from aiokcc.cli.functions import load, place
+from aiokcc.core.masking import mask_text
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 
 __all__ = ["main"]
@@ -76,7 +77,7 @@ def main() -> int:
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the command says it
         if orders["verbose"]:
-            traceback.print_exc()
+            print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
         _tell(reports, error, [orders[name] for name in ("handler", "timestamp", "dead_letter") if orders[name]])
         return 1
     return 0
@@ -286,9 +287,9 @@ def _tell(reports: Reports, error: BaseException, functions: Sequence[str]) -> N
     if isinstance(error, AiokccError):
         raised = error.__cause__ if isinstance(error, HandlerError) else None
         where = "" if raised is None else place(raised, *functions)
-        reports.send("failed", text=str(error), where=where, refused=isinstance(error, UsageError))
+        reports.send("failed", text=mask_text(str(error)), where=where, refused=isinstance(error, UsageError))
     else:
-        text = f"unexpected: {type(error).__name__}: {error}"
+        text = mask_text(f"unexpected: {type(error).__name__}: {error}")
         reports.send("failed", text=text, where=place(error), refused=False)
 
 

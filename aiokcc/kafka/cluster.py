@@ -26,7 +26,8 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
-from aiokcc.errors import KafkaError, UsageError
+from aiokcc.errors import KafkaError, KafkaRefusedError, UsageError
+from aiokcc.kafka.refusal import find_refusal
 from aiokcc.kafka.settings import ReplaySettings
 
 __all__ = ["Cluster", "consumer_settings", "stopping"]
@@ -99,8 +100,12 @@ class Cluster:
         except TimeoutError:
             raise KafkaError(f"could not {what} Kafka at {servers}: no answer within {self._timeout:g} s") from None
         except AiokafkaError as error:
-            why = "no broker there" if isinstance(error, KafkaConnectionError) else str(error)
-            raise KafkaError(f"could not {what} Kafka at {servers}: {why}") from error
+            if not isinstance(error, KafkaConnectionError):
+                raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
+            refusal = await find_refusal(servers, consumer_settings(self._settings), self._timeout)
+            if refusal is not None:
+                raise KafkaRefusedError(f"could not {what} Kafka at {servers}: {refusal}") from error
+            raise KafkaError(f"could not {what} Kafka at {servers}: no broker there") from error
 
     async def partitions(self, topics: Iterable[str]) -> frozenset[Partition]:
         """All partitions of these topics. UsageError for a topic that does not exist."""

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
 
+from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.core.subscriptions import Subscription
@@ -74,8 +75,8 @@ class ReplaySettings:
     buffer_records: int = 200
     buffer_bytes: int = 1024 * 1024
     isolation_level: str = "read_committed"
-    consumer: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the aiokafka consumer."""
+    consumer: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """Further settings of the aiokafka consumer. Not in the repr: a password may be among them."""
 
     @property
     def fetches_ahead(self) -> bool:
@@ -145,7 +146,14 @@ class ReplaySettings:
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
         listed = bootstrap_servers if isinstance(bootstrap_servers, list | tuple) else [bootstrap_servers]
         if not listed or not all(isinstance(server, str) and server for server in listed):
-            raise UsageError(f'bootstrap_servers is {bootstrap_servers!r}; expected "host:port" or a list of them')
+            shown = mask_url(repr(bootstrap_servers))
+            raise UsageError(f'bootstrap_servers is {shown}; expected "host:port" or a list of them')
+        for server in map(str, listed):
+            if "@" in server:
+                raise UsageError(
+                    f'bootstrap_servers has {mask_url(server)!r}; expected "host:port". Credentials are settings of their own: '
+                    f"sasl_plain_username and sasl_plain_password"
+                )
         begin = start if start in _STARTS else _time(start, "start", _STARTS)
         finish = end if end is None or end == "now" else _time(end, "end", ("now",))
         if isinstance(begin, int) and isinstance(finish, int) and finish <= begin:

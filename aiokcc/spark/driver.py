@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class Options:
     settings: ReplaySettings
     period: int
     timestamp: Any
-    kafka_options: Mapping[str, str]
+    kafka_options: Mapping[str, str] = field(repr=False)  # a password may be among them
     max_periods: int
     target_seconds: float
     max_bytes: int

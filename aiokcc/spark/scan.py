@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from aiokcc.core.partitions import Partition
@@ -162,7 +162,7 @@ class Scanner:
     spark: SparkSession
     timestamp: Column | str | None
     bootstrap_servers: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)  # a password may be among them
     ceiling: Callable[[], int]
     """The greatest time that is believed, in milliseconds; it moves with the clock."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 from aiokcc.stores.port import (
     ANY_VERSION,
@@ -59,14 +60,15 @@ def open_store(url: str, **options: Any) -> Store:
     ``options`` are those of the store. Without a root it is ``/aiokcc/default``. UsageError if the URL is not one of these.
     """
     if not isinstance(url, str):
-        raise UsageError(f"a store is given as a URL, not as {url!r}; {_FORMS}")
+        raise UsageError(f"a store is given as a URL, not as {type(url).__name__}; {_FORMS}")
     scheme, separator, rest = url.partition("://")
+    shown = repr(mask_url(url))
     if not separator:
-        raise UsageError(f"{url!r} is not a store's URL; {_FORMS}" if url else f"the store's URL is empty; {_FORMS}")
+        raise UsageError(f"{shown} is not a store's URL; {_FORMS}" if url else f"the store's URL is empty; {_FORMS}")
     if scheme not in ("memory", "zk"):
-        raise UsageError(f"there is no store for {scheme + '://'!r} in {url!r}; {_FORMS}")
+        raise UsageError(f"there is no store for {scheme + '://'!r} in {shown}; {_FORMS}")
     if not rest.partition("/")[0]:
-        raise UsageError(f"{url!r} does not say {'which name' if scheme == 'memory' else 'which host'}; {_FORMS}")
+        raise UsageError(f"{shown} does not say {'which name' if scheme == 'memory' else 'which host'}; {_FORMS}")
     # Imported when needed: who works in memory needs no ZooKeeper client, and the other way round.
     if scheme == "memory":
         from aiokcc.stores.memory import MemoryStore

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Final, Self
 
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
 from aiokcc.stores.memory.server import MemoryServer
@@ -35,7 +36,13 @@ class MemoryStore(Store):
 
     def __init__(self, name: str, root: str = DEFAULT_ROOT) -> None:
         if not isinstance(name, str) or not name or "/" in name:
-            raise UsageError(f"a memory store needs a name without slashes, as in 'memory://demo', not {name!r}")
+            shown = mask_url(repr(name))
+            raise UsageError(f"a memory store needs a name without slashes, as in 'memory://demo', not {shown}")
+        if "@" in name:
+            raise UsageError(
+                f"{_SCHEME + mask_url(name)!r} has a user or a password, but a memory store has no users; "
+                f"write 'memory://demo', or zk://user:password@host:2181/root for a ZooKeeper"
+            )
         self.root = check_root(root)
         self.server = _servers.setdefault(name, MemoryServer(name))
         self.url = f"{_SCHEME}{name}{self.root}"
@@ -44,7 +51,7 @@ class MemoryStore(Store):
     def from_url(cls, url: str) -> Self:
         """Return the store for ``memory://name`` or ``memory://name/root``. Raises UsageError for another URL."""
         if not url.startswith(_SCHEME):
-            raise UsageError(f"{url!r} does not begin with {_SCHEME}")
+            raise UsageError(f"{mask_url(url)!r} does not begin with {_SCHEME}")
         name, slash, root = url.removeprefix(_SCHEME).partition("/")
         return cls(name, slash + root)
 

@@ -10,6 +10,7 @@ from typing import Final, NoReturn, Self
 from urllib.parse import unquote
 
 from aiokcc.background import Background
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
 from aiokcc.stores.port import Session, Store
@@ -120,17 +121,26 @@ def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None
     if mark_changed := re.search(r"[?#]", hosts + slash + root):
         _refuse(url, f"it contains a '{mark_changed.group()}'; options are given as arguments")
     servers = []
+    if not at and "@" in root and not all(map(_is_server, hosts.split(","))):
+        _refuse(url, "a '/' in the user or the password is written %2F")
     for host in hosts.split(","):
         found = _HOST.fullmatch(host)
         if found is None:
-            _refuse(url, f"{host!r} is not a host and port" if host else "a host is missing")
+            _refuse(url, f"{mask_url(host)!r} is not a host and port" if host else "a host is missing")
         port = found["port"]
         if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            _refuse(url, f"{port!r} is not a port number from 1 to 65535")
+            # What is too long for a port may be a password behind which the '@' is missing.
+            shown = repr(port) if len(port) <= 5 else "what stands behind the ':'"
+            _refuse(url, f"{shown} is not a port number from 1 to 65535")
         servers.append((found["six"] or found["name"], DEFAULT_PORT if port is None else int(port)))
     return servers, check_root(slash + root), auth
 
 
+def _is_server(host: str) -> bool:
+    found = _HOST.fullmatch(host)
+    return found is not None and (found["port"] or "1").isdecimal()
+
+
 def _refuse(url: object, problem: str) -> NoReturn:
-    shown = re.sub(r"//.*@", "//***@", url) if isinstance(url, str) else url
-    raise UsageError(f"{shown!r} is not the URL of a ZooKeeper: {problem}; {_FORM}")
+    shown = repr(mask_url(url)) if isinstance(url, str) else mask_url(repr(url))
+    raise UsageError(f"{shown} is not the URL of a ZooKeeper: {problem}; {_FORM}")

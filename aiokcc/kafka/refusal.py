@@ -1,0 +1,108 @@
+"""Finds out why no broker lets us in. aiokafka only logs the reason, and raises that it could not bootstrap.
+
+One more connection is made, as aiokafka makes it, and its error is put into words. A wrong password, a mechanism that the
+broker does not have, and a listener that speaks another protocol all look like "no broker there" otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiokafka import errors
+from aiokafka.client import collect_hosts
+from aiokafka.conn import create_conn
+from aiokafka.protocol.metadata import MetadataRequest
+
+__all__ = ["find_refusal"]
+
+_CONNECTION: Final = (
+    "client_id",
+    "ssl_context",
+    "security_protocol",
+    "sasl_mechanism",
+    "sasl_plain_username",
+    "sasl_plain_password",
+    "sasl_kerberos_service_name",
+    "sasl_kerberos_domain_name",
+    "sasl_oauth_token_provider",
+)
+
+
+async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> str | None:
+    """Returns why a broker at one of these servers refuses us; None if none is there. Raises nothing but cancellation."""
+    wanted = {name: settings[name] for name in _CONNECTION if settings.get(name) is not None}
+    for host, port, _ in collect_hosts(servers):
+        try:
+            async with asyncio.timeout(timeout):
+                reason = await _ask(host, port, wanted)
+        except TimeoutError:
+            continue
+        if reason is not None:
+            return f"{host}:{port} {reason}"
+    return None
+
+
+async def _ask(host: str, port: int, settings: Mapping[str, Any]) -> str | None:
+    protocol = settings.get("security_protocol", "PLAINTEXT")
+    try:
+        connection = await create_conn(host, port, **settings)
+    except socket.gaierror:
+        return "is not a name that can be looked up"
+    except ssl.SSLError as error:
+        return f"does not complete the TLS handshake ({error.reason or error}); is security_protocol={protocol} right?"
+    except ConnectionResetError:
+        return f"closed the connection; is its listener one for security_protocol={protocol}?"
+    except OSError:
+        return None
+    except errors.KafkaError as error:
+        return _refused(error, protocol, settings)
+    try:
+        await connection.send(MetadataRequest([]))
+    except errors.KafkaError as error:
+        return _refused(error, protocol, settings)
+    finally:
+        connection.close()
+    return None  # it answers now: whatever it was is over
+
+
+def _refused(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any]) -> str:
+    mechanism, user = settings.get("sasl_mechanism", "PLAIN"), settings.get("sasl_plain_username")
+    match error:
+        case errors.IllegalSaslStateError():
+            plain = protocol.removeprefix("SASL_")
+            return f"does not ask for SASL there, but security_protocol is {protocol}; try security_protocol={plain}"
+        case errors.UnsupportedSaslMechanismError():
+            return f"does not accept sasl_mechanism={mechanism}; use one that the broker has enabled"
+        case errors.SaslAuthenticationFailed() | errors.AuthenticationMethodNotSupported():
+            told = str(error).rpartition("SaslAuthenticationFailed: ")[2]
+            return f"refuses the credentials of {user!r} by {mechanism}: {told}"
+        case errors.KafkaConnectionError() if not protocol.startswith("SASL_"):
+            return (
+                f"closed the connection when it was asked something; security_protocol is {protocol}, "
+                f"its listener may need SASL_{protocol} and credentials, or TLS"
+            )
+        case errors.KafkaConnectionError():
+            return (
+                f"closed the connection while we authenticated by {mechanism}; is security_protocol={protocol} right?"
+            )
+    return f"refuses us: {error}"
+
+
+class _HideCredentials(logging.Filter):
+    """aiokafka logs at DEBUG every request as it is, also the one that carries the password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replaces requests and answers of the authentication by their names."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                type(arg).__name__ if type(arg).__name__.startswith("SaslAuthenticate") else arg for arg in record.args
+            )
+        return True
+
+
+logging.getLogger("aiokafka.conn").addFilter(_HideCredentials())

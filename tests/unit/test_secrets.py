@@ -1,0 +1,227 @@
+"""A marked secret goes in by every way there is, and comes out by none. What a real run shows is in the integration tests."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+import aiokcc
+from aiokcc.cli.app import main
+from aiokcc.cli.arguments import parse
+from aiokcc.cli.replay_arguments import setting
+from aiokcc.core.masking import is_secret, mask_command, mask_settings, mask_text, mask_url
+from aiokcc.errors import UsageError
+from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.stores import open_store
+from aiokcc.stores.memory import MemoryStore
+from aiokcc.stores.zookeeper import ZooKeeperStore
+
+SECRET = "hunter2-marked"
+WRONG_URLS = [
+    f"zkk://u:{SECRET}@h",
+    f"zk:/u:{SECRET}@h",
+    f"zk:u:{SECRET}@h/x",
+    f"zk//u:{SECRET}@h/x",
+    f"u:{SECRET}@h/x",
+    f"memory://u:{SECRET}@x",
+    f"memory://u:{SECRET}@x/root",
+    f"zk://u:{SECRET}/h/root",
+    f"zk://u:{SECRET}",
+    f"zk://u:a/{SECRET}@h/root",
+    f"zk://u:{SECRET}/b@h/root",
+    f"zk://u:{SECRET}@h:x/root",
+    f"zk://u:{SECRET}@h 1/root",
+    f"zk://:{SECRET}@h/root",
+    f"zk://u:{SECRET}@/root",
+    f"zk://u:{SECRET}@h//root",
+    f"ZK://u:{SECRET}@h/root",
+]
+REPLAY = ["replay", "json:loads", "--topic", "t", "--period", "1m", "--bootstrap-servers", "127.0.0.1:1"]
+
+
+def clean(text: str) -> str:
+    assert SECRET not in text
+    return text
+
+
+@pytest.mark.parametrize("url", WRONG_URLS)
+def test_a_mistyped_url_is_refused_without_its_password(url: str) -> None:
+    for given in (url, url.encode(), (url,)):
+        with pytest.raises(UsageError) as caught:
+            open_store(given)  # type: ignore[arg-type]
+        clean(f"{caught.value} {caught.value!r}")
+    for wrong in (ZooKeeperStore.from_url, MemoryStore.from_url):
+        with pytest.raises(UsageError) as caught:
+            wrong(url)
+        clean(f"{caught.value} {caught.value!r}")
+    with pytest.raises(UsageError) as caught:
+        aiokcc.connect(url, topics={"t": 1}, period="1m")
+    clean(str(caught.value))
+    with pytest.raises(UsageError) as caught:
+        aiokcc.replay("t", bootstrap_servers="h:1", store=url, period="1m")
+    clean(str(caught.value))
+
+
+@pytest.mark.parametrize("url", [*WRONG_URLS, f"zk://u:{SECRET}@127.0.0.1:1/root"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "URL", "--timeout", "10ms"],
+        ["status", "--store", "URL", "--timeout", "10ms"],
+        ["status", "--store=URL", "--timeout", "10ms"],
+        ["status", "URL", "URL"],
+        ["status", "--stroe=URL"],
+        ["period", "URL"],
+        ["isolate", "URL", "--timeout", "10ms"],
+        ["release", "URL", "--timeout", "10ms"],
+        ["local", "zookeeper", "URL"],
+        ["offsets", "show", "URL", "--timeout", "10ms"],
+        ["offsets", "show", "--group-id", "g", "--bootstrap-servers", "URL"],
+        [*REPLAY, "--store", "URL", "--timeout", "10ms"],
+        [*REPLAY, "--store", "URL", "--processes", "2", "--timeout", "10ms"],
+        ["replay", "URL", "--topic", "t", "--period", "1m", "--store", "memory://m", "--bootstrap-servers", "h:1"],
+        [
+            "replay",
+            "json:loads",
+            "--topic",
+            "t",
+            "--period",
+            "1m",
+            "--store",
+            "memory://m",
+            "--bootstrap-servers",
+            "URL",
+        ],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("verbose", [[], ["--verbose"]])
+def test_no_command_shows_a_password(
+    url: str, words: list[str], verbose: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIOKCC_STORE", raising=False)
+    typed = [word.replace("URL", url) for word in words]
+    assert main([*verbose, *typed]) in {1, 2}
+    out, err = capsys.readouterr()
+    assert err
+    clean(out + err)
+
+
+def test_a_password_in_the_environment_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for url in WRONG_URLS:
+        monkeypatch.setenv("AIOKCC_STORE", url)
+        monkeypatch.setenv("AIOKCC_BOOTSTRAP_SERVERS", url)
+        for words in (["status"], REPLAY[:-2], ["offsets", "show", "--group-id", "g"]):
+            assert main(["-v", *words]) in {1, 2}
+    clean("".join(capsys.readouterr()))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--consumer", f"sasl-plain-password={SECRET}"],
+        ["--consumer", f"sasl_plain_password:{SECRET}"],
+        ["--consumer", f"sasl_plain_pasword={SECRET}"],
+        ["--consumer", f"sasl_plain_password={SECRET}", "--consumer", "no_such=1"],
+        ["--consumer", f"sasl_plain_password={SECRET}", "--no-such"],
+        [f"--sasl_plain_password={SECRET}"],
+        [f"sasl_plain_password={SECRET}"],
+        ["--consumer", f"sasl_plain_password={SECRET}", "--timeout", "10ms"],
+    ],
+)
+def test_no_command_shows_a_secret_setting(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-v", *REPLAY, "--store", "memory://secrets", *words]) in {1, 2}
+    clean("".join(capsys.readouterr()))
+
+
+def test_the_command_that_goes_on_has_placeholders() -> None:
+    words = [*REPLAY, f"--store=zk://u:{SECRET}@h/x", "--consumer", f"sasl_plain_password={SECRET}"]
+    shown = " ".join(mask_command([*words, "--consumer", "client_id=c", "--consumer=sasl_plain_password=env:PW"]))
+    clean(shown)
+    assert "--store=zk://USER:PASSWORD@h/x --consumer sasl_plain_password=PASSWORD" in shown
+    assert "client_id=c" in shown
+    assert "--consumer=sasl_plain_password=env:PW" in shown, "what was named and not typed can be typed again"
+
+
+def test_a_setting_may_stand_in_the_environment_or_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PW", SECRET)
+    (tmp_path / "pw").write_text(f"{SECRET}\n")
+    assert setting("sasl_plain_password=env:PW") == ("sasl_plain_password", SECRET)
+    assert setting(f"sasl_plain_password=file:{tmp_path / 'pw'}") == ("sasl_plain_password", SECRET)
+    assert setting("sasl_plain_password=12345") == ("sasl_plain_password", "12345"), "a password of digits is a text"
+    assert setting("fetch_max_wait_ms=5") == ("fetch_max_wait_ms", 5)
+    for missing in ("env:NO_SUCH_VARIABLE", f"file:{tmp_path / 'none'}"):
+        with pytest.raises(argparse.ArgumentTypeError, match="sasl_plain_password"):
+            setting(f"sasl_plain_password={missing}")
+
+
+def test_settings_do_not_show_secrets() -> None:
+    options = parse([*REPLAY, "--store", "memory://m", "--consumer", f"sasl_plain_password={SECRET}"])
+    settings = ReplaySettings(("t",), "h:1", consumer=dict(options.consumer))
+    assert settings.consumer["sasl_plain_password"] == SECRET
+    store = open_store(f"zk://u:{SECRET}@h/x")
+    replay = aiokcc.replay("t", bootstrap_servers="h:1", store=store, period="1m", sasl_plain_password=SECRET)
+    for thing in (settings, settings.source, store, store.url, replay, getattr(store, "_address", None)):
+        clean(f"{thing!r} {thing}")
+
+
+@pytest.mark.parametrize(
+    "servers", [f"u:{SECRET}@h:1", [f"u:{SECRET}@h:1", "k:2"], f"kafka://u:{SECRET}@h:1", (), [f"u:{SECRET}@h", 5]]
+)
+def test_wrong_servers_are_refused_without_a_password(servers: object) -> None:
+    with pytest.raises(UsageError, match="bootstrap_servers") as caught:
+        aiokcc.replay("t", bootstrap_servers=servers, store="memory://m", period="1m")  # type: ignore[arg-type]
+    clean(str(caught.value))
+
+
+async def test_no_node_and_no_log_holds_a_secret(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = MemoryStore("secrets-nodes", "/g")
+    replay = aiokcc.replay(
+        "t", bootstrap_servers="127.0.0.1:1", store=store, period="1m", sasl_plain_password=SECRET, connect_timeout=0.5
+    )
+    with pytest.raises(aiokcc.AiokccError) as caught:
+        async with replay:
+            pass
+    async with aiokcc.connect(store, topics={"t": 1}, period=1000, start=0) as group, group.gate("t", 0) as gate:
+        await asyncio.wait_for(gate.wait_until(0), 10)
+        for node in store.server.nodes().values():
+            clean(f"{node!r}")
+        gate.finish()
+    clean(f"{caught.value!r} {caught.value} {caplog.text}")
+
+
+def test_what_is_a_secret() -> None:
+    for name in (
+        "sasl_plain_password",
+        "ssl.keystore.password",
+        "sasl.jaas.config",
+        "api_key",
+        "ssl.key",
+        "oauth-token",
+    ):
+        assert is_secret(name), name
+    for name in ("client_id", "key_deserializer", "fetch_max_bytes", "sasl_plain_username", "security_protocol"):
+        assert not is_secret(name), name
+    assert mask_settings({"sasl_plain_password": SECRET, "client_id": "c"}) == {
+        "sasl_plain_password": "***",
+        "client_id": "c",
+    }
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    for url in (
+        "zk://h:2181/x",
+        "zk://[::1]:2181,[fe80::1%eth0]/a",
+        "memory://m/x",
+        "zk://h:x/a",
+        "127.0.0.1:9092,h:1",
+    ):
+        assert mask_url(url) == mask_text(url) == url
+        assert mask_command([url, "handlers:handle", "a@b"]) == [url, "handlers:handle", "a@b"]
