@@ -26,9 +26,13 @@ _SECRET_NAME: Final = re.compile(
 _SCHEME: Final = r"(?P<scheme>[a-z][a-z0-9+.-]*:/+)?"
 _CREDENTIALS: Final = re.compile(_SCHEME + r".*@", re.IGNORECASE | re.DOTALL)
 # A host's port has at most five digits. What is longer, or has no '@' behind it because that was forgotten, may be a password.
-_NO_PORT: Final = re.compile(_SCHEME + r"(?P<host>[^\[\]:/,\s]+):(?![0-9]{1,5}(?:[/,]|$))(?P<port>[^/,]{6,})", re.IGNORECASE)
+_NO_PORT: Final = re.compile(
+    _SCHEME + r"(?P<host>[^\[\]:/,\s]+):(?![0-9]{1,5}(?:[/,]|$))(?P<port>[^/,]{6,})", re.IGNORECASE
+)
 _QUOTED_URL: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*:/+)?[^\s'\"@/]*:[^\s'\"]*@", re.IGNORECASE)
-_QUOTED_NO_PORT: Final = re.compile(r"(\b[a-z][a-z0-9+.-]*:/+[^\s:/'\"\[]+:)(?![0-9]{1,5}\b)[^\s/'\",]{6,}", re.IGNORECASE)
+_QUOTED_NO_PORT: Final = re.compile(
+    r"(\b[a-z][a-z0-9+.-]*:/+[^\s:/'\"\[]+:)(?![0-9]{1,5}\b)[^\s/'\",]{6,}", re.IGNORECASE
+)
 _QUOTED_SETTING: Final = re.compile(r"(?P<name>[\w.-]+)(?P<equals>=)(?P<value>[^\s'\",;]+)")
 _ENVIRONMENT_OR_FILE: Final = ("env:", "file:")
 

@@ -167,7 +167,7 @@ def test_settings_do_not_show_secrets() -> None:
     assert settings.consumer["sasl_plain_password"] == SECRET
     store = open_store(f"zk://u:{SECRET}@h/x")
     replay = aiokcc.replay("t", bootstrap_servers="h:1", store=store, period="1m", sasl_plain_password=SECRET)
-    for thing in (settings, settings.source, store, store.url, replay, getattr(store, "_address", None)):
+    for thing in (settings, settings.source, store, store.url, replay, getattr(store, "_ensemble", None)):
         clean(f"{thing!r} {thing}")
 
 

@@ -19,7 +19,7 @@ class Acl:
 
         Acl.OPEN                                        # everyone, everything: what "open" stands for
         Acl.CREATOR                                     # the user who creates the node: what "creator" stands for
-        Acl("world", "anyone", Acl.READ)                # everyone may look
+        [Acl.CREATOR, Acl("world", "anyone", Acl.READ)] # and everyone may look: what "readable" stands for
         Acl("ip", "10.0.0.0/8", Acl.READ | Acl.WRITE)
     """
 
@@ -46,22 +46,28 @@ class Acl:
 Acl.OPEN = Acl("world", "anyone", Acl.ALL)
 Acl.CREATOR = Acl("auth", "", Acl.ALL)
 
-AclChoice: TypeAlias = "str | Acl | Sequence[Acl]"
-"""``"open"``, ``"creator"``, a rule, or several."""
+AclChoice: TypeAlias = "str | Acl | Sequence[Acl] | None"
+"""``"open"``, ``"creator"``, ``"readable"``, a rule, or several; None: ``"creator"`` with credentials, ``"open"`` without."""
 
-_PRESETS: Final = {"open": Acl.OPEN, "creator": Acl.CREATOR}
+_PRESETS: Final[dict[str, tuple[Acl, ...]]] = {
+    "open": (Acl.OPEN,),
+    "creator": (Acl.CREATOR,),
+    "readable": (Acl.CREATOR, Acl("world", "anyone", Acl.READ)),
+}
 
 
 def resolve_acl(choice: AclChoice, *, authenticated: bool) -> tuple[Acl, ...]:
     """The rules that a choice stands for; UsageError if it stands for none, or for one that the server would refuse."""
+    if choice is None:
+        choice = "creator" if authenticated else "open"
     if isinstance(choice, str):
         if choice not in _PRESETS:
-            raise UsageError(f"acl={choice!r} is not known; it is 'open', 'creator', or a list of Acl")
-        rules: tuple[Acl, ...] = (_PRESETS[choice],)
+            raise UsageError(f"acl={choice!r} is not known; it is 'open', 'creator', 'readable', or a list of Acl")
+        rules = _PRESETS[choice]
     else:
         rules = (choice,) if isinstance(choice, Acl) else tuple(choice)
     if not rules or not all(isinstance(rule, Acl) for rule in rules):
-        raise UsageError("acl is 'open', 'creator', an Acl, or a list of at least one Acl")
+        raise UsageError("acl is 'open', 'creator', 'readable', an Acl, or a list of at least one Acl")
     if not authenticated and any(rule.scheme == "auth" for rule in rules):
         raise UsageError("an access list for the creator needs one: give the store auth=(user, password)")
     return rules

@@ -35,7 +35,9 @@ from typing import Final
 import anyio
 from anyio.lowlevel import checkpoint
 
+from aiokcc.core import paths
 from aiokcc.errors import (
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
@@ -58,6 +60,7 @@ from aiokcc.stores.port import (
     boottime,
 )
 from aiokcc.stores.zookeeper import wire
+from aiokcc.stores.zookeeper.acl import Acl
 from aiokcc.stores.zookeeper.connection import Connection
 from aiokcc.stores.zookeeper.connector import Connector, Ensemble
 from aiokcc.stores.zookeeper.keepalive import keep_alive
@@ -90,6 +93,7 @@ class ZooKeeperSession(Session):
         self._root = root
         self._acl = acl
         self._connector = Connector(ensemble)
+        self._knows_acl = False
         self._password = b""
         self.confirmed_at = -math.inf
         self._connection: Connection | None = None
@@ -152,6 +156,8 @@ class ZooKeeperSession(Session):
         if not ops:
             await checkpoint()
             return []
+        if not self._knows_acl and any(isinstance(op, Create) for op in ops):
+            await self._inherit_acl()
         sent = [_with_unique_id(op) for op in ops]
         payload = self._check_frame_size(ops, wire.multi_request(self._root, sent, self._acl))
         future = self._loop.create_future()
@@ -166,6 +172,8 @@ class ZooKeeperSession(Session):
         with suppress(NoNodeError):
             await future
             return
+        if not self._knows_acl:
+            await self._inherit_acl()
         full = name[4:].decode()
         # Begin with the node itself: we may have no permission to create the parents that exist.
         end = len(full)
@@ -181,6 +189,20 @@ class ZooKeeperSession(Session):
         for end in reversed(missing):
             await self._create_missing(full[:end], path)
 
+    async def _inherit_acl(self) -> None:
+        """Take over the access list of the group under this root, if there is one, so that all of its nodes have the same.
+
+        Who may not read the list, or sees it without its digests because it is not his, goes by his own.
+        """
+        future = self._loop.create_future()
+        request = wire.acl_request(wire.encode_path(self._root, paths.RUN))
+        self._submit(PendingRequest(future, request, wire.decode_acl, paths.RUN))
+        with suppress(NoNodeError, NoAuthError):
+            rules: tuple[Acl, ...] = await future
+            if not any(rule.scheme == "digest" and rule.id.endswith(":x") for rule in rules):
+                self._acl = wire.encode_acl(rules)
+        self._knows_acl = True
+
     async def _create_missing(self, full: str, path: str) -> None:
         """Create a persistent, empty node unless it exists. It can be sent twice, so it is a read here and never in doubt."""
         future = self._loop.create_future()
@@ -193,6 +215,8 @@ class ZooKeeperSession(Session):
     async def _write(self, op: Set | Create | Delete, decode: wire.Decoder) -> object:
         check_op(op)
         check_size(self._root, op)
+        if not self._knows_acl and isinstance(op, Create):
+            await self._inherit_acl()
         sent = _with_unique_id(op)
         payload = self._check_frame_size((op,), wire.op_request(self._root, sent, self._acl))
         future = self._loop.create_future()

@@ -35,8 +35,9 @@ class ZooKeeperStore(Store):
             await session.ensure("")
 
     * ``auth``: user and password, shown to the server (scheme ``digest``) on every connection before anything else.
-    * ``acl``: who may use the nodes created: ``"open"`` (everybody; the default), ``"creator"`` (only ``auth``'s user), or
-      a list of :class:`Acl`.
+    * ``acl``: who may use the nodes created: ``"creator"`` (only ``auth``'s user; the default with ``auth``), ``"open"``
+      (everybody; the default without), ``"readable"`` (everybody may look), or a list of :class:`Acl`. Under a root that a
+      group uses already, nodes get the access list of that group.
     * ``ssl``: connect with TLS, by this context.
 
     A create that is cancelled may have been applied: an ephemeral node then lives until the session ends. Sessions of
@@ -49,7 +50,7 @@ class ZooKeeperStore(Store):
         root: str = DEFAULT_ROOT,
         *,
         auth: tuple[str, str] | None = None,
-        acl: AclChoice = "open",
+        acl: AclChoice = None,
         ssl: SSLContext | None = None,
     ) -> None:
         self.servers = tuple(dict.fromkeys(ServerAddress(host, port) for host, port in servers))
@@ -74,7 +75,7 @@ class ZooKeeperStore(Store):
         url: str,
         *,
         auth: tuple[str, str] | None = None,
-        acl: AclChoice = "open",
+        acl: AclChoice = None,
         ssl: SSLContext | None = None,
     ) -> Self:
         """The store behind a URL. Without a port it is 2181, without a root ``/aiokcc/default``."""

@@ -55,7 +55,7 @@ _STAT: Final = struct.Struct("!qqqqiiiqiiq")
 _MULTI_HEADER: Final = struct.Struct("!i?i")
 _MULTI_END: Final = _MULTI_HEADER.pack(-1, True, -1)
 
-_CREATE, _DELETE, _EXISTS, _GET, _SET, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 8, 13, 14
+_CREATE, _DELETE, _EXISTS, _GET, _SET, _GET_ACL, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 6, 8, 13, 14
 _RUNTIME_INCONSISTENCY: Final = -2
 
 _ERRORS: Final[dict[int, type[NodeError]]] = {
@@ -137,6 +137,10 @@ def exists_request(name: bytes, watch: bool = False) -> bytes:
 
 def children_request(name: bytes, watch: bool = False) -> bytes:
     return _CHILDREN_OP + name + _WATCH[watch]
+
+
+def acl_request(name: bytes) -> bytes:
+    return LENGTH.pack(_GET_ACL) + name
 
 
 def set_request(name: bytes, data: bytes, version: int) -> bytes:
@@ -258,6 +262,18 @@ def decode_names(data: bytes, at: int, end: int, _path: str) -> tuple[str, ...]:
 
 def decode_children(data: bytes, at: int, end: int, path: str) -> Children:
     return Children(path, decode_names(data, at, end, path))
+
+
+def decode_acl(data: bytes, at: int, end: int, _path: str) -> tuple[Acl, ...]:
+    (count,) = LENGTH.unpack_from(data, at)
+    at += 4
+    rules = []
+    for _ in range(count):
+        (perms,) = LENGTH.unpack_from(data, at)
+        scheme, at = _read_buffer(data, at + 4, end)
+        identity, at = _read_buffer(data, at, end)
+        rules.append(Acl(scheme.decode(), identity.decode(), perms))
+    return tuple(rules)
 
 
 def decode_created(data: bytes, at: int, end: int, _path: str) -> str:
