@@ -1,4 +1,4 @@
-"""Where a group keeps its agreement: the port, and the stores behind ``memory://`` and ``zk://`` URLs."""
+"""The stores in which a group keeps its state: the port, and its implementations for ``memory://`` and ``zk://`` URLs."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ _FORMS: Final = (
 
 
 def open_store(url: str, **options: Any) -> Store:
-    """The store behind a URL; nothing is connected yet. ::
+    """Return the store for a URL, without connecting to it. ::
 
         store = open_store("zk://127.0.0.1:2181,127.0.0.1:2182/replay")
         store = open_store("memory://demo")  # in this process only
 
-    ``options`` are those of the store. Without a root it is ``/aiokcc/default``. UsageError if the URL is not one of these.
+    ``options`` are passed to the store. The default root is ``/aiokcc/default``. Raises UsageError if the URL is invalid.
     """
     if not isinstance(url, str):
         raise UsageError(f"a store is given as a URL, not as {type(url).__name__}; {_FORMS}")
@@ -69,7 +69,7 @@ def open_store(url: str, **options: Any) -> Store:
         raise UsageError(f"there is no store for {scheme + '://'!r} in {shown}; {_FORMS}")
     if not rest.partition("/")[0]:
         raise UsageError(f"{shown} does not say {'which name' if scheme == 'memory' else 'which host'}; {_FORMS}")
-    # Imported when needed: who works in memory needs no ZooKeeper client, and the other way round.
+    # Import only the store in use: a program that uses the memory store needs no ZooKeeper client.
     if scheme == "memory":
         from aiokcc.stores.memory import MemoryStore
 

@@ -1,4 +1,4 @@
-"""The store behind ``zk://``: a session that survives a bad network, over aiozk's wire protocol."""
+"""The store for ``zk://`` URLs: a session that survives network faults, over aiozk's wire protocol."""
 
 from aiokcc.stores.zookeeper.acl import Acl
 from aiokcc.stores.zookeeper.store import ZooKeeperStore

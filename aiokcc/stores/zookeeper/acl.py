@@ -57,7 +57,7 @@ _PRESETS: Final[dict[str, tuple[Acl, ...]]] = {
 
 
 def resolve_acl(choice: AclChoice, *, authenticated: bool) -> tuple[Acl, ...]:
-    """The rules that a choice stands for; UsageError if it stands for none, or for one that the server would refuse."""
+    """Return the rules of a choice. Raises UsageError if it is unknown, or if the server would refuse it."""
     if choice is None:
         choice = "creator" if authenticated else "open"
     if isinstance(choice, str):

@@ -34,14 +34,14 @@ class ZooKeeperStore(Store):
         async with store.session() as session:
             await session.ensure("")
 
-    * ``auth``: user and password, shown to the server (scheme ``digest``) on every connection before anything else.
+    * ``auth``: user and password, sent to the server (scheme ``digest``) at the beginning of every connection.
     * ``acl``: who may use the nodes created: ``"creator"`` (only ``auth``'s user; the default with ``auth``), ``"open"``
       (everybody; the default without), ``"readable"`` (everybody may look), or a list of :class:`Acl`. Under a root that a
       group uses already, nodes get the access list of that group.
-    * ``ssl``: connect with TLS, by this context.
+    * ``ssl``: the context for TLS connections.
 
-    A create that is cancelled may have been applied: an ephemeral node then lives until the session ends. Sessions of
-    one store share what they have seen: a later one never reads an older state than an earlier one did.
+    A cancelled create may have been applied; an ephemeral node then exists until the session ends. A session never reads an
+    older state than an earlier session of the same store has read.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class ZooKeeperStore(Store):
         acl: AclChoice = None,
         ssl: SSLContext | None = None,
     ) -> Self:
-        """The store behind a URL. Without a port it is 2181, without a root ``/aiokcc/default``."""
+        """Return the store for a URL. The default port is 2181, the default root ``/aiokcc/default``."""
         servers, root, found = _parse(url)
         if found is not None and auth is not None:
             raise UsageError("the URL has a user and a password, and auth is given as well: leave one of them out")
@@ -106,11 +106,11 @@ class ZooKeeperStore(Store):
 
 
 def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None]:
-    """Servers, root and credentials of a URL. What it complains about never contains the password."""
+    """Return the servers, the root and the credentials of a URL. Its errors never contain the password."""
     if not isinstance(url, str) or not url.startswith(_SCHEME):
         _refuse(url, f"it does not begin with {_SCHEME}")
     rest = url.removeprefix(_SCHEME)
-    # The password may contain anything but '@' and what ends the servers' part; both can be written as %40 and %2F.
+    # A '@' or '/' in the password is written %40 or %2F.
     authority, slash, root = rest.partition("/")
     secret, at, hosts = authority.rpartition("@")
     auth = None
@@ -119,8 +119,8 @@ def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None
         if not (user and colon and password):
             _refuse(url, "before the '@' there must be a user and a password, 'user:password@'")
         auth = unquote(user), unquote(password)
-    if mark_changed := re.search(r"[?#]", hosts + slash + root):
-        _refuse(url, f"it contains a '{mark_changed.group()}'; options are given as arguments")
+    if unexpected := re.search(r"[?#]", hosts + slash + root):
+        _refuse(url, f"it contains a '{unexpected.group()}'; options are given as arguments")
     servers = []
     if not at and "@" in root and not all(map(_is_server, hosts.split(","))):
         _refuse(url, "a '/' in the user or the password is written %2F")
