@@ -139,8 +139,6 @@ def _whole(what: str, most: int) -> Callable[[str], int]:
 def _to(text: str) -> int | str:
     if text in {"earliest", "latest"}:
         return text
-    if text.isascii() and text.isdecimal() and len(text) <= 16:
-        return int(text)
     try:
         return parse_time(text, what="the time")
     except UsageError as error:

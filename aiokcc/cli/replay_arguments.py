@@ -148,8 +148,6 @@ def _checked(read: Callable[..., Any], what: str) -> Callable[[str], Any]:
 def _time(text: str, what: str, *words: str) -> int | str:
     if text in words:
         return text
-    if text.isdecimal():
-        return int(text)
     try:
         return parse_time(text, what=what)
     except UsageError as error:

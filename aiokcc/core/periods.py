@@ -20,6 +20,7 @@ __all__ = [
     "check_timestamp",
     "format_duration",
     "format_time",
+    "looks_like_seconds",
     "parse_duration",
     "parse_time",
 ]
@@ -98,9 +99,24 @@ def parse_duration(value: object, *, what: str = "period", least: int = 1) -> in
     return result
 
 
+def looks_like_seconds(ts: int) -> bool:
+    """Say whether a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
+    return 10**9 <= ts < 4 * 10**9
+
+
 def parse_time(value: object, *, what: str = "start") -> int:
-    """A time in milliseconds since the epoch from ISO 8601, a datetime or an int; UsageError otherwise."""
+    """A time in milliseconds since the epoch from ISO 8601, a datetime or a number; UsageError otherwise.
+
+    A number may also be a text, as from a command line. One that looks like seconds is refused.
+    """
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and 8 != len(value) <= _MAX_DIGITS:
+        value = int(value)  # of eight digits it is a date, "20260131"
     if isinstance(value, int) and not isinstance(value, bool):
+        if looks_like_seconds(value):
+            raise UsageError(
+                f"{what} {value} is read as milliseconds since the epoch and looks like seconds; for "
+                f'{format_time(value * 1000)} write {value}000, and for {format_time(value)} write "{format_time(value)}"'
+            )
         return check_timestamp(value, what=what)
     moment = value
     if isinstance(value, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,10 +26,11 @@ from aiokcc.kafka.growth import discover, take
 from aiokcc.kafka.offsets import committer
 from aiokcc.kafka.pump import Pump
 from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, managed, unwrapped
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
 from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Period, Summary
 from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
+from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores import open_store
@@ -36,9 +38,12 @@ from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
 
+log = logging.getLogger("aiokcc.kafka")
+
 _UNLIMITED_MS: Final = 2**31 - 1
 
 
+@known_keywords("aiokcc.replay", consumer_keywords)
 def replay(
     *topics: str,
     pattern: str | None = None,
@@ -179,7 +184,9 @@ def replay(
         expect=expect,
     )
     join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
-    return _replaying(settings, store, join, connect_timeout, clock or wall_clock, lookahead)
+    return Block(
+        _replaying(settings, store, join, connect_timeout, clock or wall_clock, lookahead), "aiokcc.replay", "replay"
+    )
 
 
 @asynccontextmanager
@@ -282,6 +289,7 @@ class Replay:
         the replay stops with a HandlerError that names the record, or does what ``on_error`` says; the limit does not pass
         a record that was not handled.
         """
+        check_handler(handler, "run", "a record")
 
         async def work(stream: Stream) -> None:
             await stream.run(handler)
@@ -294,6 +302,7 @@ class Replay:
 
         Records that are late have no period left: they come in one list with those of the period that is open by then.
         """
+        check_handler(handler, "run_batches", "a list of records")
 
         async def work(stream: Stream) -> None:
             await stream.run_batches(handler)
@@ -451,6 +460,8 @@ class Replay:
                 if reading is not None:
                     await reading.close()  # now that no task is in a gate any more
                 member.on_close = None
+                if self.summary.late:
+                    log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
                 self.summary.seconds += time.monotonic() - began
 
     async def _until_done(self, reading: Reading, consumer: AIOKafkaConsumer) -> None:

@@ -238,9 +238,27 @@ def _time(value: object, what: str, words: Sequence[str]) -> int:
         raise UsageError(f"{error}; or {' or '.join(map(repr, words))}") from None
 
 
+def consumer_keywords() -> frozenset[str]:
+    """The settings of aiokafka's consumer."""
+    return frozenset(inspect.signature(AIOKafkaConsumer).parameters) - {"topics", "loop"}
+
+
+def check_handler(handler: object, method: str, gets: str) -> None:
+    """UsageError for what cannot handle records, before anything is read."""
+    if not callable(handler):
+        raise UsageError(
+            f"{method}() got {handler!r}, which cannot be called; expected a function of {gets}, with or without async"
+        )
+    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+        name = getattr(handler, "__qualname__", repr(handler))
+        raise UsageError(
+            f"{name} is a generator: it has a yield in it, so a call would do nothing; leave out the yield"
+        )
+
+
 def check_consumer(settings: Mapping[str, Any]) -> None:
     """What goes to aiokafka is checked by aiokafka, but only once it is connected; a mistyped name is told at once."""
-    known = inspect.signature(AIOKafkaConsumer).parameters.keys() - {"topics", "loop"}
+    known = consumer_keywords()
     for name, value in settings.items():
         if name in _OURS:
             raise UsageError(f"{name} cannot be passed through: {_OURS[name]}")

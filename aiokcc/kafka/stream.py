@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import inspect
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from operator import itemgetter, length_hint
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.periods import MAX_TIMESTAMP, format_time
+from aiokcc.core.periods import MAX_TIMESTAMP, format_duration, format_time
 from aiokcc.core.progress import Span
 from aiokcc.errors import HandlerError, PoisonTimestampError
 from aiokcc.runtime.timer import Timeout, timers
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
 
 __all__ = ["Handler", "Stream"]
+
+log = logging.getLogger("aiokcc.kafka")
 
 Handler = Callable[[Any], Awaitable[None]]
 
@@ -336,7 +339,7 @@ class Stream:
 
     async def _pass(self, ts: int, record: Any, handle: Handler) -> None:
         gate, lane = self.gate, self.gate.lane
-        if ts < lane.late_below and self._member.ledger.limit.mode is Mode.GATED and not await self._late(record):
+        if ts < lane.late_below and self._member.ledger.limit.mode is Mode.GATED and not await self._late(record, ts):
             return
         if not (lane.late_below <= ts < lane.open_below and boottime() < gate.session.stop_at):
             if self._flush is not None:
@@ -371,7 +374,7 @@ class Stream:
         if self._flush is not None:
             await self._flush()
         late = sound < gate.lane.late_below and self._member.ledger.limit.mode is Mode.GATED
-        if late and (self._is_behind_the_cut(sound, record.offset) or not await self._late(record)):
+        if late and (self._is_behind_the_cut(sound, record.offset) or not await self._late(record, sound)):
             return False
         await gate.wait_until(sound, record.offset)
         return not self._is_behind_the_cut(sound, record.offset)
@@ -413,7 +416,16 @@ class Stream:
             self._summary.skipped += 1
         return None
 
-    async def _late(self, record: Any) -> bool:
+    async def _late(self, record: Any, ts: int) -> bool:
+        if not self._summary.late:  # the first in this process: the others are counted
+            log.warning(
+                "%s: the record at offset %d, of %s, is %s late: its period has closed. With lateness= a period waits for "
+                "records that lie so far behind others of their partition; the end of the replay says how many came late",
+                self.partition,
+                record.offset,
+                format_time(ts),
+                format_duration(self.gate.lane.late_below - ts),
+            )
         self._summary.late += 1
         policy = self._settings.late
         if policy == "dead-letter":

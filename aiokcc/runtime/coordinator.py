@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from aiokcc.core.periods import parse_duration
 from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
+from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
 from aiokcc.runtime.operator import write_request
@@ -33,7 +35,13 @@ from aiokcc.stores.port import Session, Store
 
 __all__ = ["Coordinator", "connect", "wall_clock"]
 
+log = logging.getLogger("aiokcc.member")
 
+_told_periods: set[int] = set()
+"""Periods that were warned of: a process may connect many times."""
+
+
+@known_keywords("aiokcc.connect", lambda: STORE_OPTIONS)
 def connect(
     store: str | Store,
     *,
@@ -145,7 +153,10 @@ def connect(
         newer=newer,
         group=group,
     )
-    return _connected(engine)
+    if type(period) is int and period < 1000 and period not in _told_periods:
+        _told_periods.add(period)
+        log.warning('period=%d is %d milliseconds; if seconds are meant, write period="%ds"', period, period, period)
+    return Block(_connected(engine), "aiokcc.connect", "coordinator")
 
 
 def wall_clock() -> int:
@@ -170,6 +181,7 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
             await background.tasks.start(serve)
             yield Coordinator(member)
             await member.settled()
+            member.tell_given_up()
             if member.failure is not None:
                 raise member.failure
     except ExceptionGroup as group:
@@ -178,6 +190,7 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
             raise
         raise ours from None  # bare, even where a task group in the block has wrapped it
     finally:
+        member.forget_given_up()  # where the block fails, that is what is to be seen
         if member.failure is None:
             member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 

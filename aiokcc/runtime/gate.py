@@ -7,12 +7,13 @@ that was stopped for longer than its session lasts must not start another record
 from __future__ import annotations
 
 import asyncio
+import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.limit import Mode
-from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp
+from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
 from aiokcc.core.progress import Span
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
 
 __all__ = ["Gate"]
+
+log = logging.getLogger("aiokcc.member")
 
 
 class Gate:
@@ -210,6 +213,15 @@ class Gate:
 
     async def _wait(self, ts: int, offset: int | None) -> None:
         ledger, lane = self._member.ledger, self.lane
+        if type(ts) is int and looks_like_seconds(ts) and not self._member.told_of_seconds:
+            self._member.told_of_seconds = True
+            log.warning(
+                "%s: the timestamp %d is read as milliseconds, %s; it looks like seconds, %s: then multiply it by 1000",
+                self.partition,
+                ts,
+                format_time(ts),
+                format_time(ts * 1000),
+            )
         if (
             type(ts) is int
             and 0 <= ts <= MAX_TIMESTAMP

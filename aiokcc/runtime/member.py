@@ -28,6 +28,7 @@ from aiokcc.errors import (
 from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.leaving import recorded
 from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.timer import Timeout, timers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -45,6 +46,7 @@ log = logging.getLogger("aiokcc.member")
 
 
 _HANDOVER_SECONDS: Final = 2.0
+_GATHER_SECONDS: Final = 0.5
 
 
 class NoSession:
@@ -104,6 +106,10 @@ class Member:
         self.session: Session | NoSession = NoSession()
         self.incarnation: Incarnation | None = None
         self.failure: Exception | None = None
+        self._given_up: list[Partition] = []
+        self._given_up_timer: Timeout | None = None
+        self.told_of_seconds = False
+        """Whether we have warned of timestamps that look like seconds."""
         self.on_complete: Callable[[], None] | None = None
         """Called when every partition has arrived, but what they brought is withheld."""
         self.on_close: Callable[[dict[Partition, int]], None] | None = None
@@ -244,16 +250,35 @@ class Member:
             return
         if gate.failure is None and self.ledger.limit.mode is Mode.GATED:
             self.left.add(gate.partition)
-            log.log(
-                logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
-                "%s: %s was given up before it had finished; the limit waits for its next owner",
-                self.name,
-                gate.partition,
-            )
+            self._given_up.append(gate.partition)
+            if self._given_up_timer is None:
+                self._given_up_timer = timers().call_later(_GATHER_SECONDS, self.tell_given_up)
         self._forget(gate)
         gate.signal.set()  # another task may wait there, for nothing now
         if self.incarnation is not None:
             await self.incarnation.locks.release(gate.partition)
+
+    def tell_given_up(self) -> None:
+        """Log which partitions were given up before they had finished: one line for all that were at about the same time."""
+        given_up = sorted({p for p in self._given_up if p not in self.gates})
+        self.forget_given_up()
+        if given_up:
+            one = len(given_up) == 1
+            log.log(
+                logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
+                "%s: %s given up before %s had finished; the limit waits for %s",
+                self.name,
+                f"{given_up[0]} was" if one else f"{', '.join(map(str, given_up))} were",
+                "it" if one else "they",
+                "its next owner" if one else "their next owners",
+            )
+
+    def forget_given_up(self) -> None:
+        """Say nothing of it: the run fails, and whoever reads the log looks for the reason."""
+        self._given_up.clear()
+        if self._given_up_timer is not None:
+            self._given_up_timer.cancel()
+            self._given_up_timer = None
 
     def revoke(self, gate: Gate) -> None:
         """Start no further record on this partition: whoever waits in its gate, or comes to it, gets PartitionRevoked."""

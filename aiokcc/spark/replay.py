@@ -18,8 +18,9 @@ from aiokcc.core.periods import parse_duration
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.settings import ReplaySettings, consumer_keywords
 from aiokcc.runtime.coordinator import connect, wall_clock
+from aiokcc.runtime.entry import known_keywords
 from aiokcc.spark.compute import Periods
 from aiokcc.spark.driver import AsyncReplay, Options, driving
 from aiokcc.spark.progress import Progress, Summary
@@ -39,6 +40,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BYTES: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
 
+@known_keywords("aiokcc.spark.replay", consumer_keywords)
 def replay(
     spark: SparkSession,
     *topics: str,

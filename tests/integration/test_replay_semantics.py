@@ -14,7 +14,7 @@ from aiokafka.consumer.fetcher import PartitionRecords
 
 import aiokcc
 from aiokcc import local
-from aiokcc.core.periods import MAX_LIMIT
+from aiokcc.core.periods import MAX_LIMIT, format_time
 from aiokcc.kafka import Replay
 from aiokcc.runtime.status import Status
 from tests import kafka_topics
@@ -344,6 +344,20 @@ async def test_semantics_07_out_of_order_within_the_bound_comes_in_its_period(ka
                     assert period.start <= r.timestamp < period.end, (r.offset, period.start, period.end)
     assert sorted(places(seen)) == sorted(all_places(name, 7, 10) + all_places(other, 3))
     assert replay.summary.late == 1, "the other topic has no bound: its second record is late"
+
+
+async def test_semantics_07_the_first_late_record_is_told_and_the_end_says_how_many(
+    kafka: local.Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await topic(kafka, [at(0), at(3), at(1), at(1, 1)], [at(m) for m in range(4)])
+    await everything(kafka, name)
+    told = [r.getMessage() for r in caplog.records if " late" in r.getMessage()]
+    assert len(told) == 2
+    assert told[0].startswith(
+        f"{name}.0: the record at offset 2, of {format_time(at(1))}, is 2m late: its period has closed"
+    )
+    assert "lateness=" in told[0]
+    assert told[1].endswith(": 2 records came late in this replay")
 
 
 async def test_semantics_07_later_than_the_bound_is_counted_and_goes_where_the_policy_says(kafka: local.Kafka) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiokcc
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.replay_arguments import as_keywords
 from aiokcc.core.partitions import Partition
+from aiokcc.kafka import Replay
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.spark.replay import replay as spark_replay
 
@@ -158,7 +160,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_poll_records": 5}, "buffer_records="),
     ({"max_poll_interval_ms": 5}, "max_poll_interval_ms cannot be passed through: a partition is not polled while it"),
     ({"fetch_size": 5}, "fetch_size is no setting of aiokafka's consumer"),
-    ({"perod": "1m"}, "perod is no setting"),
+    ({"perod": "1m"}, "no argument 'perod'; did you mean 'period'"),
     ({"security_protocol": "TLS"}, "security_protocol is 'TLS'; expected one of 'PLAINTEXT', 'SSL'"),
     ({"sasl_mechanism": "KERBEROS"}, "sasl_mechanism is 'KERBEROS'"),
 ]
@@ -271,3 +273,22 @@ def test_a_list_says_it_too_and_without_either_all_are_ours() -> None:
     assert settings_of("orders", "payments").wants(Partition("orders", 9))
     assert settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 1))
     assert not settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 0))
+
+
+async def _generates(record: Any) -> AsyncIterator[Any]:
+    yield record
+
+
+@pytest.mark.parametrize(
+    ("handler", "message"),
+    [
+        (None, r"got None, which cannot be called; expected a function of a (list of )?records?"),
+        ("handle", "got 'handle', which cannot be called"),
+        (_generates, "_generates is a generator: it has a yield in it"),
+    ],
+)
+@pytest.mark.parametrize("method", ["run", "run_batches"])
+async def test_what_cannot_handle_records_is_refused_at_the_call(method: str, handler: Any, message: str) -> None:
+    replay = Replay.__new__(Replay)  # nothing of it is looked at before
+    with pytest.raises(aiokcc.UsageError, match=message):
+        await getattr(replay, method)(handler)

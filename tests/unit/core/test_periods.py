@@ -255,3 +255,19 @@ def test_times_as_people_write_them() -> None:
     assert format_time(0) == "1970-01-01T00:00:00Z"
     assert format_time(1_769_817_600_007) == "2026-01-31T00:00:00.007Z"
     assert format_time(MAX_LIMIT) == str(MAX_LIMIT)
+
+
+def test_a_bare_number_is_read_alike_as_a_number_and_as_a_text() -> None:
+    assert parse_time("1767225600000") == parse_time(1767225600000) == parse_time("2026-01-01T00:00Z")
+    assert parse_time("0") == parse_time(0) == 0
+
+
+@pytest.mark.parametrize("value", [1767225600, "1767225600"])
+def test_a_time_that_looks_like_seconds_is_refused_with_what_would_be_right(value: object) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse_time(value)
+    assert str(raised.value) == (
+        "start 1767225600 is read as milliseconds since the epoch and looks like seconds; for 2026-01-01T00:00:00Z write "
+        '1767225600000, and for 1970-01-21T10:53:45.600Z write "1970-01-21T10:53:45.600Z"'
+    )
+    assert parse_time("1970-01-21T10:53:45.600Z") == 1767225600

@@ -1,0 +1,104 @@
+"""What stands at the entry of ``connect`` and ``replay``: mistakes that Python would explain by its own inner workings.
+
+A mistyped keyword, a forgotten ``async with`` and another event loop than asyncio's each get an error that says what to write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+
+from aiokcc.errors import UsageError
+
+__all__ = ["Block", "known_keywords"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+STORE_OPTIONS: Final = frozenset({"auth", "acl", "ssl"})
+
+
+class NotEnteredError(UsageError, AttributeError):
+    """An attribute was asked of a block that has not been entered."""
+
+
+class Block(AbstractAsyncContextManager[T]):
+    """A context manager that says ``async with`` to whoever uses it in another way."""
+
+    def __init__(self, inner: AbstractAsyncContextManager[T], call: str, name: str) -> None:
+        self._inner = inner
+        self._call = call
+        self._name = name
+
+    async def __aenter__(self) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise UsageError(
+                f"{self._call}(...) runs on asyncio, and there is no asyncio event loop here; start the program with "
+                f"asyncio.run(main()), or with anyio.run(main) and the backend 'asyncio' instead of trio"
+            ) from None
+        return await self._inner.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._inner.__aexit__(kind, error, trace)
+
+    def _what_to_write(self) -> str:
+        return f"write 'async with {self._call}(...) as {self._name}:', and use {self._name} in that block"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise NotEnteredError(f"{self._call}(...) is not entered, so it has no {name!r}; {self._what_to_write()}")
+
+    def __await__(self) -> NoReturn:
+        raise UsageError(f"{self._call}(...) cannot be awaited; {self._what_to_write()}")
+
+    def __aiter__(self) -> NoReturn:
+        raise UsageError(f"{self._call}(...) is not entered; {self._what_to_write()}")
+
+    def __enter__(self) -> NoReturn:
+        raise UsageError(f"{self._call}(...) needs 'async with', not 'with'; {self._what_to_write()}")
+
+    def __exit__(self, *_: object) -> None:
+        """Makes a plain ``with`` come as far as :meth:`__enter__`."""
+
+
+def known_keywords(call: str, others: Callable[[], Collection[str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function refuse a keyword that is none, and name the nearest one that is.
+
+    ``others`` gives the keywords that it passes on. One that is near to none is left to whoever they are passed on to.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        own = {
+            name
+            for name, parameter in inspect.signature(function).parameters.items()
+            if parameter.kind not in {parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL}
+        }
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not own.issuperset(kwargs):
+                _refuse_misspelt(call, kwargs, own, others())
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def _refuse_misspelt(call: str, given: dict[str, Any], own: Collection[str], others: Collection[str]) -> None:
+    for name in given:
+        if name in own or name in others:
+            continue
+        near = difflib.get_close_matches(name, {*own, *others}, 1, cutoff=0.75)
+        if near:
+            raise UsageError(f"{call} has no argument {name!r}; did you mean {near[0]!r}?")
