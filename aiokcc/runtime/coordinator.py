@@ -181,9 +181,9 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
             await background.tasks.start(serve)
             yield Coordinator(member)
             await member.settled()
-            member.tell_given_up()
             if member.failure is not None:
                 raise member.failure
+            member.tell_given_up()
     except ExceptionGroup as group:
         ours = member.failure
         if ours is None or group.split(lambda error: error is ours)[1] is not None:
