@@ -72,7 +72,7 @@ async def take(reading: Reading, coordinator: Coordinator, wants: Callable[[Part
     try:
         while True:
             if new := set(filter(wants, coordinator.partitions - reading.partitions)):
-                await reading.begin(new)
+                await reading.begin_as_they_come(new)
             await grown.wait()
     finally:
         member.on_set = None

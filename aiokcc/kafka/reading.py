@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -82,10 +82,8 @@ class Reading:
         self._done = Signal()
 
     async def begin(self, partitions: Iterable[Partition]) -> None:
-        """Take the locks, side by side; then read each from where it was left: the last cut, or what was committed since."""
-        gates = {p: self._coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
-        for gate in gates.values():
-            gate.skips_closed = True
+        """Take the locks, side by side; when all are ours, read. Cancelled or failed before that, it leaves nothing behind."""
+        gates = self._gates(partitions)
         opened: dict[Partition, Gate] = {}
 
         async def open_one(partition: Partition, gate: Gate) -> None:
@@ -95,10 +93,47 @@ class Reading:
             async with unwrapped() as opening:
                 for partition, gate in gates.items():
                     opening.start_soon(open_one, partition, gate)
-            committed = await self._committer.committed(gates)
+            await self._start(gates)
         except BaseException:
             await _close(opened.values())
             raise
+
+    async def begin_as_they_come(self, partitions: Iterable[Partition]) -> None:
+        """Take the locks, and read each partition as soon as its lock is ours. Returns when the last of them is being read.
+
+        So a member that stands by for the partitions of several others takes over from each of them.
+        """
+        opened: dict[Partition, Gate] = {}
+        some = Signal()
+
+        async def open_one(partition: Partition, gate: Gate) -> None:
+            opened[partition] = await gate.__aenter__()
+            some.set()
+
+        try:
+            async with unwrapped() as opening:
+                gates = self._gates(partitions)
+                for partition, gate in gates.items():
+                    opening.start_soon(open_one, partition, gate)
+                while gates.keys() - self._running.keys():
+                    await some.wait()
+                    ready = dict(opened)  # those of one transaction come together
+                    await self._start(ready)
+                    for partition in ready:
+                        del opened[partition]
+        except BaseException:
+            await _close(opened.values())
+            raise
+
+    def _gates(self, partitions: Iterable[Partition]) -> dict[Partition, Gate]:
+        gates = {p: self._coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        for gate in gates.values():
+            gate.skips_closed = True
+        return gates
+
+    async def _start(self, gates: Mapping[Partition, Gate]) -> None:
+        """Read each partition from where it was left: the last cut, or what was committed since."""
+        committed = await self._committer.committed(gates)
         streams = {}
         for partition, gate in gates.items():
             bounds = self._member.bounds[partition]
@@ -207,7 +242,7 @@ async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
 
 async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:
     """Read these partitions to their end."""
-    await reading.begin(mine)
+    await reading.begin_as_they_come(mine)
     await reading.all_done()
     await coordinator._member.settled()
 

@@ -177,3 +177,45 @@ async def test_two_replays_of_the_same_partitions_one_stands_by(kafka: local.Kaf
             await owner.run(handle)
     assert set(places(seen)) == set(all_places(name, 40, 40))
     assert len(seen) <= 84
+
+
+@pytest.mark.parametrize("follows", [False, True])
+async def test_one_replay_stands_by_for_two_others(kafka: local.Kafka, zk_root: str, follows: bool) -> None:
+    """Each of two runs a partition. When one of them stops, the standby runs that one, while it waits for the other."""
+    name = await topic(kafka, [at(m) for m in range(40)], [at(m, 1) for m in range(40)])
+    seen: list[Any] = []
+    taken_over: list[Any] = []
+    settings = {"store": zk_root, "claim_timeout": math.inf, **({"end": None} if follows else {})}
+    both, runs = asyncio.Event(), [asyncio.Event(), asyncio.Event()]
+
+    async def run(number: int, upto: int) -> None:
+        async with replaying(kafka, name, partitions={name: [number]}, **settings) as replay:
+
+            async def handle(record: Any) -> None:
+                runs[number].set()
+                await both.wait()
+                seen.append(record)
+                if record.offset + 1 == upto:
+                    replay.stop()
+
+            await replay.run(handle)
+
+    async def stand_by() -> None:
+        async with replaying(kafka, name, **settings) as standby:
+
+            def handle(record: Any) -> None:
+                taken_over.append(record)
+                if follows and record.offset == 39:
+                    standby.stop()
+
+            both.set()
+            await standby.run(handle)
+
+    async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+        tasks.create_task(run(0, 20))
+        tasks.create_task(run(1, 40 if follows else 99))
+        for runs_by_now in runs:
+            await runs_by_now.wait()
+        tasks.create_task(stand_by())
+    assert {record.partition for record in taken_over} == {0}
+    assert set(places(seen + taken_over)) == set(all_places(name, 40, 40))
