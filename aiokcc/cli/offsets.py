@@ -106,6 +106,10 @@ class _Desk:
         assert self._cluster is not None  # check_offsets has seen to it
         return self._cluster
 
+    @property
+    def knows_kafka(self) -> bool:
+        return self._cluster is not None
+
     async def known(self, found: Iterable[Partition]) -> frozenset[Partition]:
         """The partitions that have offsets, those of the run, and those of the topics asked for. UsageError for a topic that
         is none of them."""
@@ -144,11 +148,13 @@ def check_offsets(options: argparse.Namespace) -> None:
     if options.bootstrap_servers and ("://" in options.bootstrap_servers or "@" in options.bootstrap_servers):
         shown = mask_url(options.bootstrap_servers)
         raise UsageError(f"--bootstrap-servers {shown}: expected HOST:PORT, without a scheme and a user")
+    needs = options.group_id is not None or options.action not in {"show", "export"}
+    if (needs or options.consumer) and not _has_aiokafka():
+        raise UsageError(f"aiokcc offsets {options.action} asks Kafka through aiokafka: pip install 'aiokcc[kafka]'")
     if options.consumer:
         from aiokcc.kafka.settings import check_consumer
 
         check_consumer(dict(options.consumer))
-    needs = options.group_id is not None or options.action not in {"show", "export"}
     if needs and not options.bootstrap_servers:
         why = "offsets are checked against the logs" if options.group_id is None else "that group is Kafka's"
         raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it; {why}")
@@ -156,6 +162,17 @@ def check_offsets(options: argparse.Namespace) -> None:
         raise UsageError("migrate needs both sides: --group-id for Kafka's, and the store's URL")
     if options.action == "import" and options.file != "-" and not Path(options.file).is_file():
         raise UsageError(f"there is no file {options.file}; '-' is standard input")
+
+
+def _has_aiokafka() -> bool:
+    """Return whether Kafka can be asked: what the store keeps can be shown without."""
+    try:
+        import aiokafka  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "aiokafka":
+            raise
+        return False
+    return True
 
 
 async def say_offsets(options: argparse.Namespace) -> int:
@@ -178,7 +195,7 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[_Desk]:
     async with AsyncExitStack() as stack:
         shelves: dict[str, Shelf] = {}
         cluster: Cluster | None = None
-        if options.bootstrap_servers:
+        if options.bootstrap_servers and _has_aiokafka():
             from aiokcc.kafka.cluster import Cluster
             from aiokcc.kafka.settings import ReplaySettings
 
@@ -230,6 +247,8 @@ async def _show(desk: _Desk) -> None:
     note = f"{sum(lags.values()):,} records behind in all" if lags else ""
     if desk.options.bootstrap_servers is None:
         note = "How far they are behind is shown with Kafka's address: --bootstrap-servers HOST:PORT"
+    elif not desk.knows_kafka:
+        note = "How far they are behind is shown with: pip install 'aiokcc[kafka]'"
     columns = ("topic", "partition", "offset", "lag", "when", "by")
     print(write_table(Table(shelf.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -300,3 +301,21 @@ async def test_no_kafka_there(operator: Operator) -> None:
     )
     assert ended.code == 1
     assert "could not connect to Kafka at 127.0.0.1:1" in ended.err
+
+
+async def test_with_the_base_install_the_stores_offsets_are_shown_though_kafkas_address_is_set(
+    operator: Operator, tmp_path: Path
+) -> None:
+    """Kafka's address stands in the environment for other commands; without aiokafka only the lag is missing."""
+    await operator.replay(operator.root, offset_storage="zookeeper")
+    (tmp_path / "aiokafka.py").write_text("raise ModuleNotFoundError('not installed', name='aiokafka')\n")
+    base = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    shown = await operator.does("show", **base)
+    assert re.search(rf"^  {operator.name} +0 +5 +— ", shown, re.MULTILINE), shown
+    assert shown.endswith("How far they are behind is shown with: pip install 'aiokcc[kafka]'\n")
+    exported = json.loads(await operator.does("export", **base))
+    assert [entry["offset"] for entry in exported["offsets"]] == [5, 3]
+    for words in (["show", "--group-id", operator.group], ["set", operator.name, "0", "1"]):
+        refused = await operator.says(*words, **base)
+        assert refused.code == 2
+        assert "pip install 'aiokcc[kafka]'" in refused.err
