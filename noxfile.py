@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 TWO_AT_A_TIME = ["-n", "2", "--dist", "loadfile"]
 """Much of a test's time is waiting for a service. Each worker starts services of its own."""
-VERSIONS = sorted({"3.11", "3.12", "3.13", HERE}, key=lambda version: int(version.split(".")[1]))
+VERSIONS = sorted({"3.11", "3.12", "3.13", "3.14", HERE}, key=lambda version: int(version.split(".")[1]))
 
 
 # Checks
@@ -167,7 +167,7 @@ def find_python(version: str) -> str | None:
         return sys.executable
     candidates = [shutil.which(f"python{version}")]
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
-    candidates += [str(path) for path in sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]
+    candidates += [str(path) for path in sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))]
     for candidate in filter(None, candidates):
         # Run it: what stands on the PATH may be a placeholder for a version that is not chosen.
         ask = [candidate, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]

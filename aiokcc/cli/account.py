@@ -17,6 +17,7 @@ from aiokcc.cli.bar import Bar, Pace, View, on_terminal, say
 from aiokcc.cli.before import Before
 from aiokcc.cli.crew import Crew, Report, how_it_ended
 from aiokcc.cli.replay_arguments import member_name
+from aiokcc.cli.slowest import Slowest
 from aiokcc.cli.words import count, listed, short_names, span
 from aiokcc.core.masking import mask_command
 from aiokcc.core.periods import MAX_LIMIT, format_time
@@ -39,8 +40,8 @@ _RARE: Final = {
 class Account:
     """What the workers have said so far, and what that comes to."""
 
-    def __init__(self, options: argparse.Namespace, before: Before) -> None:
-        self._options, self._before = options, before
+    def __init__(self, options: argparse.Namespace, before: Before, clock: Callable[[], float] = time.time) -> None:
+        self._options, self._before, self._clock = options, before, clock
         self._joined: float | None = None
         """When the first worker had joined the group."""
         self._moved = 0.0
@@ -49,6 +50,9 @@ class Account:
         self._there: set[int] = set()
         self._counts: dict[int, dict[str, Any]] = {}
         self._status: dict[str, Any] = {}
+        self._all_there = 0.0
+        """When the last worker had joined: what the store tells of the time before says nothing about them."""
+        self._slowest = [Slowest() for _ in range(options.processes)]
         self._heard = [time.monotonic()] * options.processes
         self._done: set[int] = set()
         self._gone: set[int] = set()
@@ -121,10 +125,13 @@ class Account:
                 self._joined = self._joined or now
                 self._there.add(report.worker)
                 self._total = facts["total"]
+                self._all_there = now
+                self._status = {}  # it is from before
             case "counts":
                 if self._counts.get(report.worker, {}).get("records") != facts["records"]:
                     self._moved = now
                 self._counts[report.worker] = facts
+                self._slowest[report.worker].add(facts["busy"], now)
                 if facts["last"]:
                     self._counted.add(report.worker)
                 self._records.add(self._sum("records"), now)
@@ -132,7 +139,8 @@ class Account:
                     self._reached = max(self._reached or 0, facts["limit"])
                     self._time.add(self._reached, now)
             case "status":
-                self._status = facts
+                if len(self._there) == self._options.processes:
+                    self._status = facts
                 if facts.get("done", 0) > self._together:
                     self._together = facts["done"]
                     self._pace_together.add(self._together, now)
@@ -283,14 +291,33 @@ class Account:
                 return "on hold"
             case "released":
                 return "released: not kept in step"
+        end = self._options.end
+        if (
+            self._status.get("clock")
+            and not self._options.follow
+            and isinstance(end, int)
+            and end > self._clock() * 1000
+        ):
+            return f"waits for the clock: ends at {format_time(end)}"
+        if self._status.get("idle") and self._options.follow:
+            return "at the end of the topics"
+        return self._who_is_slow(now)
+
+    def _who_is_slow(self, now: float) -> str:
+        """Name the partition that the others wait for, if it is known: by our own workers, or by the store's status."""
+        slow = [(p, worker) for worker, slowest in enumerate(self._slowest) for p in slowest.mostly_busy()]
+        stood = min(self._status.get("waiting_seconds", 0.0), now - self._all_there)
+        how_long = f" for {span(stood)}" if stood >= _SLOW else ""
+        if slow and 2 * len(slow) <= self._sum("partitions"):
+            partition, worker = slow[0]
+            return f"waits for {partition} on {self._name(worker)}{how_long}"
         blocking = self._status.get("blocking")
-        if blocking:
-            names = short_names(member for _, member in blocking if member is not None)
-            partition, member = blocking[0]
-            waits = f"waits for {partition}" + (f" on {names[member]}" if member else ", which nobody runs yet,")
-            seconds = self._status["waiting_seconds"]
-            return waits + (f" for {span(seconds)}" if seconds >= _SLOW else "")
-        return "at the end of the topics" if self._status.get("idle") and self._options.follow else ""
+        if not blocking or not how_long:
+            return ""
+        partition, member = blocking[0]
+        if member is None:
+            return f"waits for {partition}, which nobody runs{how_long}"
+        return f"waits for {partition} on {short_names([member])[member]}{how_long}"
 
     def _sum(self, name: str) -> int:
         return sum(counts[name] for counts in self._counts.values())

@@ -9,19 +9,34 @@ import importlib.util
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
 from aiokcc.cli.words import count, span
 from aiokcc.core.periods import format_time
 
-__all__ = ["Bar", "LineBar", "Pace", "PlainBar", "View", "choose_bar", "on_terminal", "say", "write_view"]
+__all__ = [
+    "Bar",
+    "LineBar",
+    "Pace",
+    "PlainBar",
+    "View",
+    "bar_width",
+    "choose_bar",
+    "fit_view",
+    "on_terminal",
+    "say",
+    "wrapped",
+    "write_view",
+]
 
 _WIDTH: Final = 24
+_LEAST_WIDTH: Final = 8
 _LINE_SECONDS: Final = 5.0
 _PACE_OVER: Final = 5.0
 
@@ -84,6 +99,30 @@ def write_view(view: View) -> str:
     return "  ".join((*parts, view.note) if view.note else parts)
 
 
+def fit_view(view: View, width: int) -> str:
+    """Return the line for so many columns: what matters least is left out first."""
+    line = write_view(view)
+    for less in ({"seconds_left": None}, {"per_second": None}, {"note": ""}):
+        if len(line) > width:
+            view = replace(view, **less)
+            line = write_view(view)
+    return line[:width]
+
+
+def bar_width(line: str, columns: int) -> int:
+    """Return how wide the bar before this line may be; 0 if there is no room for one."""
+    room = columns - len(line) - 1
+    return min(_WIDTH, room) if room >= _LEAST_WIDTH else 0
+
+
+def wrapped(text: str) -> str:
+    """Break long lines between words, on a terminal; a log takes them as they are. A command to be copied stays whole."""
+    if not on_terminal():
+        return text
+    wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns, break_on_hyphens=False, break_long_words=False)
+    return "\n".join(line if line.startswith("    ") else wrapper.fill(line) for line in text.splitlines())
+
+
 def on_terminal() -> bool:
     """Whether output and errors both go to a terminal that can be redrawn."""
     return sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -125,12 +164,12 @@ class PlainBar:
 
     def show(self, view: View) -> None:
         """Draw it anew."""
-        bar = ""
-        if view.share is not None:
-            full = int(view.share * _WIDTH)
-            bar = f"[{'#' * full}{'.' * (_WIDTH - full)}] "
-        line, width = write_view(view), shutil.get_terminal_size().columns - 1
-        self._line = (bar + line if len(bar) + len(line) <= width else line)[:width]
+        columns = shutil.get_terminal_size().columns - 1
+        line, bar = fit_view(view, columns), ""
+        if view.share is not None and (width := bar_width(line, columns - 2)):
+            full = int(view.share * width)
+            bar = f"[{'#' * full}{'.' * (width - full)}] "
+        self._line = bar + line
         self._put(f"\r\x1b[K{self._line}")
 
     def write(self, line: str) -> None:

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from aiokcc.cli.bar import View, write_view
+from aiokcc.cli.bar import View, bar_width, fit_view
 from aiokcc.cli.page import Page, Table
 from aiokcc.cli.verdict import Kind
 
@@ -30,7 +30,6 @@ _STYLES: Final = {
     Kind.ABANDONED: "yellow",
     Kind.UNREADABLE: "red",
 }
-_BAR_WIDTH: Final = 24
 _STATE_STYLES: Final = {
     "running": "yellow",
     "waiting": "green",
@@ -90,15 +89,19 @@ class ColourBar:
 
     def show(self, view: View) -> None:
         """Draw it anew."""
-        pulse = view.share is None
-        bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=_BAR_WIDTH, pulse=pulse)
-        line = write_view(replace(view, note=""))
+        columns, pulse = self._console.width, view.share is None
+        line = fit_view(replace(view, note=""), columns)
         note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
-        fits = self._console.width > _BAR_WIDTH + len(line) + len(view.note) + 3
-        row = RichTable.grid(padding=(0, 1))
-        row.add_column(width=_BAR_WIDTH)
-        row.add_column(no_wrap=True)
-        row.add_row(bar, Text.assemble(line, "  ", note) if fits else Text(line))
+        width = bar_width(line, columns)
+        fits = columns >= width + len(line) + len(view.note) + 3
+        shown = Text.assemble(line, "  ", note) if fits else Text(line)
+        row: RenderableType = shown
+        if width:
+            row = RichTable.grid(padding=(0, 1))
+            row.add_column(width=width)
+            row.add_column(no_wrap=True)
+            bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=width, pulse=pulse)
+            row.add_row(bar, shown)
         self._live.update(row if fits else Group(row, note), refresh=True)
 
     def write(self, line: str) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import time
 from typing import Any
 
 from aiokcc.cli.account import Account
-from aiokcc.cli.bar import choose_bar, on_terminal, say
+from aiokcc.cli.bar import choose_bar, on_terminal, say, wrapped
 from aiokcc.cli.before import Before, look, look_quickly
 from aiokcc.cli.crew import Crew, crew_of
 from aiokcc.cli.functions import load
@@ -56,7 +57,7 @@ async def say_replay(options: argparse.Namespace) -> int:
         say("To run it again, use another root: the end of the store's URL.")
         return 0
     shares = await _share(options)
-    say(_announcement(options, shares, before))
+    say(wrapped(_announcement(options, shares, before)))
     account = Account(options, before)
     interruption = Interruption(account.stop, account.warn)
     try:
@@ -75,13 +76,14 @@ async def say_replay(options: argparse.Namespace) -> int:
         raise AiokccError(account.failure)
     if account.failure is not None:
         going_on = account.going_on(await look_quickly(options))
-        raise AiokccError(f"{account.failure}\n{account.result('Stopped')}\n{going_on}")
+        raise AiokccError(f"{account.failure}\n{wrapped(account.result('Stopped'))}\n{wrapped(going_on)}")
     if account.stopped or interruption.twice:
         last = await look_quickly(options)
         if not last.ended:  # which may have come just now
-            say(f"{account.result('Stopped')}\n{account.going_on(last, in_order=not interruption.twice)}")
+            say(wrapped(account.result("Stopped")))
+            say(wrapped(account.going_on(last, in_order=not interruption.twice)))
             return interruption.code
-    say(account.summary())
+    say(wrapped(account.summary()))
     return 0
 
 
@@ -144,6 +146,8 @@ def _announcement(options: argparse.Namespace, shares: list[list[Partition]], be
     end = options.end if isinstance(options.end, str) else format_time(options.end)
     end = "and then the present" if options.follow else f"to {end}"
     by = "" if len(shares) == 1 else f", in {len(shares)} processes"
+    if isinstance(options.end, int) and options.end > time.time() * 1000:
+        end += " (which is still to come: it waits for the clock)"
     text = f"Replaying {topics} {start} {end}, in periods of {format_duration(options.period)}{by}."
     if before.closed is not None:
         text += (

@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
@@ -267,17 +268,24 @@ def _counts(replay: Any, counted: Counted) -> dict[str, Any]:
         "skipped": summary.skipped,
         "periods": summary.periods,
         "limit": replay.coordinator.limit,
+        "partitions": len(replay.partitions),
+        "busy": list(map(str, replay.busy)),
     }
 
 
 def _status(status: aiokcc.Status) -> dict[str, Any]:
+    # Of a member that has not reported yet nobody can tell which of its partitions is slow; after a second it says so itself.
+    slow = {p.partition for p in status.partitions if p.state == "running" and p.timestamp is None}
+    blocking = [(b.partition, b.member) for b in status.blocking if b.member is None or b.partition in slow]
+    now = time.time() * 1000
     return {
         "state": status.state,
         "closed": status.closed,
         "floor": status.floor,
         "waiting_seconds": status.waiting_seconds,
         "idle": all(p.state in {"idle", "finished"} for p in status.partitions),
-        "blocking": [(b.partition, b.member) for b in status.blocking[:_BLOCKING]],
+        "clock": all(p.state in {"idle", "finished"} or (p.timestamp or 0) > now for p in status.partitions),
+        "blocking": blocking[:_BLOCKING],
     }
 
 

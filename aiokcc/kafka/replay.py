@@ -265,6 +265,12 @@ class Replay:
         return tuple(sorted(self._mine if self._reading is None else self._reading.partitions))
 
     @property
+    def busy(self) -> tuple[Partition, ...]:
+        """The partitions of this process that may still have records before the limit: the others wait for these."""
+        ledger = self._member.ledger
+        return tuple(partition for partition, lane in ledger.lanes.items() if not lane.arrived(ledger.limit))
+
+    @property
     def bounds(self) -> Mapping[Partition, Bounds]:
         """What of each log the run replays, of all partitions: the first offset, and the one it ends before, if it ends."""
         return self._member.bounds

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import pytest
 
@@ -29,9 +31,10 @@ class Team:
     def say(self, worker: int, kind: str, **facts: Any) -> None:
         self.account.hear(Report(worker, kind, facts))
 
-    def handle(self, worker: int, records: int, *, last: bool = True, **rare: int) -> None:
+    def handle(self, worker: int, records: int, *, last: bool = True, busy: Sequence[str] = (), **rare: int) -> None:
+        where = {"partitions": 2, "busy": list(busy)}
         none = dict.fromkeys(("late", "outside", "poisoned", "retried", "dead_lettered", "skipped"), 0)
-        self.say(worker, "counts", records=records, periods=3, limit=T, last=last, **{**none, **rare})
+        self.say(worker, "counts", records=records, periods=3, limit=T, last=last, **where, **{**none, **rare})
 
     def note(self) -> str:
         return self.account._view(self.account._heard[0]).note
@@ -182,6 +185,65 @@ def test_who_is_waited_for_is_shown() -> None:
     assert team.account._view(team.account._heard[0] + 5).note == (
         "stopping: waits for worker-1 and worker-3 for 5.0s; the store does not answer"
     )
+
+
+class TestWhoIsSlow:
+    """The partition that the others really wait for is named, or nobody is."""
+
+    STATUS: ClassVar[dict[str, Any]] = {"state": "running", "waiting_seconds": 0.1, "blocking": [], "done": 0}
+
+    def test_the_partition_that_is_busy_whenever_one_looks(self) -> None:
+        team = Team()
+        for look in range(8):
+            team.handle(0, look, busy=["orders.0"] if look == 3 else [])
+            team.handle(1, look, busy=["orders.2", "orders.3"] if look % 3 else ["orders.3"])
+        assert team.note() == "waits for orders.3 on worker-2"
+
+    def test_nobody_while_there_are_few_looks(self) -> None:
+        team = Team()
+        for look in range(3):
+            team.handle(1, look, busy=["orders.3"])
+        assert team.note() == ""
+
+    def test_nobody_where_all_are_equally_busy(self) -> None:
+        team = Team()
+        for look in range(8):
+            team.handle(0, look, busy=["orders.0", "orders.1"])
+            team.handle(1, look, busy=["orders.2", "orders.3"])
+        assert team.note() == ""
+
+    def test_of_another_command_if_its_member_says_so(self) -> None:
+        team = Team("--assignment", "managed", "--member", "m")
+        team.account._all_there -= 10
+        team.say(0, "status", **{**self.STATUS, "waiting_seconds": 3.0, "blocking": [("orders.7", "other-1-ab12")]})
+        assert team.note() == "waits for orders.7 on other-1 for 3.0s"
+
+    def test_a_partition_that_nobody_runs_only_if_that_lasts(self) -> None:
+        team = Team()
+        team.account._all_there -= 10
+        team.say(0, "status", **{**self.STATUS, "blocking": [("orders.0", None)]})
+        assert team.note() == ""
+        team.say(0, "status", **{**self.STATUS, "waiting_seconds": 4.0, "blocking": [("orders.0", None)]})
+        assert team.note() == "waits for orders.0, which nobody runs for 4.0s"
+
+    def test_what_was_seen_before_all_were_there_is_not_shown(self) -> None:
+        """The limit may have stood for hours when the run is started again, and for its first status nobody ran anything."""
+        words = ["replay", "handlers:handle", "--topic", "orders", "--period", "1m", "--processes", "2"]
+        account = Account(parse(words, ENVIRONMENT), Before())
+        account.hear(Report(0, "joined", {"total": 100}))
+        status = {**self.STATUS, "waiting_seconds": 7200.0, "blocking": [("orders.0", None)]}
+        account.hear(Report(0, "status", status))
+        account.hear(Report(1, "joined", {"total": 100}))
+        assert account._view(time.monotonic()).note == ""
+        account.hear(Report(0, "status", status))
+        assert account._view(time.monotonic()).note == ""
+
+    def test_an_end_to_come_waits_for_the_clock(self) -> None:
+        team = Team("--to", "2100-01-01T00:00Z")
+        team.say(0, "status", **{**self.STATUS, "clock": True})
+        assert team.note() == "waits for the clock: ends at 2100-01-01T00:00:00Z"
+        team.account._clock = lambda: 4_102_444_801.0
+        assert team.note() == ""
 
 
 class TestHowMuchIsDone:

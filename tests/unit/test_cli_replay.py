@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.bar import LineBar, Pace, PlainBar, View, choose_bar, write_view
+from aiokcc.cli.colour import ColourBar
 from aiokcc.cli.crew import how_it_ended
 from aiokcc.cli.functions import load, place
 from aiokcc.cli.replay_arguments import as_keywords
@@ -221,9 +223,32 @@ class TestShown:
             bar.show(view)
         out, err = capsys.readouterr()
         wide = "[############............] 2026-01-01T00:00:00Z  50%  10 records  waits for orders.2"
-        narrow = "2026-01-01T00:00:00Z  50%  10 records  waits for "
+        narrow = "[####.....] 2026-01-01T00:00:00Z  50%  10 records"
         assert out == ""
         assert err.split("\r\x1b[K") == ["", wide, f"from the handler\n{wide}", narrow, ""]
+
+    @pytest.mark.parametrize("columns", [20, 50, 79, 80, 100, 200])
+    @pytest.mark.parametrize("share", [None, 0.42])
+    def test_the_line_is_never_wider_than_the_terminal(
+        self, columns: int, share: float | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A line that is too long wraps, and cannot be redrawn in place."""
+        monkeypatch.setenv("COLUMNS", str(columns))
+        view = View(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
+        plain = io.StringIO()
+        monkeypatch.setattr("sys.stderr", plain)
+        with PlainBar() as bar:
+            bar.show(view)
+        assert max(map(len, plain.getvalue().split("\r\x1b[K"))) <= columns
+        coloured = ColourBar()
+        coloured.show(view)
+        with coloured._console.capture() as captured:
+            coloured._console.print(coloured._live.renderable)
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= columns
+        if columns >= 80:
+            assert "123,456,789 records  123,456/s  1m20s left" in lines[0]
+            assert "waits for orders.2 on worker-1 for 12s" in captured.get()
 
     def test_a_log_gets_a_line_now_and_then(self, capsys: pytest.CaptureFixture[str]) -> None:
         now = 0.0
