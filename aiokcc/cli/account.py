@@ -20,7 +20,7 @@ from aiokcc.cli.replay_arguments import member_name
 from aiokcc.cli.slowest import Slowest
 from aiokcc.cli.words import count, listed, short_names, span
 from aiokcc.core.masking import mask_command
-from aiokcc.core.periods import MAX_LIMIT, format_time
+from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time
 
 __all__ = ["Account"]
 
@@ -50,6 +50,7 @@ class Account:
         self._there: set[int] = set()
         self._counts: dict[int, dict[str, Any]] = {}
         self._status: dict[str, Any] = {}
+        self._period = before.period or options.period
         self._all_there = 0.0
         """When the last worker had joined: what the store tells of the time before says nothing about them."""
         self._slowest = [Slowest() for _ in range(options.processes)]
@@ -141,6 +142,7 @@ class Account:
             case "status":
                 if len(self._there) == self._options.processes:
                     self._status = facts
+                    self._hear_period(facts.get("period"))
                 if facts.get("done", 0) > self._together:
                     self._together = facts["done"]
                     self._pace_together.add(self._together, now)
@@ -159,6 +161,12 @@ class Account:
                 self._gone.add(report.worker)
                 if report.worker not in self._done and self.failure is None:
                     self._lost(report.worker, facts["code"])
+
+    def _hear_period(self, period: int | None) -> None:
+        """Tell that the period has changed; None: there is none at present."""
+        if period is not None and period != self._period:
+            self._tell(f"The period is {format_duration(period)} now; it was {format_duration(self._period)}.")
+            self._period = period
 
     def _has_stopped(self, worker: int) -> None:
         """A worker has stopped in good order. If nobody has asked all of them, somebody has told this one: by SIGTERM."""

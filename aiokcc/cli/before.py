@@ -8,10 +8,11 @@ from typing import Final
 
 from aiokcc.cli.replay_arguments import member_name
 from aiokcc.core import paths
+from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.partitions import decode_partitions
 from aiokcc.core.progress import Cut
 from aiokcc.core.run import Run
-from aiokcc.errors import AiokccError, NoNodeError
+from aiokcc.errors import AiokccError, CorruptNodeError, NoNodeError
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.share import member_of
 from aiokcc.stores import Session, open_store
@@ -34,6 +35,8 @@ class Before:
         """The boundary that closed last; None if none has."""
         self.others = others
         """Whether somebody else is there who takes part in it."""
+        self.period: int | None = None
+        """The period in force, where it can be read; somebody may have changed it since the run was founded."""
         self.offsets = 0
         """How many offsets lie behind it."""
         if run is not None and cut is not None:
@@ -55,7 +58,9 @@ async def look(options: argparse.Namespace) -> Before:
             return Before()
         decoded = Run.decode(store.describe(run.path), run.data, decode_partitions(listed.path, listed.data))
         cut = await last_cut(store, session, coordinator.version)
-        return Before(decoded, cut, others=bool(await _members(session) - _ours(options)))
+        before = Before(decoded, cut, others=bool(await _members(session) - _ours(options)))
+        before.period = await _period(session)
+        return before
 
 
 async def look_quickly(options: argparse.Namespace) -> Before:
@@ -65,6 +70,15 @@ async def look_quickly(options: argparse.Namespace) -> Before:
             return await look(options)
     except (TimeoutError, AiokccError):
         return Before(known=False)
+
+
+async def _period(session: Session) -> int | None:
+    node = await session.find(paths.PERIOD)
+    try:
+        request = None if node is None else Request.decode(node.path, node.data)
+    except CorruptNodeError:  # the members say so
+        return None
+    return request.period if request is not None and request.kind is RequestKind.PERIOD else None
 
 
 async def _members(session: Session) -> set[str]:

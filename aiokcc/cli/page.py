@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["Page", "Table", "assignment_tables", "lay_out"]
+__all__ = ["Page", "Table", "assignment_tables", "lay_out", "shown_period"]
 
 FEW: Final = 20
 """So many partitions are listed one by one; of more, a line per topic, and those that block."""
@@ -98,12 +98,11 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
         if status.floor is not None and status.floor != status.limit:
             yield "closes next", f"{_moment(status.floor)}   lookahead {status.lookahead}"
     if status.period is not None:
-        yield "period", format_duration(status.period)
+        yield "period", shown_period(status.period, status.agreed_period)
     if pace:
         yield "pace", pace
-    if status.start is not None or status.end is not None:
-        begin = "the earliest record" if status.start is None else format_time(status.start)
-        yield "run", f"from {begin}" + ("" if status.end is None else f" to {format_time(status.end)}")
+    if run := _run(status):
+        yield "run", run
     if status.closed is not None:
         yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
     if status.state != "ended":
@@ -111,6 +110,12 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
     yield "generation", str(status.generation)
     if status.group is not None and status.state != "ended":
         yield "assignment", status.group.waits_for or "stable"
+
+
+def shown_period(period: int, agreed: int | None) -> str:
+    """Return the period in force, and if it was changed while the group runs, the one that the run began with."""
+    text = format_duration(period)
+    return text if agreed in {None, period} else f"{text}   changed; the run began with {format_duration(agreed or 0)}"
 
 
 def _moment(millis: int) -> str:
@@ -121,10 +126,32 @@ def _moment(millis: int) -> str:
     )
 
 
-def _share(status: Status) -> str:
-    if status.start is None or status.end is None or not status.limit:
+def _run(status: Status) -> str:
+    """Say where the run starts and ends; nothing where it says neither."""
+    given = dict(word.split("=", 1) for word in status.source.split() if "=" in word)
+    start, end = given.get("start"), given.get("end")
+    if status.start is None and status.end is None and end != "now" and start != "committed":
         return ""
-    done = (status.limit - status.start) / (status.end - status.start)
+    begin = "the committed offsets" if start == "committed" else "the earliest record"
+    text = f"from {begin if status.start is None else format_time(status.start)}"
+    if status.end is not None:
+        text += f" to {format_time(status.end)}"
+    elif end == "now":
+        text += " to where the topics ended as it began"
+    if status.offsets_total:
+        text += f"   {status.offsets_done:,} of {status.offsets_total:,} offsets"
+    return text
+
+
+def _share(status: Status) -> str:
+    if not status.limit:
+        return ""
+    if status.offsets_total:
+        done = (status.offsets_done or 0) / status.offsets_total
+    elif status.start is not None and status.end is not None:
+        done = (status.limit - status.start) / (status.end - status.start)
+    else:
+        return ""
     return f"   {min(max(done, 0.0), 1.0):.1%} of the run"
 
 

@@ -145,14 +145,17 @@ def _announcement(options: argparse.Namespace, shares: list[list[Partition]], be
     start = f"from {options.start if isinstance(options.start, str) else format_time(options.start)}"
     end = options.end if isinstance(options.end, str) else format_time(options.end)
     end = "and then the present" if options.follow else f"to {end}"
+    period = before.period or options.period
     by = "" if len(shares) == 1 else f", in {len(shares)} processes"
     if isinstance(options.end, int) and options.end > time.time() * 1000:
         end += " (which is still to come: it waits for the clock)"
-    text = f"Replaying {topics} {start} {end}, in periods of {format_duration(options.period)}{by}."
+    text = f"Replaying {topics} {start} {end}, in periods of {format_duration(period)}{by}."
     if before.closed is not None:
         text += (
             f"\nGoing on with the run under {_where(options)}: everything before {format_time(before.closed)} is done."
         )
+    if period != options.period:
+        text += f"\nThe period was changed since the run began with {format_duration(options.period)}."
     return text
 
 

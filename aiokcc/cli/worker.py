@@ -280,6 +280,7 @@ def _status(status: aiokcc.Status) -> dict[str, Any]:
     now = time.time() * 1000
     return {
         "state": status.state,
+        "period": status.period,
         "closed": status.closed,
         "floor": status.floor,
         "waiting_seconds": status.waiting_seconds,

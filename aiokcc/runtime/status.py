@@ -112,6 +112,12 @@ class Status:
     standstill: str | None = None
     """Says which partition the limit waits for, on which member and why, once it has waited for 30 seconds; None otherwise."""
 
+    source: str = ""
+    """What is replayed, in the words that all members share; a replay says here how its start and end were given."""
+    offsets_done: int | None = None
+    """How many offsets of all logs are processed, of ``offsets_total``. None where the run does not know where the logs end."""
+    offsets_total: int | None = None
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
@@ -180,6 +186,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     if state == "running" and blocking and waited >= STANDSTILL_SECONDS:
         first = min(blocking, key=lambda b: b.state == "running")  # what nobody works on tells more
         standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
+    shown = tuple(_partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions))
+    done, total = _offsets(run, cut, shown)
     return Status(
         where=store.url,
         state=state,
@@ -195,16 +203,35 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         leader=leader if epoch is not None else None,
         epoch=epoch,
         members=tuple(_member(path, node, owners, leader) for path, node in sorted(ids.items()) if node is not None),
-        partitions=tuple(
-            _partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions)
-        ),
+        partitions=shown,
         blocking=blocking,
         waiting_seconds=round(waited, 3),
         periods_closed=0 if cut is None else cut.number,
         problems=tuple(problems),
         group=group,
         standstill=standstill,
+        source="" if run is None else run.settings.source,
+        offsets_done=done,
+        offsets_total=total,
     )
+
+
+def _offsets(
+    run: Run | None, cut: Cut | None, partitions: tuple[PartitionStatus, ...]
+) -> tuple[int | None, int | None]:
+    """Return how many offsets of the run are processed, and how many there are; None where its end is not known."""
+    if run is None or not run.bounds:
+        return None, None
+    reached = {p.partition: p.offset for p in partitions}
+    done = total = 0
+    for partition, bounds in run.bounds.items():
+        if bounds.end is None:
+            return None, None
+        mark = None if cut is None else cut.find(partition)
+        position = max(bounds.start, (mark and mark.offset) or 0, reached.get(str(partition)) or 0)
+        total += bounds.end - bounds.start
+        done += (bounds.end if run.ended else min(position, bounds.end)) - bounds.start
+    return done, total
 
 
 def why_blocked(blocking: Blocking) -> str:

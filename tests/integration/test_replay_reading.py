@@ -10,6 +10,8 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from aiokcc.cli.page import lay_out
+from aiokcc.cli.verdict import judge
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
 from tests.replays import MINUTE, all_places, at, in_step, memory, other_tasks, places, replaying, topic
@@ -92,6 +94,28 @@ async def test_without_an_end_it_ends_where_the_topics_end(kafka: local.Kafka) -
         summary = await replay.run(seen.append)
     assert places(seen) == all_places(name, 2)
     assert summary.records == 2
+
+
+async def test_the_status_of_a_run_from_earliest_to_now_knows_how_much_is_done(
+    kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(m) for m in range(10)], [at(m) for m in range(10)])
+    seen: list[tuple[int | None, int | None]] = []
+    async with replaying(kafka, name, store=zk_root) as replay:
+        async for period in replay.periods():
+            status = await replay.coordinator.status()
+            assert (status.start, status.end) == (None, None)
+            assert "start=earliest end=now" in status.source
+            seen.append((status.offsets_done, status.offsets_total))
+            facts = dict(lay_out(status, judge(status, stuck_after=30, now=0), now=0).facts)
+            if period.start == at(5):
+                assert facts["limit"].endswith("   50.0% of the run")
+                assert (
+                    facts["run"] == "from the earliest record to where the topics ended as it began   10 of 20 offsets"
+                )
+        ended = await replay.coordinator.status()
+    assert seen == [(2 * n, 20) for n in range(10)]
+    assert (ended.state, ended.offsets_done) == ("ended", 20)
 
 
 @pytest.mark.parametrize("read", READERS)

@@ -143,6 +143,7 @@ class TestPage:
         facts = dict(page_of(MOVING).facts)
         assert facts["limit"] == "2026-01-01T00:05:00Z   1767225900000   30.0% of the run"
         assert facts["period"] == "1m"
+        assert facts["period"] == "1m"
         assert facts["leader"] == "alpha   epoch 2"
         assert facts["closed"] == "4 periods, the last at 2026-01-01T00:04:00Z"
 
@@ -225,6 +226,9 @@ def test_json_is_one_object_with_stable_names() -> None:
         *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period"),
         *(
             "agreed_period",
+            "source",
+            "offsets_done",
+            "offsets_total",
             "start",
             "end",
             "lookahead",
@@ -244,6 +248,25 @@ def test_words() -> None:
     assert [span(s) for s in spans] == ["0.0s", "9.9s", "10s", "59s", "1m", "59m59s", "1h", "23h59m", "1d", "0.0s"]
     assert [count(n, "member") for n in (0, 1, 1024)] == ["0 members", "1 member", "1,024 members"]
     assert [listed("abcde"[:n]) for n in (0, 1, 2, 3, 5)] == ["", "a", "a and b", "a, b and c", "a, b, c and 2 more"]
+
+
+class TestTheRun:
+    def facts(self, **changes: object) -> dict[str, str]:
+        return dict(page_of(replace(MOVING, **changes)).facts)  # type: ignore[arg-type]
+
+    def test_a_changed_period_is_shown_with_the_one_the_run_began_with(self) -> None:
+        assert self.facts(period=300_000)["period"] == "5m   changed; the run began with 1m"
+
+    def test_without_times_its_share_goes_by_offsets(self) -> None:
+        known = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
+        facts = self.facts(**known, offsets_done=5, offsets_total=2000)
+        assert facts["limit"].endswith("   0.2% of the run")
+        assert facts["run"] == "from the committed offsets to where the topics ended as it began   5 of 2,000 offsets"
+
+    def test_one_that_follows_has_no_share(self) -> None:
+        facts = self.facts(start=None, end=None, source="kafka start=earliest end=none time=record")
+        assert "run" not in facts
+        assert "of the run" not in facts["limit"]
 
 
 class TestArguments:

@@ -246,6 +246,13 @@ class TestWhoIsSlow:
         assert team.note() == ""
 
 
+def test_a_changed_period_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    team = Team()
+    for period in (60_000, 300_000, None, 300_000):
+        team.say(0, "status", state="running", period=period)
+    assert capsys.readouterr().err == "The period is 5m now; it was 1m.\n"
+
+
 class TestHowMuchIsDone:
     def test_by_what_its_workers_have_handled(self) -> None:
         team = Team()
