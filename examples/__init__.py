@@ -1,4 +1,4 @@
-"""Runnable examples, one command each: ``python -m examples.NAME``.
+"""Runnable examples, one command each, in a checkout of the repository: ``python -m examples.NAME``.
 
 * ``demo``: what the gate is for
 * ``windowed_join``, ``month_again``, ``then_follow``, ``after_a_kill``: :func:`aiokcc.replay` on Kafka

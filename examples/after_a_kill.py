@@ -1,6 +1,6 @@
 """Killed in the middle, and started again: nothing is lost, and no more than the open period is handled twice.
 
-::
+In a checkout of the repository::
 
     python -m examples.after_a_kill                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.after_a_kill 127.0.0.1:9092 zk://127.0.0.1:2181/kill

@@ -1,6 +1,6 @@
 """Compute an aggregate over a month again: the revenue of each day, from sales and refunds.
 
-::
+In a checkout of the repository::
 
     python -m examples.month_again                                        # starts a Kafka and a ZooKeeper itself
     python -m examples.month_again 127.0.0.1:9092 zk://127.0.0.1:2181/january

@@ -1,6 +1,6 @@
 """Bring your own consumer: what a client for any log has to do to take part, also while it has nothing to read.
 
-::
+In a checkout of the repository::
 
     python -m examples.own_consumer
 

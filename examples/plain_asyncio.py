@@ -1,6 +1,6 @@
 """The gate in plain asyncio: one task for each partition, kept in step in event time.
 
-In one process, in memory::
+In one process, in memory, in a checkout of the repository::
 
     python -m examples.plain_asyncio
 

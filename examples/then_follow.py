@@ -1,6 +1,6 @@
 """Replay what there is, then follow the present: the last hour in step, and from then on whatever is written.
 
-::
+In a checkout of the repository::
 
     python -m examples.then_follow                                        # starts a Kafka and a ZooKeeper itself
     python -m examples.then_follow 127.0.0.1:9092 zk://127.0.0.1:2181/live

@@ -1,6 +1,6 @@
 """A windowed join of two topics: which orders of a morning were paid within half an hour?
 
-::
+In a checkout of the repository::
 
     python -m examples.windowed_join                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.windowed_join 127.0.0.1:9092 zk://127.0.0.1:2181/join

@@ -1,6 +1,6 @@
 """Orders and the payments for them, hour by hour, on Spark; a table, Parquet files and a picture.
 
-::
+In a checkout of the repository::
 
     python -m examples.orders_and_payments                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.orders_and_payments 127.0.0.1:9092 zk://127.0.0.1:2181/shop
