@@ -4,7 +4,8 @@
 # Records of Kafka topics, period by period, as Spark DataFrames; each period exactly once, in order, and resumable.
 #
 # This is a notebook in the form of a script: Jupyter, VS Code and PyCharm show the cells, and
-# `python -m examples.first_pipeline`, in a checkout of the repository, runs them all. It needs `pip install 'aiokcc[spark,local]'`.
+# `python -m examples.first_pipeline`, in a checkout of the repository, runs them all. It needs
+# `pip install 'aiokcc[spark,local]'`.
 
 # %%
 import json
