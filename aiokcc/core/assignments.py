@@ -117,7 +117,7 @@ def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], di
     return state, to_start, to_close
 
 
-def shares(topic: str, assignment: Mapping[int, str]) -> dict[Partition, str]:
+def by_partition(topic: str, assignment: Mapping[int, str]) -> dict[Partition, str]:
     """The assignment of a topic by partition."""
     return {Partition(topic, number): member for number, member in assignment.items()}
 

@@ -1,23 +1,14 @@
-"""Delayed operations: done as soon as they can be, and at the deadline at the latest; exactly once.
+"""Delayed operations: each ends exactly once, as soon as its condition is true, and at its deadline at the latest.
 
-Whoever waits for a condition, but not for ever (a rebalance for those who are expected, say), puts in an operation: what must
-be true, what to do then, the keys of the events that could make it true, and a deadline. It is tried at once; then at each
-event of one of its keys; at its deadline it expires. Whichever comes first ends it: its timer and its keys are gone before its
-``done`` is called, so that nothing that ``done`` does, and nothing that comes later, ends it again.
+An operation waits for a condition, but not for ever: the join window waits for the expected members, for example. It has a
+condition (``ready``), a callback (``done``), the keys of the events that can make the condition true, and a deadline. The
+condition is tried at once, and again at each event of one of the keys; at the deadline the operation expires. The first of
+these ends it. Its timer and its keys are removed before ``done`` is called, so nothing that ``done`` does can end it again.
 
-========== ====================== ==================================================================
-state      means                  how it ends
-========== ====================== ==================================================================
-WAITING    not true yet           an event after which it is true, the deadline, or :meth:`DelayedOperation.withdraw`
-COMPLETED  it was true in time    for good; ``done(False)`` was called
-EXPIRED    the deadline came      for good; ``done(True)`` was called
-WITHDRAWN  nobody wants it more   for good; ``done`` is not called
-========== ====================== ==================================================================
+``ready`` has no effects. The facts that it reads must be up to date before :meth:`Purgatory.complete` is called. All calls come
+from one thread, so nothing happens between the first try and the registration of the keys.
 
-``ready`` only looks; what an event changes must be there to be seen before the event is told. All this runs in one thread, so
-nothing happens between the first try and the watching.
-
-Deadlines lie on a timing wheel that may be shared with others: all that it needs is ``add(deadline, callback)``.
+The deadlines are timers of a wheel, or of anything else that has ``add(deadline, callback)``.
 """
 
 from __future__ import annotations
@@ -33,22 +24,26 @@ __all__ = ["Deadlines", "DelayedOperation", "OperationState", "Purgatory"]
 
 
 class Deadlines(Protocol):
-    """What calls at a deadline: a wheel whose timers are called when they come, or the timers of an event loop."""
+    """Calls a function at a deadline: the timers of an event loop, or a wheel in a test."""
 
-    def add(self, deadline: int, what: Callable[[], object], /) -> Timer[Callable[[], object]]: ...
+    def add(self, deadline: int, callback: Callable[[], object], /) -> Timer[Callable[[], object]]: ...
 
 
 class OperationState(enum.Enum):
-    """Where an operation stands; see above for how each ends."""
+    """The state of one operation."""
 
     WAITING = "waiting"
+    """The condition is not true yet. Ends by an event (completed), at the deadline (expired), or when it is cancelled."""
     COMPLETED = "completed"
+    """The condition was true in time; ``done(False)`` was called. Final."""
     EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"
+    """The deadline came first; ``done(True)`` was called. Final."""
+    CANCELLED = "cancelled"
+    """Nobody waits for it any more; ``done`` is not called. Final."""
 
 
 class DelayedOperation:
-    """One operation. :meth:`Purgatory.put` makes it."""
+    """One operation, made by :meth:`Purgatory.put`."""
 
     __slots__ = ("_done", "_keys", "_purgatory", "_ready", "_timer", "state")
 
@@ -65,16 +60,16 @@ class DelayedOperation:
 
     @property
     def waiting(self) -> bool:
-        """Whether it is still to end."""
+        """True until the operation ends."""
         return self.state is OperationState.WAITING
 
     def try_complete(self) -> bool:
-        """End it if it can be ended now. True if this call did it."""
+        """End the operation if its condition is true. Returns True if this call ended it."""
         return self.waiting and self._ready() and self._end(OperationState.COMPLETED)
 
-    def withdraw(self) -> bool:
-        """Nobody waits for it any more. False if it has ended before."""
-        return self._end(OperationState.WITHDRAWN)
+    def cancel(self) -> bool:
+        """End the operation without a call of ``done``. Returns False if it has ended before."""
+        return self._end(OperationState.CANCELLED)
 
     def _expire(self) -> None:
         self._end(OperationState.EXPIRED)
@@ -86,13 +81,13 @@ class DelayedOperation:
         if self._timer is not None:
             self._timer.cancel()
         self._purgatory._forget(self, self._keys)
-        if state is not OperationState.WITHDRAWN:
+        if state is not OperationState.CANCELLED:
             self._done(state is OperationState.EXPIRED)
         return True
 
 
 class Purgatory:
-    """Operations that wait, by the keys of the events that could end them."""
+    """The waiting operations, by the keys of the events that can complete them."""
 
     __slots__ = ("_deadlines", "_watched")
 
@@ -103,9 +98,10 @@ class Purgatory:
     def put(
         self, ready: Callable[[], bool], done: Callable[[bool], object], *, keys: Iterable[Hashable], deadline: int
     ) -> DelayedOperation:
-        """Try it; if it is not ready, watch it under its keys until it is, or until its deadline.
+        """Try an operation; if its condition is not true, keep it until an event of its keys completes it, or its deadline.
 
-        ``done(expired)`` is called once: within this call, if it is ready. If one of them raises here, nothing is kept.
+        ``done(expired)`` is called once, within this call if the condition is true already. If ``ready`` or ``done`` raises
+        here, nothing is kept. UsageError if there are no keys.
         """
         named = tuple(dict.fromkeys(keys))
         if not named:
@@ -120,15 +116,15 @@ class Purgatory:
         try:
             operation._timer = self._deadlines.add(deadline, operation._expire)
         except BaseException:
-            operation.withdraw()
+            operation.cancel()
             raise
         return operation
 
-    def happened(self, key: Hashable) -> int:
-        """Try what is watched under this key, in the order in which it was put. Says how many that has completed.
+    def complete(self, key: Hashable) -> int:
+        """Try the operations of this key, in the order of their ``put``. Returns how many of them this has completed.
 
-        What is put meanwhile has been tried already. One that raises stays as it is; the others are tried, then the first error
-        goes to the caller.
+        Operations that are put meanwhile are not tried again. If one raises, it keeps waiting, the others are tried, and then
+        the first error is raised.
         """
         completed = 0
         error: Exception | None = None
@@ -140,14 +136,6 @@ class Purgatory:
         if error is not None:
             raise error
         return completed
-
-    def waiting(self, key: Hashable) -> int:
-        """How many operations an event of this key would try."""
-        return len(self._watched.get(key, ()))
-
-    def __len__(self) -> int:
-        """How many operations wait."""
-        return len({operation for operations in self._watched.values() for operation in operations})
 
     def _forget(self, operation: DelayedOperation, keys: Iterable[Hashable]) -> None:
         for key in keys:

@@ -1,10 +1,10 @@
-"""The leader of a managed group: it sees who is there, has the machine decide, and writes what it decides.
+"""The leader's part of a managed group: it observes the members, lets the rebalance machine decide, and writes the decisions.
 
-It watches the registrations, who is isolated, and the locks of the topics that have something on its way; all else it knows
-because it wrote it. Every change of an assignment is one transaction: the next generation, the assignments and states of all
-topics that change, and for each partition that is given away the proof that nobody holds it (its lock is created and deleted
-again, which fails if there is one). Since a claim in turn rests on the assignment, from then on only the one to whom
-it was given can take it. A leader that was deposed changes nothing, for the generation has moved on without it.
+It watches the registrations, the isolated members, and the locks of the topics that are moving; it knows the rest because it
+wrote it. Each change of an assignment is one transaction. It holds the next generation, the assignments and states of the topics
+that change, and for each partition that it assigns the proof that nobody holds it: its lock is created and deleted again, which
+fails if there is one. A claim in turn checks the assignment, so from then on only the new owner can take the lock. A deposed
+leader changes nothing, because the generation has moved on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import anyio
@@ -27,7 +27,7 @@ from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
 from aiokcc.runtime.share import member_of
 from aiokcc.runtime.signal import Signal
-from aiokcc.runtime.timer import Timeout, timers
+from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Check, Children, Create, Delete, Node, Op, Set
 
 if TYPE_CHECKING:
@@ -39,15 +39,8 @@ __all__ = ["AssignmentLeader"]
 log = logging.getLogger("aiokcc.group")
 
 
-class _Deadlines:
-    """The timing wheel of the event loop, in milliseconds of its clock."""
-
-    def add(self, deadline: int, what: Callable[[], object], /) -> Timeout:
-        return timers().call_at(deadline / 1000, what)
-
-
 class AssignmentLeader:
-    """One leader's term, as far as it assigns partitions."""
+    """The part of one leader's term that assigns partitions."""
 
     def __init__(self, office: Office, incarnation: Incarnation) -> None:
         self._office = office
@@ -56,42 +49,43 @@ class AssignmentLeader:
         self._store = incarnation.store
         settings = incarnation.member.group
         assert settings is not None
-        self.machine = RebalanceMachine(settings, frozenset(), since=incarnation.joined_at)
+        self.machine = RebalanceMachine(settings, frozenset(), window_since=incarnation.joined_at)
         self.due = False
-        """Whether something has changed since the last decision."""
+        """True if something has changed since the last decision."""
         self._assignments: dict[str, int] = {}
-        """The versions of the nodes, by topic."""
+        """The versions of the nodes ``assignments/<topic>``."""
         self._states: dict[str, int] = {}
+        """The versions of the nodes ``state/<topic>``."""
         self._nodes: dict[str, tuple[Node | None, Node | None]] = {}
-        """Of the topics, as they were read and have not been looked at yet: the assignment and the state."""
+        """The assignment and state nodes that were read and not decoded yet, by topic."""
         self._registered: dict[str, Subscription | None] = {}
-        """By incarnation; None where the registration cannot be read."""
+        """The subscriptions by incarnation; None if the registration cannot be read."""
         self._seen: set[str] = set()
-        """What has been read at least once in this term: nothing is decided before all of it has."""
+        """The paths that were read at least once in this term. The first decision waits for all that it needs."""
         self._watched: frozenset[str] = frozenset()
-        self._gathering = Purgatory(_Deadlines())
+        self._purgatory = Purgatory(timers())
         self._window: DelayedOperation | None = None
-        """The join window: it closes when everybody expected is there, at its deadline at the latest."""
-        self._said = ""
+        """The join window. An arrival that makes it needless completes it; its deadline ends it otherwise."""
+        self._logged = ""
         self._contested: Mapping[str, object] = {}
         self._stepped = Signal()
         """Set when all that was due has been written."""
         self._over = False
 
-    # -- taking office ------------------------------------------------------------------------------------------------
+    # -- the start of the term ----------------------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Read how the assignment stands and who is there, side by side."""
+        """Read the assignments and the members, concurrently."""
         await asyncio.gather(self._read_topics(), self._read_members())
 
     async def take(self, partitions: frozenset[Partition]) -> None:
-        """Go on from what was read, with this agreed set; whoever led before us may have stopped anywhere.
+        """Continue from what was read, with this agreed set. The leader before us may have stopped at any point.
 
-        CorruptNodeError if a node cannot be read: who may run what is not guessed.
+        CorruptNodeError if a node cannot be read: an assignment is never guessed.
         """
         self.machine.partitions = partitions
         agreed = {p.topic for p in partitions}
-        await self._read_nodes(agreed - self._nodes.keys())  # topics that have joined the set since we saw it
+        await self._read_nodes(agreed - self._nodes.keys())  # topics that joined the set after our last look
         for topic, (given, state) in sorted(self._nodes.items()):
             if given is not None and state is not None:
                 self.machine.topics[topic] = TopicAssignment.decode(
@@ -99,14 +93,14 @@ class AssignmentLeader:
                 )
                 self._assignments[topic], self._states[topic] = given.version, state.version
             elif topic in agreed or given is not None:
-                await self._found(topic, given, state)
+                await self._create_topic(topic, given, state)
         self._nodes.clear()
         self.due = True
 
     async def _read_topics(self) -> None:
-        """Of the agreed set as we know it, and of all that were ever assigned."""
-        there = {p.topic for p in self._us.member.settings.partitions}
-        await self._read_nodes(there.union(await self._session.children(paths.ASSIGNMENTS)))
+        """Read the nodes of the topics in the agreed set, as far as we know it, and of all topics that have an assignment."""
+        agreed = {p.topic for p in self._us.member.settings.partitions}
+        await self._read_nodes(agreed.union(await self._session.children(paths.ASSIGNMENTS)))
 
     async def _read_nodes(self, topics: Iterable[str]) -> None:
         topics = list(topics)
@@ -132,29 +126,29 @@ class AssignmentLeader:
         except NoNodeError:
             return ()
 
-    async def _found(self, topic: str, given: Node | None, state: Node | None) -> None:
-        """A topic that has no nodes yet, or only one: then it begins anew."""
+    async def _create_topic(self, topic: str, given: Node | None, state: Node | None) -> None:
+        """Create the nodes of a topic that has none. One that has only one of the two starts again without it."""
         await self._session.ensure(f"{paths.OWNERS}/{topic}")
-        remains = [Delete(node.path, node.version) for node in (given, state) if node is not None]
+        remnants = [Delete(node.path, node.version) for node in (given, state) if node is not None]
         await self._session.commit(
-            Check(paths.GENERATION, self._office.generation_version), *remains, *self.creations(topic)
+            Check(paths.GENERATION, self._office.generation_version), *remnants, *self._creations(topic)
         )
-        self.founded(topic)
+        self._created(topic)
 
     @staticmethod
-    def creations(topic: str) -> list[Op]:
-        """The nodes of a topic of which nobody has been given anything."""
+    def _creations(topic: str) -> list[Op]:
+        """Return the operations that create the nodes of a topic with nothing assigned."""
         return [Create(paths.assignment(topic)), Create(paths.state(topic), TopicAssignment().encode_state())]
 
-    def founded(self, topic: str) -> None:
-        """Those nodes have been made."""
+    def _created(self, topic: str) -> None:
+        """Note that the nodes of this topic were created."""
         self.machine.topics[topic] = TopicAssignment()
         self._assignments[topic] = self._states[topic] = 0
 
-    # -- what the leader sees -----------------------------------------------------------------------------------------
+    # -- observing ----------------------------------------------------------------------------------------------------
 
     async def observe(self) -> None:
-        """Follow who is there, who is isolated, and the locks of what is on its way, until cancelled."""
+        """Follow the members, the isolated members, and the locks of moving topics. Runs until it is cancelled."""
         try:
             with self._session.watch() as watch:
                 self._watch = watch
@@ -162,24 +156,43 @@ class AssignmentLeader:
                 watch.add_children(paths.ISOLATED)
                 self._watch_locks()
                 while True:
+                    only_arrivals = True
                     for change in await watch.changes():
                         names = change.now.names if isinstance(change.now, Children) else ()
                         if change.path == paths.IDS:
+                            before = self.machine.members
                             await self._learn_members(names)
-                        elif change.path == paths.ISOLATED:
-                            self.machine.isolated = frozenset(names)
+                            only_arrivals &= before.items() <= self.machine.members.items()
                         else:
-                            self._learn_locks(change.path.removeprefix(f"{paths.OWNERS}/"), names)
+                            self._learn_children(change.path, names)
+                            only_arrivals = False
                         self._seen.add(change.path)
-                    self.wake()
+                    if only_arrivals and self._window is not None and self._window.waiting:
+                        self._members_arrived()
+                    else:
+                        self.wake()
         finally:
             if self._window is not None:
-                self._window.withdraw()
+                self._window.cancel()
             self._over = True
             self._stepped.set()
 
+    def _learn_children(self, path: str, names: tuple[str, ...]) -> None:
+        if path == paths.ISOLATED:
+            self.machine.isolated = frozenset(names)
+        else:
+            self._learn_locks(path.removeprefix(f"{paths.OWNERS}/"), names)
+
+    def _members_arrived(self) -> None:
+        """Complete the join window, if it waits for nobody else."""
+        if not self._purgatory.complete(paths.IDS) and (waits_for := self.machine.gathering) is not None:
+            self._log(waits_for)
+
     async def handed_over(self) -> None:
-        """Wait until nothing is assigned to us any more, now that we have left; or until there is nobody to give it to."""
+        """Wait until nothing is assigned to us any more, after we have left, or until no other member is eligible.
+
+        Cancelling ends the wait and changes nothing.
+        """
         name, machine = self._us.member.name, self.machine
         while not self._over and (
             name in machine.members or any(name in topic.assignment.values() for topic in machine.topics.values())
@@ -189,7 +202,7 @@ class AssignmentLeader:
             await self._stepped.wait()
 
     def wake(self) -> None:
-        """Decide again."""
+        """Let the leader decide again."""
         self.due = True
         self._office.wake.set()
 
@@ -207,7 +220,7 @@ class AssignmentLeader:
         try:
             return Registration.decode(self._store.describe(node.path), node.data).subscription
         except CorruptNodeError as error:
-            log.error("%s; it is given nothing", error)
+            log.error("%s; this member is assigned nothing", error)
             return None
 
     def _learn_locks(self, topic: str, names: tuple[str, ...]) -> None:
@@ -223,10 +236,13 @@ class AssignmentLeader:
             del self.machine.locked[topic]
         self._watched = moving
 
-    # -- what the leader does -----------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------------
 
     async def step(self) -> None:
-        """Write what is to be written, one thing after the other, until there is something to wait for."""
+        """Write decisions, one after the other, until the machine awaits something.
+
+        Safe to cancel: each write is one conditional transaction, and the next term starts from what is in the store.
+        """
         while self.due and self._office.mode is not Mode.END:
             self.due = False
             if not self._seen >= {paths.IDS, paths.ISOLATED}:
@@ -246,7 +262,7 @@ class AssignmentLeader:
         for pipeline, (partition, other) in contested.items():
             if pipeline not in before:
                 log.warning(
-                    "the pipelines %s and %s both want %s: %s is given nothing while %s is there",
+                    "the pipelines %s and %s both want %s: %s is assigned nothing while %s is there",
                     other,
                     pipeline,
                     partition,
@@ -254,19 +270,22 @@ class AssignmentLeader:
                     other,
                 )
         self._contested = contested
-        if decision.reason != self._said:
-            self._said = decision.reason
-            log.info("assignment: %s", decision.reason)
+        self._log(decision.reason)
         if self._window is not None:
-            self._window.withdraw()
+            self._window.cancel()
             self._window = None
         if decision.until is not None:
-            self._window = self._gathering.put(
-                lambda: self.machine.gathered,
+            self._window = self._purgatory.put(
+                lambda: self.machine.gathering is None,
                 lambda _: self.wake(),
                 keys=[paths.IDS],
                 deadline=math.ceil(decision.until * 1000),
             )
+
+    def _log(self, waits_for: str) -> None:
+        if waits_for != self._logged:
+            self._logged = waits_for
+            log.info("assignment: %s", waits_for)
 
     async def _settle(self, decision: Settle) -> None:
         topics = list(decision.topics)
@@ -288,16 +307,16 @@ class AssignmentLeader:
         ops: list[Op] = []
         for topic, new in decision.topics.items():
             if topic not in self._assignments:
-                ops += self.creations(topic)
+                ops += self._creations(topic)
                 await self._session.ensure(f"{paths.OWNERS}/{topic}")
             given = encode_assignment(new.assignment)
             ops.append(Set(paths.assignment(topic), given, self._assignments.get(topic, 0)))
             ops.append(Set(paths.state(topic), new.encode_state(), self._states.get(topic, 0)))
-        for topic in decision.gone:
+        for topic in decision.removed:
             if topic in self._assignments:
                 ops.append(Delete(paths.assignment(topic), self._assignments[topic]))
                 ops.append(Delete(paths.state(topic), self._states[topic]))
-        for partition in decision.given:  # nobody holds it, or the whole transaction fails
+        for partition in decision.starting:  # if a lock exists, the whole transaction fails
             ops += [Create(paths.owner(partition)), Delete(paths.owner(partition), ANY_VERSION)]
         try:
             await self._office.bump(decision.reason, ops)
@@ -305,7 +324,7 @@ class AssignmentLeader:
             topic, _, number = error.path.removeprefix(f"{paths.OWNERS}/").rpartition("/")
             if not error.path.startswith(f"{paths.OWNERS}/") or not number.isdecimal():
                 raise
-            self.machine.refused(Partition(topic, int(number)))
+            self.machine.found_locked(Partition(topic, int(number)))
             return
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self._read_again(error)
@@ -314,22 +333,25 @@ class AssignmentLeader:
         for topic in decision.topics:
             self._assignments[topic] = self._assignments.get(topic, 0) + 1
             self._states[topic] = self._states.get(topic, 0) + 1
-        for topic in decision.gone:
+        for topic in decision.removed:
             self._assignments.pop(topic, None)
             self._states.pop(topic, None)
         self.machine.wrote(decision)
         self._watch_locks()
-        # What was seen before this assignment does not tell who holds what under it.
-        await self._look_at_locks([topic for topic in decision.topics if topic in self.machine.moving])
+        # Locks that were read before this write say nothing about the time after it.
+        await self._read_locks([topic for topic in decision.topics if topic in self.machine.moving])
 
-    async def _look_at_locks(self, topics: list[str]) -> None:
+    async def _read_locks(self, topics: list[str]) -> None:
         found = await asyncio.gather(*(self._session.children(f"{paths.OWNERS}/{topic}") for topic in topics))
         for topic, names in zip(topics, found, strict=True):
-            if topic not in self.machine.locked:  # else the watch has told meanwhile, and tells whatever comes after
+            if topic not in self.machine.locked:  # otherwise the watch was faster, and reports all that follows
                 self._learn_locks(topic, names)
 
     async def _read_again(self, error: BadVersionError | NoNodeError | OutcomeUnknownError) -> None:
-        """A write was refused, or nobody knows: deposed, or somebody has written our nodes by hand."""
+        """Read everything again after a write was refused or its outcome is unknown.
+
+        If we are deposed, the term is cancelled here. Otherwise somebody has changed our nodes, or our own write succeeded.
+        """
         await self._office.read_again(error)
         await anyio.lowlevel.checkpoint()
         self.machine.topics.clear()

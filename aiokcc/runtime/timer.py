@@ -64,14 +64,6 @@ class Timers:
             self._arm(deadline)
         return timer
 
-    def call_at(self, when: float, callback: Callable[[], object]) -> Timeout:
-        """The same, at a time of the loop's clock."""
-        return self.call_later(when - self._time(), callback)
-
-    def now(self) -> int:
-        """The loop's time in ticks."""
-        return int(self._time() * _TICKS)
-
     def add(self, deadline: int, callback: Callable[[], object]) -> Timeout:
         """The same, at a tick: so that a :class:`~aiokcc.core.delayed.Purgatory` can have its deadlines here."""
         deadline = max(deadline, self._turn + 1)

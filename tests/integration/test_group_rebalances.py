@@ -18,10 +18,10 @@ from aiokcc.core.assignments import TopicState, decode_assignment
 from aiokcc.core.partitions import Partition
 from aiokcc.core.rebalance import Await
 from aiokcc.core.run import Bounds, Generation
-from aiokcc.runtime.assignment_leader import AssignmentLeader, _Deadlines
+from aiokcc.runtime.assignment_leader import AssignmentLeader
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.status import read_status
-from aiokcc.runtime.timer import Timeout
+from aiokcc.runtime.timer import Timeout, Timers
 from aiokcc.stores import SessionState, open_store
 from tests import kafka_topics, replays
 from tests.faults import Proxy
@@ -186,13 +186,13 @@ async def test_a_group_that_is_empty_holds_nothing_and_comes_to_life_with_the_ne
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Timeout]:
     """What the group's delayed operations put on the wheel, on which other things wait too."""
     made: list[Timeout] = []
-    add = _Deadlines.add
+    add = Timers.add
 
-    def add_and_note(self: _Deadlines, deadline: int, what: Callable[[], object], /) -> Timeout:
-        made.append(add(self, deadline, what))
+    def add_and_note(self: Timers, deadline: int, callback: Callable[[], object]) -> Timeout:
+        made.append(add(self, deadline, callback))
         return made[-1]
 
-    monkeypatch.setattr(_Deadlines, "add", add_and_note)
+    monkeypatch.setattr(Timers, "add", add_and_note)
     return made
 
 

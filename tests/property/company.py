@@ -39,7 +39,7 @@ class Company(Staff):
             self._commit(Set(paths.GENERATION, str(self.terms).encode(), node.version))
         version = self.tree.read(paths.GENERATION).version
         assert process.session is not None
-        group = RebalanceMachine(self.settings, frozenset(), since=self.clock)
+        group = RebalanceMachine(self.settings, frozenset(), window_since=self.clock)
         process.term = Term(process, process.session, self.terms, version, group)
 
     def active(self, term: Term) -> bool:
@@ -114,10 +114,10 @@ class Company(Staff):
                     ops += [Create(given), Create(state, TopicAssignment().encode_state())]
                 ops.append(Set(given, encode_assignment(new.assignment), term.versions.get(given, 0)))
                 ops.append(Set(state, new.encode_state(), term.versions.get(state, 0)))
-            for topic in decision.gone:
+            for topic in decision.removed:
                 if paths.assignment(topic) in term.versions:
                     ops += [Delete(paths.assignment(topic)), Delete(paths.state(topic))]
-            for partition in decision.given if self.has("proof") else ():
+            for partition in decision.starting if self.has("proof") else ():
                 ops += [Create(paths.owner(partition)), Delete(paths.owner(partition))]
         else:
             self._unwatch(term)
@@ -142,7 +142,7 @@ class Company(Staff):
             self._wrote(term, write)
         elif not lost and write.answer is not None and write.answer.startswith(f"{paths.OWNERS}/"):
             topic, _, number = write.answer.removeprefix(f"{paths.OWNERS}/").rpartition("/")
-            term.group.refused(Partition(topic, int(number)))
+            term.group.found_locked(Partition(topic, int(number)))
         elif self.tree.read(paths.GENERATION).version != term.version:
             term.process.term = None  # deposed; perhaps by what it wrote itself
         else:

@@ -55,12 +55,12 @@ class ThePurgatory(RuleBasedStateMachine):
         self.put_one(keys, 1, ahead, lambda: self.count(key))
 
     @rule(keys=st.frozensets(st.sampled_from(KEYS), min_size=1), victim=st.integers(0, 100), ahead=st.integers(0, 20))
-    def put_one_whose_end_withdraws_another(self, keys: frozenset[str], victim: int, ahead: int) -> None:
-        self.put_one(keys, 1, ahead, lambda: self.withdraw(victim))
+    def put_one_whose_end_cancels_another(self, keys: frozenset[str], victim: int, ahead: int) -> None:
+        self.put_one(keys, 1, ahead, lambda: self.cancel(victim))
 
     def count(self, key: str) -> None:
         self.counts[key] += 1
-        self.purgatory.happened(key)
+        self.purgatory.complete(key)
 
     @rule(key=st.sampled_from(KEYS))
     def an_event(self, key: str) -> None:
@@ -77,10 +77,10 @@ class ThePurgatory(RuleBasedStateMachine):
             assert not operation.waiting or self.wanted[number][2] > self.now
 
     @rule(number=st.integers(0, 100))
-    def withdraw(self, number: int) -> None:
+    def cancel(self, number: int) -> None:
         if number < len(self.operations):
             waited = self.operations[number].waiting
-            assert self.operations[number].withdraw() is waited
+            assert self.operations[number].cancel() is waited
 
     @rule(number=st.integers(0, 100))
     def try_again(self, number: int) -> None:
@@ -94,7 +94,7 @@ class ThePurgatory(RuleBasedStateMachine):
         for operation, ended in zip(self.operations, self.ended, strict=True):
             expected = {
                 OperationState.WAITING: [],
-                OperationState.WITHDRAWN: [],
+                OperationState.CANCELLED: [],
                 OperationState.COMPLETED: [False],
                 OperationState.EXPIRED: [True],
             }
@@ -105,9 +105,9 @@ class ThePurgatory(RuleBasedStateMachine):
         if not hasattr(self, "operations"):
             return
         waiting = [n for n, operation in enumerate(self.operations) if operation.waiting]
-        assert len(self.purgatory) == len(waiting)
-        for key in KEYS:
-            assert self.purgatory.waiting(key) == sum(key in self.wanted[n][0] for n in waiting)
+        kept = {key: list(operations) for key, operations in self.purgatory._watched.items()}
+        expected = {key: [self.operations[n] for n in waiting if key in self.wanted[n][0]] for key in KEYS}
+        assert kept == {key: operations for key, operations in expected.items() if operations}
         assert bool(self.wheel) == bool(waiting)
 
 
@@ -147,7 +147,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_event() -> None:
     place.put(lambda: other["now"], lambda expired: ended.append(f"other {expired}"), keys="a", deadline=10)
     other["now"] = True
     with pytest.raises(ZeroDivisionError):
-        place.happened("a")
+        place.complete("a")
     assert ended == ["other False"]
     assert broken.waiting  # and it still has its deadline
     while (timer := wheel.pop(10)) is not None:
@@ -161,5 +161,5 @@ def test_nothing_is_kept_of_one_that_fails_at_once() -> None:
         place.put(lambda: bool(1 // 0), never, keys="a", deadline=10)
     with pytest.raises(UsageError, match="ticks ahead"):
         place.put(lambda: False, never, keys="a", deadline=1 << 70)
-    assert len(place) == 0
+    assert not place._watched
     assert not wheel

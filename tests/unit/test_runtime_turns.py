@@ -318,5 +318,5 @@ async def test_the_leader_says_which_pipeline_is_given_nothing(world: World, cap
         await asyncio.sleep(10)
         assert told == ["b drives orders.0, orders.1, payments.0"]  # by name, for both came at once
     assert [record.message for record in caplog.records if "both want" in record.message] == [
-        "the pipelines everything and p both want orders.0: p is given nothing while everything is there"
+        "the pipelines everything and p both want orders.0: p is assigned nothing while everything is there"
     ]

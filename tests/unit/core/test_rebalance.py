@@ -63,7 +63,7 @@ class TestTheMachine:
         assert machine.topics["orders"].state is TopicState.INITIAL
         decision = write(machine)
         assert isinstance(decision, Reassign)
-        assert decision.given == (Partition("orders", 0), Partition("orders", 1))
+        assert decision.starting == (Partition("orders", 0), Partition("orders", 1))
         assert machine.topics["orders"] == TopicAssignment({0: "a", 1: "b"}, {0: "a", 1: "b"})
         assert machine.topics["orders"].state is TopicState.STARTING
         waiting = machine.decide(0)
@@ -80,7 +80,7 @@ class TestTheMachine:
         machine.members["b"] = EVERYTHING
         decision = write(machine)
         assert isinstance(decision, Reassign)
-        assert decision.given == ()
+        assert decision.starting == ()
         moving = dict(machine.topics["orders"].to_close)
         assert machine.topics["orders"].state is TopicState.CLOSING
         assert set(moving.values()) == {"a"}
@@ -92,7 +92,7 @@ class TestTheMachine:
         lock(machine, *given(machine), second)
         decision = write(machine)
         assert isinstance(decision, Reassign), "the one that is closed does not wait for the other"
-        assert decision.given == (Partition("orders", first),)
+        assert decision.starting == (Partition("orders", first),)
         assert machine.topics["orders"].state is TopicState.CLOSING
         lock(machine, *given(machine))
         write(machine)
@@ -105,7 +105,7 @@ class TestTheMachine:
         del machine.members["b"]
         decision = write(machine)
         assert isinstance(decision, Reassign)
-        assert [p.number for p in decision.given] == had
+        assert [p.number for p in decision.starting] == had
         assert set(given(machine).values()) == {"a"}
         assert machine.topics["orders"].state is TopicState.STARTING
 
@@ -162,7 +162,7 @@ class TestTheMachine:
         machine = group(1, "a", join_window=0)
         decision = machine.decide(0)
         assert isinstance(decision, Reassign)
-        machine.refused(Partition("orders", 0))  # the transaction failed
+        machine.found_locked(Partition("orders", 0))  # the transaction failed
         assert isinstance(machine.decide(0), Await)
         assert machine.moving == {"orders"}
         lock(machine, 0)
@@ -187,11 +187,11 @@ class TestTheMachine:
         machine.partitions = partitions(5) | partitions(1, "late")
         decision = write(machine)
         assert isinstance(decision, Reassign)
-        assert set(decision.given) == {Partition("orders", 4), Partition("late", 0)}
+        assert set(decision.starting) == {Partition("orders", 4), Partition("late", 0)}
         machine.partitions = partitions(4)
         decision = write(machine)
         assert isinstance(decision, Reassign)
-        assert decision.gone == ("late",)
+        assert decision.removed == ("late",)
         assert "late" not in machine.topics
         assert given(machine).keys() == {0, 1, 2, 3}
 
@@ -213,7 +213,7 @@ class TestTheMachine:
         sizes = []
         while isinstance(decision := machine.decide(0), Reassign):
             machine.wrote(decision)
-            sizes.append(len(decision.given))
+            sizes.append(len(decision.starting))
             lock(machine, *given(machine))
         assert sizes == [STARTS_PER_WRITE, 500]
         assert len(given(machine)) == count
@@ -225,8 +225,8 @@ class TestTheMachine:
         )
         decision = machine.decide(0)
         assert isinstance(decision, Reassign)
-        assert 0 < len(decision.given) < 1000
-        assert sum(2 * len(f"owners/{p.topic}/{p.number}") for p in decision.given) < 500_000
+        assert 0 < len(decision.starting) < 1000
+        assert sum(2 * len(f"owners/{p.topic}/{p.number}") for p in decision.starting) < 500_000
 
 
 class TestTheWindow:
@@ -240,9 +240,9 @@ class TestTheWindow:
     def test_it_closes_early_when_so_many_are_there(self) -> None:
         machine = group(4, "a", expect=2)
         assert machine.decide(0) == Await("gathering members, 1 of 2 there", 30)
-        assert not machine.gathered
+        assert machine.gathering is not None
         machine.members["b"] = EVERYTHING
-        assert machine.gathered
+        assert machine.gathering is None
         assert isinstance(machine.decide(1), Reassign)
 
     def test_isolated_ones_are_not_counted(self) -> None:
@@ -280,7 +280,7 @@ class TestTheWindow:
     def test_a_group_that_comes_back_waits_for_all_who_had_something(self) -> None:
         had = TopicAssignment({0: "a", 1: "b", 2: "c", 3: "a"})
         machine = group(4, "a", "b", topics={"orders": had}, join_window=1)
-        machine.since = 10.0
+        machine.window_since = 10.0
         assert machine.decide(10.2) == Await("gathering members, 2 there", 11)
         machine.members["c"] = EVERYTHING
         assert isinstance(machine.decide(10.3), Await)
@@ -289,15 +289,15 @@ class TestTheWindow:
     def test_who_did_not_come_back_is_removed(self) -> None:
         had = TopicAssignment({0: "a", 1: "b", 2: "c", 3: "a"})
         machine = group(4, "a", "b", topics={"orders": had}, expect=3)
-        machine.since = 10.0
+        machine.window_since = 10.0
         decision = write(machine, 11.0)
         assert isinstance(decision, Reassign), "the long wait is for the first time only"
-        assert decision.given == (Partition("orders", 2),)
+        assert decision.starting == (Partition("orders", 2),)
         assert "c" not in given(machine).values()
 
     def test_a_new_leader_that_has_been_there_for_long_does_not_wait_for_the_dead_one(self) -> None:
         machine = group(4, "b", topics={"orders": TopicAssignment(dict.fromkeys(range(4), "a"))}, join_window=1)
-        machine.since = 10.0
+        machine.window_since = 10.0
         assert isinstance(machine.decide(500), Reassign)
 
 
@@ -310,7 +310,7 @@ class TestRecovery:
             for name, topic in machine.topics.items()
         }
         again = RebalanceMachine(machine.settings, machine.partitions, topics=stored, members=dict(machine.members))
-        again.isolated, again.since = machine.isolated, 0.0
+        again.isolated, again.window_since = machine.isolated, 0.0
         return again
 
     @pytest.mark.parametrize("assignor", ["sticky", "range", "round_robin"])
@@ -328,7 +328,7 @@ class TestRecovery:
                 if isinstance(decision, Await):
                     break
                 if isinstance(decision, Reassign):
-                    assert not {p.number for p in decision.given} & held.keys(), "given away while it is held"
+                    assert not {p.number for p in decision.starting} & held.keys(), "given away while it is held"
                 machine.wrote(decision)
                 given_now = given(machine)
                 held = {n: m for n, m in held.items() if given_now.get(n) == m}  # they let go

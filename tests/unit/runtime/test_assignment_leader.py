@@ -16,6 +16,7 @@ import pytest
 import aiokcc
 from aiokcc.core.assignments import TopicState, decode_state
 from aiokcc.core.partitions import Partition
+from aiokcc.core.rebalance import Await, Decision, Reassign, RebalanceMachine
 from aiokcc.errors import OutcomeUnknownError, StoreError
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call
@@ -129,6 +130,32 @@ async def test_the_window_closes_early_when_everybody_expected_is_there(world: W
         async with member(world, "b", expect=2):
             await settle()
             assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
+
+
+async def test_an_arrival_during_the_window_leads_to_a_decision_only_if_it_closes_the_window(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window waits as a delayed operation under the key of the registrations; nothing else asks the machine meanwhile."""
+    decisions: list[Decision] = []
+    decide = RebalanceMachine.decide
+
+    def decide_and_note(self: RebalanceMachine, now: float) -> Decision:
+        decisions.append(decide(self, now))
+        return decisions[-1]
+
+    monkeypatch.setattr(RebalanceMachine, "decide", decide_and_note)
+    async with member(world, "a", expect=3), asyncio.timeout(20):
+        await settle()
+        assert isinstance(decisions[-1], Await)
+        decisions.clear()
+        async with member(world, "b", expect=3):
+            await settle()
+            assert decisions == []
+            assert owners(world) == {}
+            async with member(world, "c", expect=3):
+                await settle()
+                assert isinstance(decisions[0], Reassign)
+                assert owners(world) == {"a": [0, 3], "b": [1, 4], "c": [2, 5]}
 
 
 async def test_those_who_did_not_come_are_not_waited_for_longer_than_the_window(world: World) -> None:

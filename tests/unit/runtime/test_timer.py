@@ -65,14 +65,6 @@ async def test_a_timer_comes_at_its_time_and_once() -> None:
     assert len(came) == 1
 
 
-async def test_at_a_time_of_the_loops_clock() -> None:
-    came = asyncio.Event()
-    start = now()
-    timers().call_at(start + 7, came.set)
-    await came.wait()
-    assert now() - start == pytest.approx(7, abs=0.002)
-
-
 async def test_a_cancelled_timer_never_comes_and_nothing_is_left_to_wake_for(wakes: Wakes) -> None:
     timer = timers().call_later(5, pytest.fail)
     assert timer.cancel()
@@ -221,7 +213,7 @@ async def test_delayed_operations_have_their_deadlines_here() -> None:
     ended: list[tuple[str, bool]] = []
     here: set[str] = set()
     purgatory = Purgatory(timers())
-    deadline = timers().now() + 30_000
+    deadline = int(now() * 1000) + 30_000
     for name in "ab":
         purgatory.put(
             lambda name=name: name in here,  # type: ignore[misc]
@@ -231,7 +223,7 @@ async def test_delayed_operations_have_their_deadlines_here() -> None:
         )
     await asyncio.sleep(20)
     here.add("a")
-    assert purgatory.happened("joined") == 1
+    assert purgatory.complete("joined") == 1
     assert ended == [("a", False)]
     await asyncio.sleep(11)
     assert ended == [("a", False), ("b", True)]
