@@ -28,7 +28,7 @@ async def say_members(options: argparse.Namespace) -> int:
         status = await read_status(store, session)
     if status.group is None:
         raise UsageError(
-            f"the group under {store.describe('')} is not managed: its members say themselves which partitions they run. "
+            f"the group under {store.describe('')} is not managed: each member says which partitions it runs. "
             f"`{command(options, 'status')}` shows them"
         )
     if options.json:

@@ -1,18 +1,18 @@
-"""Who runs which partitions of a topic, and what is on its way: the contents of ``assignments/<topic>`` and ``state/<topic>``.
+"""The assignment of one topic: the contents of ``assignments/<topic>`` and ``state/<topic>``.
 
-An assignment is a line of members with their partition numbers; a partition that stands nowhere is nobody's::
+An assignment lists members with their partition numbers. A partition that is not listed is unassigned::
 
     worker-1:0,1,2;worker-2:3;
 
-A state is three lines: the topic's state in :mod:`~aiokcc.core.rebalance`, the partitions that were assigned to members that do
-not hold their locks yet, and the partitions that members must release before they can be assigned to others::
+A state has three lines: the :class:`TopicState`, the assigned partitions that members do not hold yet, and the partitions that
+members must release before they can be assigned to others::
 
     Closing
     toStart worker-3:4;
     toClose worker-1:2;
 
-The two nodes of a topic are only ever written together, in the transaction that moves the generation on; only that the last
-partition has started is written to the state alone.
+Both nodes of a topic are written together, in the transaction that writes the next generation. There is one exception: when the
+last partition has started, only the state is written.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ from aiokcc.errors import CorruptNodeError
 
 __all__ = ["TopicAssignment", "TopicState", "decode_assignment", "decode_state", "encode_assignment"]
 
-_SHARES: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,100}:[0-9]{1,10}(?:,[0-9]{1,10})*;)*")
+_LISTED: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,100}:[0-9]{1,10}(?:,[0-9]{1,10})*;)*")
 _ASSIGNMENT_FORM: Final = "members and their partition numbers like worker-1:0,1,2;worker-2:3;"
 _STATE_FORM: Final = "three lines: Initial, Starting, Stable or Closing; 'toStart worker-1:0,1;'; 'toClose worker-2:3;'"
 
 
 class TopicState(enum.Enum):
-    """Where a topic stands."""
+    """The state of one topic's assignment."""
 
     INITIAL = "Initial"
-    """Nobody has been given anything. Ends when the join window closes: Starting."""
+    """Nothing is assigned. Ends when the join window closes: Starting."""
     STARTING = "Starting"
-    """Some partitions have been given to members that do not hold them yet. Ends when they do: Stable."""
+    """Some partitions are assigned to members that do not hold them yet. Ends when all are held: Stable."""
     STABLE = "Stable"
-    """Everything that was given is held. Ends with a rebalance: Closing where partitions move, Starting where they are free."""
+    """Members hold all that is assigned. Ends with a rebalance: Closing if owned partitions move, otherwise Starting."""
     CLOSING = "Closing"
-    """Some partitions were taken from members that still hold them. Ends when they have let go: Starting."""
+    """Some partitions were revoked from members that still hold them. Ends when these are released: Starting."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicAssignment:
-    """One topic of the group. Partitions are numbers, members are names."""
+    """The assignment of one topic: partition numbers to names of members."""
 
     assignment: Mapping[int, str] = field(default_factory=dict)
     to_start: Mapping[int, str] = field(default_factory=dict)
-    """Given and not held yet, as far as is known; part of the assignment."""
+    """Assigned partitions that are not known to be held yet; a part of the assignment."""
     to_close: Mapping[int, str] = field(default_factory=dict)
-    """Taken away and perhaps still held; not part of the assignment."""
+    """Revoked partitions that may still be held; not a part of the assignment."""
 
     @property
     def state(self) -> TopicState:
-        """Where it stands."""
+        """The state that follows from the three mappings."""
         if self.to_close:
             return TopicState.CLOSING
         if self.to_start:
@@ -66,33 +66,33 @@ class TopicAssignment:
         return TopicState.STABLE if self.assignment else TopicState.INITIAL
 
     def encode_state(self) -> bytes:
-        """The content of ``state/<topic>``."""
+        """Return the content of ``state/<topic>``."""
         start, close = _encode(self.to_start), _encode(self.to_close)
         return f"{self.state.value}\ntoStart {start}\ntoClose {close}".encode()
 
     @classmethod
     def decode(cls, assignment_path: str, assignment: bytes, state_path: str, state: bytes) -> TopicAssignment:
-        """A topic from its two nodes; CorruptNodeError for the one that holds something else.
+        """Return the topic that the two nodes hold. CorruptNodeError if one of them cannot be read.
 
-        Somebody may have edited one of them by hand. Then the assignment counts: whatever the state says of partitions that the
-        assignment has elsewhere is left out. The locks keep apart what must be kept apart.
+        Where the nodes contradict each other, because somebody has edited one by hand, the assignment counts: entries of the
+        state that do not agree with it are ignored. This is safe, because only the holder of a lock runs a partition.
         """
-        given = decode_assignment(assignment_path, assignment)
+        assigned = decode_assignment(assignment_path, assignment)
         _, to_start, to_close = decode_state(state_path, state)
         return cls(
-            given,
-            {number: member for number, member in to_start.items() if given.get(number) == member},
-            {number: member for number, member in to_close.items() if number not in given},
+            assigned,
+            {number: member for number, member in to_start.items() if assigned.get(number) == member},
+            {number: member for number, member in to_close.items() if number not in assigned},
         )
 
 
 def encode_assignment(assignment: Mapping[int, str]) -> bytes:
-    """The content of ``assignments/<topic>``, sorted, so that equal assignments are equal bytes."""
+    """Return the content of ``assignments/<topic>``. It is sorted, so that equal assignments are equal bytes."""
     return _encode(assignment).encode()
 
 
 def decode_assignment(path: str, data: bytes) -> dict[int, str]:
-    """What the node holds; CorruptNodeError if it is something else."""
+    """Return the member of each partition number. CorruptNodeError if the node cannot be read."""
     try:
         return _decode(data.decode("ascii"))
     except ValueError:
@@ -100,7 +100,7 @@ def decode_assignment(path: str, data: bytes) -> dict[int, str]:
 
 
 def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], dict[int, str]]:
-    """What the node holds: the state, what is to start, what is to close; CorruptNodeError if it is something else."""
+    """Return the state, the partitions to start and those to close. CorruptNodeError if the node cannot be read."""
     try:
         word, start, close = data.decode("ascii").split("\n")
         if not start.startswith("toStart ") or not close.startswith("toClose "):
@@ -118,7 +118,7 @@ def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], di
 
 
 def by_partition(topic: str, assignment: Mapping[int, str]) -> dict[Partition, str]:
-    """The assignment of a topic by partition."""
+    """Return the assignment of a topic with its partitions as keys."""
     return {Partition(topic, number): member for number, member in assignment.items()}
 
 
@@ -130,7 +130,7 @@ def _encode(assignment: Mapping[int, str]) -> str:
 
 
 def _decode(text: str) -> dict[int, str]:
-    if not _SHARES.fullmatch(text):
+    if not _LISTED.fullmatch(text):
         raise ValueError(text)
     result: dict[int, str] = {}
     members: set[str] = set()

@@ -1,30 +1,30 @@
-"""Who runs which partition: the rules that turn members and partitions into an assignment.
+"""The assignors: functions that assign partitions to members.
 
-An assignment is a pure function of what was subscribed, the partitions, and who has what now. Members, partitions and the
-present assignment are put in order first, so that every leader comes to the same result from the same facts. Call it for
-*all* topics at once: balance is counted over all that a member has.
+An assignment is a pure function of the subscriptions, the partitions and the present assignment. All of them are sorted first,
+so that every leader computes the same result from the same facts. Call :func:`assign` for *all* topics at once: the balance
+counts all partitions of a member.
 
 ============== ========================================================================================================
-``sticky``     the default: as even as the subscriptions let it be, and among those the one that moves the fewest
+``sticky``     the default: as even as the subscriptions allow, and among such assignments the one that moves the fewest
                partitions (:mod:`aiokcc.core.sticky`)
-``range``      topic by topic, neighbouring partitions together: orders.0 and payments.0 go to the same member where the
-               topics have as many partitions and the same members. Even within a topic only
+``range``      topic by topic, neighbouring partitions together: orders.0 and payments.0 go to the same member if the
+               topics have the same number of partitions and the same members. Even within each topic only
 ``round_robin`` partitions in order, one to each member in turn
 ============== ========================================================================================================
 
-What holds for all of them:
+All assignors guarantee:
 
-* A partition is given only to a member whose subscription covers it, and a member gets at most as many of a topic as it asked
-  for.
-* As many partitions as possible are given, each to one member. Where the limits do not reach for all of a topic, the rest is in
-  nobody's hands, and missing in the result.
+* A partition is assigned only to a member whose subscription covers it, and a member gets at most as many partitions of a topic
+  as its subscription allows.
+* As many partitions as possible are assigned, each to one member. Where the limits of the members do not suffice for all
+  partitions of a topic, the rest is unassigned: the result does not contain it.
 
-Partitions that go together, those of a pipeline, are given first and as a whole (:mod:`aiokcc.core.colocation`); the rule is
-for the rest, and for the other members.
+The partitions of a pipeline are assigned first, together (:mod:`aiokcc.core.colocation`). The assignor assigns the other
+partitions to the other members.
 
-A *weight* (sticky only) is the user's function of a partition and a member: how heavy the one is on the other. 1 is the usual;
-a partition that lags is heavier everywhere, one that is read from another rack is heavier there. The loads, which are the sums
-of the weights, are then balanced instead of the numbers (:mod:`aiokcc.core.weighted`).
+A *weight* (sticky only) is the user's function of a partition and a member. It returns the cost of that partition on that
+member: 1 is normal; a partition that lags costs more everywhere, one that is read from another rack costs more there. The
+assignor then balances the loads, which are sums of weights, instead of the numbers (:mod:`aiokcc.core.weighted`).
 """
 
 from __future__ import annotations
@@ -52,45 +52,53 @@ def assign(
     current: Mapping[Partition, str],
     weight: Weight | None = None,
 ) -> dict[Partition, str]:
-    """A member for each partition that can have one. ``current`` is who has what now; it may name who or what is gone."""
+    """Return a member for each partition that can have one.
+
+    ``current`` is the present assignment; it may name members and partitions that are gone. UsageError if there is no such
+    assignor, or if it takes no weight.
+    """
     check_assignor(assignor)
     if weight is not None and assignor != DEFAULT:
-        raise UsageError(f"a weight is given, but {assignor!r} does not weigh; it needs {DEFAULT!r}")
+        raise UsageError(
+            f"a weight is given, but the assignor {assignor!r} takes none; expected the assignor {DEFAULT!r}"
+        )
     partitions = frozenset(partitions)
-    whole = colocate(members, partitions, current).given
+    colocated = colocate(members, partitions, current).assigned
     others = {name: wants for name, wants in members.items() if wants.pipeline is None}
-    takers = Eligibility.of(others, partitions - whole.keys())
-    rest = ASSIGNORS[assignor](takers, current) if weight is None else assign_weighted(takers, current, weight)
-    return dict(sorted({**rest, **whole}.items())) if whole else rest
+    eligibility = Eligibility.of(others, partitions - colocated.keys())
+    rest = (
+        ASSIGNORS[assignor](eligibility, current) if weight is None else assign_weighted(eligibility, current, weight)
+    )
+    return dict(sorted({**rest, **colocated}.items())) if colocated else rest
 
 
 def check_assignor(name: object) -> str:
-    """The name of an assignor; UsageError if there is none of this name."""
+    """Return the name. UsageError if no assignor has it."""
     if not isinstance(name, str) or name not in ASSIGNORS:
         raise UsageError(f"there is no assignor {name!r}; expected one of {', '.join(ASSIGNORS)}")
     return name
 
 
-def assign_range(takers: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Each topic cut into as many neighbouring stretches as it has members; the first ones are one longer."""
+def assign_range(eligibility: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
+    """Cut each topic into one range of neighbouring partitions for each member; the first ranges are longer by one."""
     result: dict[Partition, str] = {}
-    stretches: dict[tuple[str, tuple[str, ...]], list[Partition]] = {}
-    for partition in takers.scarce_first():
-        stretches.setdefault((partition.topic, takers.of_partition[partition]), []).append(partition)
-    room = dict(takers.limits)
-    for (topic, names), stretch in stretches.items():
-        shares = _shares(len(stretch), names, [room.get((name, topic)) for name in names])
+    ranges: dict[tuple[str, tuple[str, ...]], list[Partition]] = {}
+    for partition in eligibility.scarce_first():
+        ranges.setdefault((partition.topic, eligibility.by_partition[partition]), []).append(partition)
+    room = dict(eligibility.limits)
+    for (topic, names), partitions in ranges.items():
+        shares = _divide(len(partitions), names, [room.get((name, topic)) for name in names])
         at = 0
         for name, share in zip(names, shares, strict=True):
-            result.update(dict.fromkeys(stretch[at : at + share], name))
+            result.update(dict.fromkeys(partitions[at : at + share], name))
             at += share
             if (name, topic) in room:
                 room[name, topic] -= share
     return dict(sorted(result.items()))
 
 
-def _shares(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list[int]:
-    """``count`` in equal parts, where nobody gets more than there is room for."""
+def _divide(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list[int]:
+    """Divide ``count`` into equal shares, none of them greater than the member's room."""
     shares = [0] * len(names)
     open_to = [n for n, room in enumerate(rooms) if room is None or room > 0]
     while count and open_to:
@@ -106,13 +114,13 @@ def _shares(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list
     return shares
 
 
-def assign_round_robin(takers: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
-    """One to each member in turn; who may not take a partition is passed over, and stays next."""
+def assign_round_robin(eligibility: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
+    """Assign one partition to each member in turn. A member that is not eligible is skipped, and stays the next."""
     result: dict[Partition, str] = {}
-    room = dict(takers.limits)
-    turn = dict.fromkeys(takers.members)  # in the order in which it is their turn
-    for partition in takers.scarce_first():
-        names = takers.of_partition[partition]
+    room = dict(eligibility.limits)
+    turn = dict.fromkeys(eligibility.members)  # in the order of their turns
+    for partition in eligibility.scarce_first():
+        names = eligibility.by_partition[partition]
         for name in turn if len(names) == len(turn) else [name for name in turn if name in names]:
             slot = (name, partition.topic)
             if room.get(slot, 1) > 0:
@@ -130,4 +138,4 @@ ASSIGNORS: Final[Mapping[str, Callable[[Eligibility, Mapping[Partition, str]], d
     "range": assign_range,
     "round_robin": assign_round_robin,
 }
-"""By name; the first is the default."""
+"""The assignors by name; the first is the default."""

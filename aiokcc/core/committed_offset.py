@@ -1,14 +1,15 @@
-"""Committed offsets as they are kept: in the store as ``offsets/<topic>/<number>``, in Kafka as an offset with metadata.
+"""A committed offset and its text: in the store as ``offsets/<topic>/<number>``, in Kafka as an offset with metadata.
 
-Both say the same, in one line that a person can read::
+Both are one line that a person can read::
 
     offsets/orders/3         55 run=1767225600000 generation=3 at=1767225661234 by=worker-1-1a2b
     Kafka's metadata         aiokcc run=1767225600000 generation=3 at=1767225661234 by=worker-1-1a2b
 
-``run`` tells the run that committed it, by the time it was founded. A run goes on from what it has committed itself and
-from its last cut, whichever is later; what others have left under the same name says nothing of what this run has processed,
-so to a run it does not count. Only ``start="committed"``, where a new run is founded, goes by whatever stands there. What an
-operator has written has neither run nor generation. A number alone is an offset too: so other programs keep them.
+``run`` identifies the run that committed the offset, by the time at which it was founded. A run continues from its own
+committed offset or from its last cut, whichever is later. It ignores the offsets of others under the same name, because they
+say nothing about what this run has processed. Only ``start="committed"``, which founds a new run, uses any committed offset.
+An offset that an operator wrote has neither run nor generation. A number alone is valid too: other programs store offsets
+that way.
 """
 
 from __future__ import annotations
@@ -33,33 +34,33 @@ _FACTS: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class CommittedOffset:
-    """One committed offset: everything before it is processed."""
+    """One committed offset: all records before it are processed."""
 
     offset: int
     run: int | None = None
-    """When the run that committed it was founded; None: no run did."""
+    """The time at which the run that committed it was founded; None if no run did."""
     generation: int | None = None
     at: int | None = None
-    """When, in milliseconds since the epoch."""
+    """The time of the commit, in milliseconds since the epoch."""
     by: str | None = None
 
     def counts_for(self, run: int) -> bool:
-        """Whether this run has committed it itself."""
+        """Return True if this run has committed it."""
         return self.run is not None and self.run == run
 
     @property
     def facts(self) -> str:
-        """All but the offset."""
+        """The text of all fields but the offset."""
         run, generation, at = ("-" if n is None else str(n) for n in (self.run, self.generation, self.at))
         return f"run={run} generation={generation} at={at} by={self.by or '-'}"
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Return the node's content."""
         return f"{self.offset} {self.facts}".encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> CommittedOffset:
-        """What a node holds; CorruptNodeError if it is something else."""
+        """Return what the node holds. CorruptNodeError if it cannot be read."""
         try:
             offset, space, facts = data.decode("ascii").strip().partition(" ")
             if not offset.isdecimal() or len(offset) > 19 or int(offset) > MAX_OFFSET:
@@ -70,12 +71,12 @@ class CommittedOffset:
 
     @property
     def metadata(self) -> str:
-        """What goes with the offset to Kafka."""
+        """The metadata of the offset in Kafka."""
         return f"aiokcc {self.facts}"
 
     @classmethod
     def from_kafka(cls, offset: int, metadata: str) -> CommittedOffset:
-        """What Kafka holds; only the offset where another program has committed it."""
+        """Return what Kafka holds. If another program committed it, only the offset is set."""
         ours, _, facts = metadata.partition(" ")
         try:
             return cls._read(offset, facts) if ours == "aiokcc" else cls(offset)
@@ -92,14 +93,14 @@ class CommittedOffset:
 
 
 def check_offset(value: object) -> int:
-    """The offset itself if it can be one; otherwise UsageError."""
+    """Return the value. UsageError if it is not a valid offset."""
     if type(value) is not int or not 0 <= value <= MAX_OFFSET:
-        raise UsageError(f"offset {value!r} cannot be one; expected a whole number from 0 up")
+        raise UsageError(f"offset {value!r} is not valid; expected a whole number from 0 up")
     return value
 
 
 def batched(items: Iterable[T], size: int, most: int) -> Iterator[list[T]]:
-    """Lists of at most ``most`` items each, if one takes ``size`` bytes and all of them may take half of a request."""
+    """Yield lists of at most ``most`` items; fewer if items of ``size`` bytes would fill more than half of a request."""
     count = max(1, min(most, 500_000 // max(1, size)))
     batch: list[T] = []
     for item in items:

@@ -19,15 +19,15 @@ JOIN_WINDOW_EXPECTING: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What one member brings to a managed group, checked."""
+    """The checked settings of one member of a managed group."""
 
     subscription: Subscription = EVERYTHING
     assignor: str = DEFAULT
     weight: Weight | None = None
     join_window: float = JOIN_WINDOW
-    """Seconds in which joins are gathered."""
+    """For so many seconds joins are gathered before partitions move."""
     expect: int | None = None
-    """So many members close the window early."""
+    """The join window closes early when so many members are there."""
 
     @classmethod
     def check(
@@ -39,7 +39,7 @@ class GroupSettings:
         join_window: object = None,
         expect: object = None,
     ) -> GroupSettings:
-        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        """Return the settings that a user wrote. UsageError for the first invalid one."""
         if isinstance(subscription, Subscription):
             wanted = subscription
         elif isinstance(subscription, re.Pattern):
@@ -49,11 +49,11 @@ class GroupSettings:
         name = check_assignor(assignor)
         if weight is not None and (not callable(weight) or name != DEFAULT):
             raise UsageError(
-                f"weight goes with the assignor {DEFAULT!r}, and is a function of a partition and a member; "
-                f"it is {weight!r}, and the assignor is {name!r}"
+                f"weight is {weight!r} and the assignor is {name!r}; "
+                f"expected a function of a partition and a member, with the assignor {DEFAULT!r}"
             )
         if expect is not None and (not isinstance(expect, int) or isinstance(expect, bool) or expect < 1):
-            raise UsageError(f"expect is {expect!r}; expected how many members there will be, from 1 up")
+            raise UsageError(f"expect is {expect!r}; expected the number of members, at least 1")
         if join_window is None:
             window = JOIN_WINDOW if expect is None else JOIN_WINDOW_EXPECTING
         elif isinstance(join_window, bool) or not isinstance(join_window, int | float) or not 0 <= join_window < 1e6:
@@ -64,7 +64,10 @@ class GroupSettings:
 
 
 def check_group(assignment: object, **given: Any) -> GroupSettings | None:
-    """The settings of a managed group, None if it is not one; UsageError for what makes sense in a managed one only."""
+    """Return the settings of a managed group, None if it is not managed.
+
+    UsageError for an invalid setting, and for settings of a managed group without ``assignment="managed"``.
+    """
     if assignment == "managed":
         return GroupSettings.check(**given)
     if assignment is not None:

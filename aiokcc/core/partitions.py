@@ -1,4 +1,4 @@
-"""Partitions and the agreed set of them, as ``topic-partitions`` holds it: ``orders:0,1,2;payments:0,1;``."""
+"""Partitions, and the agreed set of them as the node ``topic-partitions`` holds it: ``orders:0,1,2;payments:0,1;``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aiokcc.errors import CorruptNodeError, UsageError
 __all__ = ["Partition", "decode_partitions", "encode_partitions", "listing", "parse_topics"]
 
 MAX_NUMBER: Final = 2**31 - 1
-"""The greatest partition number Kafka knows."""
+"""The greatest partition number that Kafka allows."""
 MAX_COUNT: Final = 100_000
-"""So many partitions of one topic, and no more, fit into the nodes that list them."""
+"""The most partitions of one topic that fit into the nodes which list them."""
 
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _FORM: Final = "topics and their partition numbers like orders:0,1,2;payments:0,1;"
@@ -30,7 +30,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """``orders.3``; the number stands after the last dot, since topics may hold dots. ValueError if it is not that."""
+        """Return the partition of a text like ``orders.3``, split at the last dot. ValueError if the text has another form."""
         topic, dot, number = text.rpartition(".")
         if not dot or not topic:
             raise ValueError(text)
@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 
 
 def parse_topics(topics: object) -> frozenset[Partition]:
-    """The set from ``{"orders": 8}`` (numbers 0 to 7) or ``{"orders": [0, 3]}``; UsageError if it cannot be that."""
+    """Return the set of ``{"orders": 8}`` (numbers 0 to 7) or ``{"orders": [0, 3]}``. UsageError if it is neither."""
     if not isinstance(topics, Mapping) or not topics:
         raise UsageError(
             f'topics is {topics!r}; expected topic: number of partitions, like {{"orders": 8, "payments": 4}}'
@@ -74,7 +74,7 @@ def parse_topics(topics: object) -> frozenset[Partition]:
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """``orders:0,1,2;payments:0,1;``, sorted, so that equal sets are equal bytes."""
+    """Return ``orders:0,1,2;payments:0,1;``. It is sorted, so that equal sets are equal bytes."""
     by_topic: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         by_topic.setdefault(topic, []).append(number)
@@ -82,7 +82,7 @@ def encode_partitions(partitions: Iterable[Partition]) -> bytes:
 
 
 def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
-    """The set a node holds; CorruptNodeError if it holds something else."""
+    """Return the set that the node holds. CorruptNodeError if it cannot be read."""
     result: set[Partition] = set()
     try:
         for part in data.decode().strip().rstrip(";").split(";"):

@@ -1,22 +1,22 @@
-"""The names of the nodes, relative to the group's root.
+"""The paths of the nodes, relative to the group's root.
 
 =============================  =====================  ==================================================================
 node                           kind                   content
 =============================  =====================  ==================================================================
 ``coordinator``                persistent             the limit
 ``period``                     persistent             the operator's request
-``generation``                 persistent             the one fence: ``3 worker-1 took office``
-``run``                        persistent             what the group agreed on, as JSON
+``generation``                 persistent             the fence: ``3 worker-1 took office``
+``run``                        persistent             the agreed settings of the run, as JSON
 ``topic-partitions``           persistent             ``orders:0,1,2;payments:0,1;``
 ``progress/<member>``          ephemeral              the member's report
-``leader/c-<mark>-<number>``   ephemeral, sequential  candidates; the leader's tells its epoch
+``leader/c-<mark>-<number>``   ephemeral, sequential  candidates; the leader's holds its epoch
 ``ids/<member>``               ephemeral              registration
 ``owners/<topic>/<number>``    ephemeral              the lock of a partition
-``offsets/<topic>/<number>``   persistent             the committed offset, where offsets are kept in the store
+``offsets/<topic>/<number>``   persistent             the committed offset, if offsets are kept in the store
 ``cuts/<slot>``                persistent             a ring of the last cuts
-``assignments/<topic>``        persistent             who is to run what, in a managed group: ``worker-1:0,1;worker-2:2;``
-``state/<topic>``              persistent             where the topic's assignment stands: toStart, toClose
-``isolated/<member>``          persistent             an operator has set this member apart
+``assignments/<topic>``        persistent             the assignment, in a managed group: ``worker-1:0,1;worker-2:2;``
+``state/<topic>``              persistent             the state of the assignment: toStart, toClose
+``isolated/<member>``          persistent             an operator has isolated this member
 =============================  =====================  ==================================================================
 """
 
@@ -68,40 +68,40 @@ ISOLATED: Final = "isolated"
 
 
 def progress(name: str) -> str:
-    """The report of one incarnation of a member."""
+    """Return the path of the report of one incarnation of a member."""
     return f"{PROGRESS}/{name}"
 
 
 def member(name: str) -> str:
-    """The registration of one incarnation of a member."""
+    """Return the path of the registration of one incarnation of a member."""
     return f"{IDS}/{name}"
 
 
 def owner(partition: Partition) -> str:
-    """The lock of a partition."""
+    """Return the path of the lock of a partition."""
     return f"{OWNERS}/{partition.topic}/{partition.number}"
 
 
 def offset(partition: Partition) -> str:
-    """The committed offset of a partition."""
+    """Return the path of the committed offset of a partition."""
     return f"{OFFSETS}/{partition.topic}/{partition.number}"
 
 
 def cut(number: int, size: int) -> str:
-    """The slot of the ring that holds the cut with this number."""
+    """Return the path of the slot in the ring of cuts that holds the cut with this number."""
     return f"{CUTS}/{number % size}"
 
 
 def assignment(topic: str) -> str:
-    """Who is to run what of a topic."""
+    """Return the path of the assignment of a topic."""
     return f"{ASSIGNMENTS}/{topic}"
 
 
 def state(topic: str) -> str:
-    """Where a topic's assignment stands."""
+    """Return the path of the state of a topic's assignment."""
     return f"{STATE}/{topic}"
 
 
 def isolated(name: str) -> str:
-    """Says that a member, whichever incarnation, is to be given nothing."""
+    """Return the path of the node that isolates a member, in all its incarnations."""
     return f"{ISOLATED}/{name}"

@@ -1,7 +1,7 @@
 """Event time: integer milliseconds since the Unix epoch, cut into half-open periods.
 
-Boundaries are the multiples of the period since the epoch, so that members, a later leader and a changed period agree on
-them without further data. A record with ``ts == T`` belongs to the period after ``T``.
+Boundaries are the multiples of the period since the epoch. Members and later leaders agree on them without further data, also
+when the period changes. A record with ``ts == T`` belongs to the period after ``T``.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _TIME_FORMS: Final = (
 
 
 def boundary_after(ts: int, period: int) -> int:
-    """The first multiple of ``period`` greater than ``ts``, at most MAX_LIMIT."""
+    """Return the first multiple of ``period`` that is greater than ``ts``, at most MAX_LIMIT."""
     return min((ts // period + 1) * period, MAX_LIMIT)
 
 
 def check_timestamp(ts: object, *, what: str = "timestamp") -> int:
-    """``ts`` as a plain int, or a UsageError that says what is wrong with it."""
+    """Return ``ts`` as a plain int. UsageError if it is not a valid timestamp."""
     if isinstance(ts, bool) or ts is None or isinstance(ts, float):
         hint = " (a record without a timestamp?)" if ts is None else ""
         raise UsageError(
@@ -67,12 +67,12 @@ def check_timestamp(ts: object, *, what: str = "timestamp") -> int:
 
 
 def _number(value: int) -> str:
-    """For messages: Python refuses to write out an int of more than some thousand digits."""
+    """Return a number for a message. Python refuses to convert an int of more than a few thousand digits."""
     return str(value) if value.bit_length() <= 256 else f"of {value.bit_length()} bits"
 
 
 def parse_duration(value: object, *, what: str = "period", least: int = 1) -> int:
-    """A duration in milliseconds from an int, a text like ``"1h30m"`` or a timedelta; UsageError otherwise."""
+    """Return the milliseconds of an int, a text like ``"1h30m"`` or a timedelta. UsageError for anything else."""
     result: int | None = None
     shown = _number(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
     if isinstance(value, timedelta):
@@ -100,17 +100,17 @@ def parse_duration(value: object, *, what: str = "period", least: int = 1) -> in
 
 
 def looks_like_seconds(ts: int) -> bool:
-    """Say whether a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
+    """Return True if a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
     return 10**9 <= ts < 4 * 10**9
 
 
 def parse_time(value: object, *, what: str = "start") -> int:
-    """A time in milliseconds since the epoch from ISO 8601, a datetime or a number; UsageError otherwise.
+    """Return the milliseconds since the epoch of an ISO 8601 text, a datetime or a number. UsageError for anything else.
 
-    A number may also be a text, as from a command line. One that looks like seconds is refused.
+    A number may also be a text, as from a command line. A number that looks like seconds is refused.
     """
     if isinstance(value, str) and value.isascii() and value.isdecimal() and 8 != len(value) <= _MAX_DIGITS:
-        value = int(value)  # of eight digits it is a date, "20260131"
+        value = int(value)  # a text of eight digits is a date, "20260131"
     if isinstance(value, int) and not isinstance(value, bool):
         if looks_like_seconds(value):
             raise UsageError(
@@ -136,7 +136,7 @@ def parse_time(value: object, *, what: str = "start") -> int:
 
 
 def format_duration(millis: int) -> str:
-    """A duration as people write it: ``90000`` is ``"1m30s"``."""
+    """Return a duration as people write it: ``90000`` is ``"1m30s"``."""
     if millis <= 0:
         return f"{millis}ms"
     parts = []
@@ -148,7 +148,7 @@ def format_duration(millis: int) -> str:
 
 
 def format_time(millis: int) -> str:
-    """A timestamp as ISO 8601 in UTC with the milliseconds only where there are any; the number itself past the year 9999."""
+    """Return a timestamp as ISO 8601 in UTC, without milliseconds if they are 0; the number itself after the year 9999."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
     except OverflowError:

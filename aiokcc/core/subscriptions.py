@@ -1,19 +1,19 @@
-"""What a member wants to run, and how it says so in its registration.
+"""The subscription of a member, and its registration.
 
 A subscription is one of:
 
 * everything that the group replays (the default);
-* topics, each with at most so many partitions at this member: ``{"orders": 4}`` is at most four *streams* of orders,
-  ``["orders", "payments"]`` is as many as there are; or the numbers themselves, ``{"orders": [0, 3]}``;
-* a pattern: a regular expression that a topic's *whole* name must match.
+* topics, each with the most partitions that this member takes: ``{"orders": 4}`` means at most four *streams* of orders,
+  ``["orders", "payments"]`` has no such limit; or partition numbers, ``{"orders": [0, 3]}``;
+* a pattern: a regular expression that must match the *whole* name of a topic.
 
-It says what a member *may* be given, never what it runs: that is the assignment. It is plain data, so that the leader decides
+It says what a member *may* be assigned, not what it runs: that is the assignment. It is plain data, so that the leader decides
 on exactly what the members registered, and equal subscriptions are equal values.
 
-A subscription may stand for a *pipeline*: then all that it covers goes together, to one of the members that subscribed in the
-pipeline's name (:mod:`~aiokcc.core.colocation`). Such a registration has a field more, ``"pipeline": "revenue"``.
+A subscription may name a *pipeline*: then all partitions that it covers are assigned together, to one of the members that named
+this pipeline (:mod:`~aiokcc.core.colocation`). Such a registration has one more field, ``"pipeline": "revenue"``.
 
-The registration, ``ids/<member>``, is JSON that a person can read; a leader that cannot read it says which node it is::
+The registration, ``ids/<member>``, is JSON that a person can read. A leader that cannot decode it names the node in its log::
 
     {"version": 1, "id": "worker-1-a1b2", "host": "machine-7", "pid": 4711, "timestamp": 1700000000000,
      "subscription": {"orders": 4, "payments": null}, "pattern": null, "running": "orders:0,3;"}
@@ -52,27 +52,27 @@ _FORM: Final = "JSON with version, id, host, pid, timestamp, subscription, patte
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What one member may be given. With nothing set: everything."""
+    """The partitions that one member may be assigned. With no field set: all."""
 
     topics: Mapping[str, int | None] = field(default_factory=dict)
-    """Whole topics, each with the most streams that this member takes of it; None: no such limit."""
+    """Topics, each with the most partitions that this member takes; None if there is no limit."""
     partitions: frozenset[Partition] = frozenset()
-    """These partitions, by name."""
+    """Partitions that were named one by one."""
     pattern: str | None = None
-    """All topics whose whole name matches this regular expression."""
+    """A regular expression for the whole names of topics."""
     pipeline: str | None = None
-    """In whose name: all that is covered goes together to one of its members, or none of it. None: each partition by itself."""
+    """The pipeline: one of its members is assigned all that is covered. None: each partition is assigned by itself."""
 
     @classmethod
     def check(cls, topics: object = None, *, pattern: object = None, pipeline: str | None = None) -> Subscription:
-        """The subscription from what a user wrote; UsageError if it cannot be meant. Nothing at all means everything."""
+        """Return the subscription that a user wrote. UsageError if it is invalid. Without arguments it covers everything."""
         if pipeline is not None and not _PIPELINE.fullmatch(pipeline):
             raise UsageError(
-                f"name {pipeline!r} cannot name a pipeline; expected letters, digits, '.', '_' and '-', at most 100"
+                f"name {pipeline!r} is not valid for a pipeline; expected letters, digits, '.', '_' and '-', at most 100"
             )
         if pattern is not None:
             if topics is not None:
-                raise UsageError("topics and a pattern are both given; a member subscribes by one of them")
+                raise UsageError("topics and a pattern are both given; expected one of them")
             return cls(pattern=_check_pattern(pattern), pipeline=pipeline)
         if topics is None:
             return EVERYTHING if pipeline is None else cls(pipeline=pipeline)
@@ -83,18 +83,18 @@ class Subscription:
         elif isinstance(topics, Iterable) and not isinstance(topics, bytes):
             wanted = dict.fromkeys(topics)
         else:
-            raise UsageError(f"subscription {topics!r} is neither; expected {_FORMS}")
+            raise UsageError(f"subscription {topics!r} cannot be read; expected {_FORMS}")
         if not wanted:
             raise UsageError(f"the subscription is empty, so this member would run nothing; expected {_FORMS}")
         whole: dict[str, int | None] = {}
         named: set[Partition] = set()
         for topic, spec in wanted.items():
             if spec is None or (isinstance(spec, int) and not isinstance(spec, bool)):
-                parse_topics({topic: 1})  # says what is wrong with the name
+                parse_topics({topic: 1})  # raises if the name is invalid
                 whole[topic] = _check_streams(topic, spec)
                 if pipeline is not None and spec is not None:
                     raise UsageError(
-                        f"a pipeline takes all of {topic!r} or names its partitions; at most {spec} of them cannot be meant"
+                        f"a pipeline takes all of {topic!r} or names its partitions; a limit of {spec} is not possible"
                     )
             else:
                 named |= parse_topics({topic: spec})
@@ -102,21 +102,21 @@ class Subscription:
 
     @property
     def everything(self) -> bool:
-        """Whether it takes whatever the group replays."""
+        """True if it covers all that the group replays."""
         return not (self.topics or self.partitions or self.pattern is not None)
 
     def covers_topic(self, topic: str) -> bool:
-        """Whether any partition of the topic may be given to this member, up to the limit."""
+        """Return True if this member may be assigned any partition of the topic, up to the limit."""
         if self.pattern is not None:
             return _compiled(self.pattern).fullmatch(topic) is not None
         return topic in self.topics or self.everything
 
     def covers(self, partition: Partition) -> bool:
-        """Whether this partition may be given to this member."""
+        """Return True if this member may be assigned the partition."""
         return partition in self.partitions or self.covers_topic(partition.topic)
 
     def limit(self, topic: str) -> int | None:
-        """The most partitions of the topic that this member takes; None: as many as there are."""
+        """Return the most partitions of the topic that this member takes; None if there is no limit."""
         return self.topics.get(topic)
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Subscription:
         return what if self.pipeline is None else f"{what}, all for the pipeline {self.pipeline}"
 
     def to_json(self) -> tuple[object, str | None]:
-        """The fields ``subscription`` and ``pattern`` of a registration."""
+        """Return the fields ``subscription`` and ``pattern`` of a registration."""
         if self.everything:
             return _ALL, None
         wanted: dict[str, object] = dict(self.topics)
@@ -142,7 +142,7 @@ class Subscription:
 
     @classmethod
     def from_json(cls, subscription: object, pattern: object, pipeline: object = None) -> Subscription:
-        """The reverse; ValueError if it is something else."""
+        """Return the subscription of these fields. ValueError if they are invalid."""
         if pipeline is not None and not isinstance(pipeline, str):
             raise ValueError(pipeline)
         if subscription == _ALL and pattern is None:
@@ -153,7 +153,7 @@ class Subscription:
 
 
 EVERYTHING: Final = Subscription()
-"""Whatever the group replays, without a limit."""
+"""Covers all that the group replays, without a limit."""
 
 
 def _check_streams(topic: str, most: int | None) -> int | None:
@@ -162,7 +162,7 @@ def _check_streams(topic: str, most: int | None) -> int | None:
         raise UsageError(
             f"topic {topic!r} is given {shown} streams; expected at least 1 (leave the topic out to take none of it)"
         )
-    # More than there can be is no limit; it is kept small, so that it can be written down.
+    # A limit above the most partitions is none. It is kept small, so that it fits into the node.
     return most if most is None else min(most, MAX_COUNT)
 
 
@@ -170,7 +170,7 @@ def _check_pattern(pattern: object) -> str:
     if isinstance(pattern, re.Pattern):
         if pattern.flags & ~re.UNICODE or not isinstance(pattern.pattern, str):
             raise UsageError(
-                f"pattern {pattern!r} has flags, which a text does not carry; write them into it, like (?i)"
+                f"pattern {pattern!r} has flags, which the registration cannot hold; write them into the pattern, like (?i)"
             )
         pattern = pattern.pattern
     if not isinstance(pattern, str):
@@ -193,20 +193,20 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The content of ``ids/<member>``: who is there, what it may be given, and what it runs."""
+    """The content of ``ids/<member>``: a member, its subscription, and the partitions it runs."""
 
     id: str
-    """The incarnation: the member's name and what makes this session of it unique."""
+    """The incarnation: the member's name and a suffix that is unique for this session."""
     subscription: Subscription
     timestamp: int
-    """When it joined, in milliseconds since the epoch, by its own clock: for people."""
+    """The time at which it joined, in milliseconds since the epoch, by its own clock; only shown to people."""
     host: str
     pid: int | None = None
     running: frozenset[Partition] = frozenset()
-    """What it ran when it last wrote this: for people. What counts are the locks."""
+    """The partitions it ran at its last write; only shown to people. The locks are what counts."""
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Return the node's content."""
         subscription, pattern = self.subscription.to_json()
         pipeline = self.subscription.pipeline
         return json.dumps(
@@ -225,7 +225,7 @@ class Registration:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Registration:
-        """What the node holds; CorruptNodeError if it is something else."""
+        """Return what the node holds. CorruptNodeError if it cannot be read."""
         try:
             raw: Any = json.loads(data, object_pairs_hook=_unique)
             if not isinstance(raw, dict) or raw["version"] != 1:

@@ -1,20 +1,20 @@
 """A hierarchical timing wheel: adding and cancelling a timer cost the same whether ten are pending or a million.
 
-Time is an argument, in whole ticks of any length; the wheel has no clock. ``Wheel.pop(now)`` gives back, one by one, what has
-become due, so that whoever handles one timer may cancel another that is due too, and it will not come.
+Time is an argument, in whole ticks of any length; the wheel has no clock. ``Wheel.pop(now)`` returns the due timers one by one.
+So the code that handles one timer may cancel another that is due too, and that one is not returned.
 
-What holds, whatever the clock does:
+The wheel guarantees, whatever the clock does:
 
-* A timer that is not cancelled comes exactly once, never before its deadline, and at the first ``pop`` whose ``now`` has
+* A timer that is not cancelled is returned exactly once, never before its deadline, by the first ``pop`` whose ``now`` has
   reached it.
-* Timers come in the order of their deadlines, and those of one deadline in the order in which they were added. What is overdue
-  when it is added comes as if it were due at the wheel's time.
-* The wheel's time does not go back. A ``now`` before it finds nothing due; when the clock has caught up, all goes on.
+* Timers are returned in the order of their deadlines; those with the same deadline in the order in which they were added. A
+  timer that is overdue when it is added counts as due at the wheel's time.
+* The wheel's time does not go back. A ``now`` before it finds nothing due; once the clock has caught up, timers are due again.
 
-A heap, as the event loop has it, compares its way through log n timers, and what was cancelled stays in it until half of it is
-garbage. Buckets here are rings of links: a dictionary for each costs more memory and twice the time once they no longer fit
-the processor's cache; a list from which the cancelled are swept now and then is faster there, but not for a timer that is
-cancelled soon, which most are.
+A heap, as in asyncio, compares log n timers per operation, and cancelled timers stay in it until half of it is garbage. Buckets
+here are linked rings. A dictionary for each bucket costs more memory, and twice the time once they do not fit the processor's
+cache. A list that is cleaned of cancelled timers now and then is faster there, but not for timers that are cancelled soon, and
+most are.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ __all__ = ["Timer", "Wheel"]
 T = TypeVar("T")
 
 BITS: Final = 8
-"""So many bits of a deadline are one wheel: 256 buckets."""
+"""The bits of a deadline that one wheel covers: it has 256 buckets."""
 MAX_BITS: Final = 64
 _SIZE: Final = 1 << BITS
 _MASK: Final = _SIZE - 1
 
 
 class Timer(Generic[T]):
-    """A link in the ring of its bucket, so that cancelling is to take it out: no search, nothing left behind."""
+    """A link in the ring of its bucket. Cancelling unlinks it: it needs no search and leaves nothing behind."""
 
-    __slots__ = ("_after", "_before", "deadline", "what")
+    __slots__ = ("_after", "_before", "deadline", "item")
 
-    # Filled in by who makes one: an __init__ of Python's would cost a third of what adding a timer costs.
+    # Wheel.add sets these: a call of __init__ would take a third of the time that adding a timer takes.
     deadline: int
-    what: T
+    item: T
     _before: Timer[Any] | None
     _after: Timer[Any] | None
 
     @property
     def pending(self) -> bool:
-        """Whether it is still to come."""
+        """True until the timer is returned by ``pop`` or cancelled."""
         return self._after is not None
 
     def cancel(self) -> bool:
-        """Take it out. False if it has come already, or was cancelled before."""
+        """Remove the timer from the wheel. Returns False if it was returned by ``pop`` or cancelled before."""
         before = self._before
         if before is None:
             return False
@@ -61,16 +61,16 @@ class Timer(Generic[T]):
         before._after = after
         after._before = before
         self._before = self._after = None
-        if before is after:  # the bucket itself, and nothing in it
+        if before is after:  # both are the bucket, which is now empty
             after._emptied()
         return True
 
     def _emptied(self) -> None:
-        raise AssertionError("only a bucket is emptied")
+        raise AssertionError("only a bucket can become empty")
 
 
 class _Bucket(Timer[None]):
-    """The head of a ring; its neighbours are the first and the last timer, or itself."""
+    """The head of a ring. Its neighbours are the first and the last timer, or itself if the ring is empty."""
 
     __slots__ = ("bit", "level", "wheel")
 
@@ -89,19 +89,19 @@ def _nothing() -> None:
 
 
 class Wheel(Generic[T]):
-    """Timers in buckets, the buckets in wheels, each of which turns once while the next one moves on by one bucket.
+    """Timers in buckets, the buckets in wheels. Each wheel turns once while the next one moves by one bucket.
 
-    Write the wheel's time and a deadline in the number system of base 256. The *highest digit in which they differ* says in
-    which wheel the timer lies, and the deadline's digit there says in which bucket. What is due within the current 256 ticks
-    differs in the last digit only and lies in wheel 0, where each bucket is one tick. Wheel 1 has buckets of 256 ticks, wheel 2
-    of 65,536; the *overflow* wheels for higher digits are added when a deadline needs them.
+    Write the wheel's time and a deadline in base 256. The *highest digit in which they differ* selects the wheel of the timer,
+    and the deadline's digit there selects the bucket. Deadlines within the current 256 ticks differ in the last digit only and
+    are in wheel 0, where each bucket is one tick. Wheel 1 has buckets of 256 ticks, wheel 2 of 65,536; *overflow* wheels for
+    higher digits are added when a deadline needs them.
 
-    When the time comes to the beginning of a bucket of a higher wheel, its timers are put in anew: that digit is now equal, so
-    they fall into a lower wheel. A timer falls at most once per wheel, and most are cancelled before they ever do. All that is
-    pending lies ahead: so a wheel's next bucket is its first occupied one, which a bitmap of 256 bits tells, and any bucket of
-    a wheel comes before all buckets of the next wheel. Empty buckets cost nothing, however far the clock jumps.
+    When the time reaches the start of a bucket of a higher wheel, its timers are inserted again: that digit is now equal, so
+    they fall into a lower wheel. A timer falls at most once per wheel, and most are cancelled before. All pending timers are
+    in the future, so the next bucket of a wheel is its first occupied one, which a bitmap of 256 bits shows, and every bucket
+    of a wheel comes before all buckets of the next wheel. Empty buckets cost nothing, however far the clock jumps.
 
-    Time and deadline alone say where a timer lies. So all timers of one deadline lie in one bucket, and keep their order.
+    The bucket of a timer depends on time and deadline only. So all timers with one deadline are in one bucket, in order.
 
     Example, in decimal digits instead of base 256. The time is 138::
 
@@ -109,11 +109,11 @@ class Wheel(Generic[T]):
         add 142    differs in the tens:       wheel 1, bucket 4
         add 905    differs in the hundreds:   wheel 2, bucket 9
         next()     139
-        pop(139)   139 comes
+        pop(139)   returns 139
         next()     140, where the bucket of 142 begins
-        pop(141)   nothing comes; but 142 now differs in the last digit only: wheel 0, bucket 2
+        pop(141)   returns None; but 142 now differs in the last digit only: wheel 0, bucket 2
         next()     142
-        pop(1000)  142 comes, then 905: its bucket falls at 900, from wheel 2 into wheel 0
+        pop(1000)  returns 142, and in the next call 905: its bucket falls at 900, from wheel 2 into wheel 0
 
     ``on_emptied`` is called when a cancellation has emptied a bucket, so that ``next()`` may be later than it was.
     """
@@ -126,22 +126,22 @@ class Wheel(Generic[T]):
         self._now = now
         self._on_emptied = on_emptied
         self._occupied: list[int] = []
-        """By wheel: which buckets have timers, as bits."""
+        """For each wheel: a bit for each bucket that has timers."""
         self._buckets: list[_Bucket] = []
-        """Of all wheels, one after the other."""
+        """The buckets of all wheels, one wheel after the other."""
         self._grow(1)
 
     @property
     def now(self) -> int:
-        """The wheel's time: the latest that it was told."""
+        """The wheel's time: the latest that ``pop`` was called with."""
         return self._now
 
     def __bool__(self) -> bool:
-        """Whether a timer is pending."""
+        """Return True if a timer is pending."""
         return any(self._occupied)
 
-    def add(self, deadline: int, what: T) -> Timer[T]:
-        """A timer that comes at the first ``pop`` from ``deadline`` on."""
+    def add(self, deadline: int, item: T) -> Timer[T]:
+        """Add a timer that is due from ``deadline`` on. UsageError if that is more than 2**64 ticks ahead."""
         now = self._now
         at = deadline if deadline > now else now  # noqa: FURB136 - a call of max() costs as much as the rest
         differ = at ^ now
@@ -155,10 +155,10 @@ class Wheel(Generic[T]):
                 bucket = self._buckets[level * _SIZE + (at >> level * BITS & _MASK)]
         except IndexError:
             self._grow(differ)
-            return self.add(deadline, what)
+            return self.add(deadline, item)
         timer: Timer[T] = Timer()
         timer.deadline = deadline
-        timer.what = what
+        timer.item = item
         timer._before = before = bucket._before
         timer._after = bucket
         before._after = bucket._before = timer  # type: ignore[union-attr]
@@ -167,12 +167,12 @@ class Wheel(Generic[T]):
         return timer
 
     def next(self) -> int | None:
-        """When to call ``pop`` next, if nothing is added before: not after the next deadline. None: nothing is pending."""
+        """Return the time for the next call of ``pop``, which is not after the next deadline; None if nothing is pending."""
         found = self._first()
         return None if found is None else found[0]
 
     def pop(self, now: int) -> Timer[T] | None:
-        """The next timer whose deadline ``now`` has reached, taken out; None if there is none, and then it is ``now`` here."""
+        """Remove and return the next due timer; None if there is none, and then the wheel's time is ``now``."""
         while (found := self._first()) is not None and found[0] <= now:
             self._now, bucket = found
             if bucket.level == 0:
@@ -191,7 +191,7 @@ class Wheel(Generic[T]):
         return None
 
     def _first(self) -> tuple[int, _Bucket] | None:
-        """The bucket that comes next, and the time at which it begins."""
+        """Return the time at which the next bucket starts, and the bucket."""
         for level, occupied in enumerate(self._occupied):
             if occupied:
                 slot = (occupied & -occupied).bit_length() - 1
@@ -201,7 +201,7 @@ class Wheel(Generic[T]):
         return None
 
     def _cascade(self, bucket: _Bucket) -> None:
-        """The time has come to this bucket's beginning: its timers fall into lower wheels, in their order."""
+        """Insert the timers of a bucket whose start the time has reached into lower wheels, in their order."""
         self._occupied[bucket.level] ^= bucket.bit
         timer, bucket._after = bucket._after, bucket
         bucket._before = bucket
@@ -220,9 +220,11 @@ class Wheel(Generic[T]):
             timer = following
 
     def _grow(self, differ: int) -> None:
-        """Wheels for deadlines that differ so much."""
+        """Add the wheels that a deadline needs which differs so much from the time."""
         if differ.bit_length() > MAX_BITS:
-            raise UsageError(f"the deadline lies more than 2**{MAX_BITS} ticks ahead; expected one that can come")
+            raise UsageError(
+                f"the deadline is more than 2**{MAX_BITS} ticks ahead; expected one within {MAX_BITS} bits"
+            )
         while differ >> len(self._occupied) * BITS:
             level = len(self._occupied)
             self._occupied.append(0)

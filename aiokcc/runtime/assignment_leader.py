@@ -1,10 +1,10 @@
 """The leader's part of a managed group: it observes the members, lets the rebalance machine decide, and writes the decisions.
 
 It watches the registrations, the isolated members, and the locks of the topics that are moving; it knows the rest because it
-wrote it. Each change of an assignment is one transaction. It holds the next generation, the assignments and states of the topics
-that change, and for each partition that it assigns the proof that nobody holds it: its lock is created and deleted again, which
-fails if there is one. A claim in turn checks the assignment, so from then on only the new owner can take the lock. A deposed
-leader changes nothing, because the generation has moved on.
+wrote it. Each change of an assignment is one transaction. It holds the next generation, the assignments and states of the
+topics that change, and for each partition that it assigns the proof that nobody holds it: its lock is created and deleted
+again, which fails if there is one. A claim in turn checks the assignment, so from then on only the new owner can take the
+lock. A deposed leader changes nothing, because the generation has moved on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reading the last cut from the ring in the store."""
+"""Reads the newest cut from the ring of cuts in the store."""
 
 from __future__ import annotations
 
@@ -17,16 +17,22 @@ log = logging.getLogger("aiokcc.cuts")
 
 
 async def last_cut(store: Store, session: Session, version: int) -> Cut | None:
-    """The newest cut, given the version of the ``coordinator`` node just read; None if no boundary has closed yet."""
-    if version == 0:  # as it was founded
+    """Return the newest cut, None if no boundary has closed yet. ``version`` is that of the ``coordinator`` node just read.
+
+    MissingNodeError if the slot of this version is not there, CorruptNodeError if it cannot be read.
+    """
+    if version == 0:  # nobody has written it since the run was founded
         return None
     return await _newest(store, session, version, await session.find(paths.cut(version, CUT_SLOTS)))
 
 
 async def limit_and_cut(store: Store, session: Session, expected: int | None) -> tuple[Node, Cut | None]:
-    """The ``coordinator`` node and then the newest cut; in one round trip if the node still has the expected version."""
+    """Return the ``coordinator`` node and the newest cut; in one round trip if the node still has the expected version.
+
+    Raises what :func:`last_cut` raises, and MissingNodeError if there is no ``coordinator`` node.
+    """
     slot: Node | None = None
-    if expected:  # a cut tells of which version it is, so it may be read beside the node
+    if expected:  # a cut holds its version, so both can be read concurrently
         path = paths.cut(expected, CUT_SLOTS)
         node, slot = await asyncio.gather(session.find(paths.COORDINATOR), session.find(path))
     else:
@@ -39,13 +45,13 @@ async def limit_and_cut(store: Store, session: Session, expected: int | None) ->
 
 
 async def _newest(store: Store, session: Session, version: int, slot: Node | None) -> Cut | None:
-    """The cut in the slot of this version, if it is there; otherwise the newest one anywhere."""
+    """Return the cut in the slot if it has this version; otherwise the newest cut of all slots."""
     if slot is None:
         raise MissingNodeError(store.describe(paths.cut(version, CUT_SLOTS)))
     newest = Cut.decode(store.describe(slot.path), slot.data)
     if newest is not None and newest.number == version:
         return newest
-    names = await session.children(paths.CUTS)  # released, or written by hand: look at all of them
+    names = await session.children(paths.CUTS)  # the run was released, or the node written by hand: read all of them
     for node in await asyncio.gather(*(session.find(f"{paths.CUTS}/{name}") for name in names)):
         try:
             cut = None if node is None else Cut.decode(store.describe(node.path), node.data)

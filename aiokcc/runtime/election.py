@@ -1,7 +1,7 @@
-"""Election without a herd: candidates queue up, each watches only the one before it.
+"""Leader election: the candidates form a queue, and each watches only the one before it, so that no herd wakes up.
 
-Being first in the queue is not yet leading. A leader is whoever has written the next generation, and every write it makes is
-conditional on that generation: so a former leader that does not know yet changes nothing.
+The first in the queue does not lead yet. The leader is the member that has written the next generation, and each of its writes
+checks this generation. So a former leader that does not know of its successor changes nothing.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _DIGITS = 10
 
 
 async def list_candidates(session: Session) -> list[str]:
-    """The candidates' paths, the first in line first."""
+    """Return the paths of the candidates, in the order of the queue."""
     names = await session.children(paths.LEADER)
     return [f"{paths.LEADER}/{name}" for name in sorted(names, key=lambda name: name[-_DIGITS:])]
 
 
 @asynccontextmanager
 async def campaign(session: Session, name: str, clock: Callable[[], int]) -> AsyncIterator[str]:
-    """Stand for election; the body runs when we are first in line, with our candidate node's path.
+    """Join the queue, wait until we are first, and run the body with the path of our candidate node.
 
-    Leaving the body resigns: the node is deleted, and the next in line is told by its watch.
+    Leaving the body resigns: the node is deleted, and the watch of the next candidate fires. Cancelling the wait does the same.
     """
     path = ""
     try:
@@ -48,16 +48,16 @@ async def campaign(session: Session, name: str, clock: Callable[[], int]) -> Asy
 
 
 async def _first_in_line(session: Session, path: str) -> bool:
-    """Wait until nobody stands before us. False: our own node is gone, somebody deleted it."""
+    """Wait until no candidate is before us. Returns False if our own node was deleted."""
     while True:
-        line = await list_candidates(session)
-        if path not in line:
+        queue = await list_candidates(session)
+        if path not in queue:
             return False
-        place = line.index(path)
+        place = queue.index(path)
         if place == 0:
             return True
         with session.watch() as watch:
-            watch.add(line[place - 1])
+            watch.add(queue[place - 1])
             watch.add(path)
             gone = path
             async for change in watch:
@@ -65,4 +65,4 @@ async def _first_in_line(session: Session, path: str) -> bool:
                     gone = change.path
                     break
         if place == 1 and gone != path:
-            return True  # nobody can have come in between: who stands later has a greater number
+            return True  # nobody can have come between: later candidates have greater numbers

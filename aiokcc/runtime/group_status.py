@@ -1,4 +1,4 @@
-"""How a managed group stands: who is there, who was given what, and what a rebalance waits for. Read by anybody."""
+"""The status of a managed group: its members, the assignment, and what a rebalance waits for. Any session can read it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["GroupMemberStatus", "GroupStatus", "TopicStatus", "read_group_status
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """One topic's assignment."""
+    """The assignment of one topic."""
 
     topic: str
     state: str
     """``Initial``, ``Starting``, ``Stable`` or ``Closing``."""
     assignment: Mapping[str, str]
-    """Who is to run what: member by partition."""
+    """The member of each assigned partition."""
     to_start: Mapping[str, str]
-    """Given and not held yet."""
+    """Assigned partitions that are not held yet."""
     to_close: Mapping[str, str]
-    """Taken away and perhaps still held."""
+    """Revoked partitions that may still be held."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupMemberStatus:
-    """One member, whichever session it is in; also one that is gone and still has something, or is isolated."""
+    """One member, in whatever session: registered, or isolated, or gone with partitions still assigned."""
 
     name: str
     here: bool
     isolated: bool
     subscription: str | None
-    """What it may be given, in words; None if it is not there, or cannot be read."""
+    """Its subscription as a text; None if the member is not there, or its registration cannot be read."""
     assigned: tuple[str, ...]
     running: tuple[str, ...]
     """The partitions whose locks it holds."""
@@ -53,9 +53,9 @@ class GroupStatus:
     workers: tuple[GroupMemberStatus, ...]
     topics: tuple[TopicStatus, ...]
     unassigned: tuple[str, ...]
-    """Partitions that have been given to nobody, and are not on their way."""
+    """Partitions that are neither assigned nor closing."""
     waits_for: str | None
-    """What the rebalance under way waits for; None if there is none."""
+    """What the present rebalance waits for; None if there is none."""
 
 
 async def read_group_status(
@@ -66,18 +66,21 @@ async def read_group_status(
     owners: Mapping[Partition, str],
     problems: list[str],
 ) -> GroupStatus:
-    """Read the rest of it; what cannot be read is added to the problems. ``registered`` and ``owners``: by incarnation."""
+    """Read the assignments and the isolated members, and return the status with what the caller has read.
+
+    ``registered`` has incarnations as keys, ``owners`` as values. Nodes that cannot be read are added to ``problems``.
+    """
     topics: dict[str, TopicAssignment] = {}
     names = await _names(session, paths.ASSIGNMENTS)
     nodes = await asyncio.gather(
         *(session.find(paths.assignment(name)) for name in names), *(session.find(paths.state(name)) for name in names)
     )
-    for name, given, state in zip(names, nodes[: len(names)], nodes[len(names) :], strict=True):
-        if given is None or state is None:
+    for name, assignment, state in zip(names, nodes[: len(names)], nodes[len(names) :], strict=True):
+        if assignment is None or state is None:
             continue
         try:
             topics[name] = TopicAssignment.decode(
-                store.describe(given.path), given.data, store.describe(state.path), state.data
+                store.describe(assignment.path), assignment.data, store.describe(state.path), state.data
             )
         except CorruptNodeError as error:
             problems.append(str(error))
@@ -130,10 +133,12 @@ def _subscription(store: Store, node: Node | None, problems: list[str]) -> str |
 
 
 def _topic(name: str, topic: TopicAssignment) -> TopicStatus:
-    def named(part: Mapping[int, str]) -> dict[str, str]:
+    def by_name(part: Mapping[int, str]) -> dict[str, str]:
         return {str(Partition(name, number)): member for number, member in sorted(part.items())}
 
-    return TopicStatus(name, topic.state.value, named(topic.assignment), named(topic.to_start), named(topic.to_close))
+    return TopicStatus(
+        name, topic.state.value, by_name(topic.assignment), by_name(topic.to_start), by_name(topic.to_close)
+    )
 
 
 def _waits_for(

@@ -1,4 +1,7 @@
-"""What an operator may ask for while a group runs: of the limit, and of a managed group's members. The leader acts on it."""
+"""The operator's requests to a running group: about the limit, and about the members of a managed group.
+
+They are written to the store; the leader acts on them.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,11 @@ _TRIES: Final = 5
 
 
 async def write_request(store: Store, session: Session, request: Request) -> Request | None:
-    """Write the operator's request; the one it replaces (None if that could not be read).
+    """Write the operator's request. Returns the request that it replaces, None if that could not be read.
 
-    The write is conditional on the version read, and the leader's advance checks that version: once this has returned, no
-    advance that was decided before can still succeed.
+    The write is conditional on the version that was read, and the leader's advance checks that version. So when this has
+    returned, no advance that was decided before can still succeed. UsageError if the group cannot follow the request,
+    AiokccError if others keep changing the node. If this is cancelled, the request may have been written or not.
     """
     for _ in range(_TRIES):
         limit_node = await session.find(paths.COORDINATOR)
@@ -49,7 +53,7 @@ async def write_request(store: Store, session: Session, request: Request) -> Req
             try:
                 before = Request.decode(store.describe(node.path), node.data)
             except CorruptNodeError:
-                pass  # replacing it is just what is needed
+                pass  # the request replaces it
         if before == request:
             return before
         try:
@@ -61,14 +65,14 @@ async def write_request(store: Store, session: Session, request: Request) -> Req
             continue
         return before
     raise AiokccError(
-        f"{store.describe(paths.PERIOD)} is being changed by somebody else all the time; nothing was written"
+        f"{store.describe(paths.PERIOD)} was changed by somebody else at every attempt; nothing was written"
     )
 
 
 async def isolate(store: Store, session: Session, member: str, *, by: str, now: int) -> bool:
-    """Set a member apart: its partitions go to others, and it is given nothing until it may rejoin. False: it is already.
+    """Isolate a member: its partitions move to others, and it is assigned nothing until it rejoins.
 
-    UsageError if the group is not managed, or has never heard of this member.
+    Returns False if it is isolated already. UsageError if the group is not managed, or has no such member.
     """
     known, isolated = await _members(store, session)
     if member in isolated:
@@ -85,33 +89,33 @@ async def isolate(store: Store, session: Session, member: str, *, by: str, now: 
 
 
 async def rejoin(store: Store, session: Session, member: str) -> bool:
-    """Let an isolated member take part again. False: it is not isolated. UsageError as for :func:`isolate`."""
+    """Let an isolated member take part again. Returns False if it is not isolated. UsageError as for :func:`isolate`."""
     known, isolated = await _members(store, session)
     if member not in isolated:
         if member in known:
             return False
-        apart = (
+        listed = (
             f"{', '.join(sorted(isolated)[:20])} {'is' if len(isolated) == 1 else 'are'}" if isolated else "nobody is"
         )
-        raise UsageError(f"the group under {store.describe('')} has no member {member!r}; isolated {apart}")
+        raise UsageError(f"the group under {store.describe('')} has no member {member!r}; isolated {listed}")
     try:
         node = await session.get(paths.isolated(member))
         await session.delete(node.path, node.version)
     except NoNodeError:
-        return False  # somebody else has let it
+        return False  # another operator was faster
     return True
 
 
 async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
-    """Who is there or has something, and who is isolated."""
+    """Return the members that are registered or assigned something, and the isolated members."""
     run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
     if run is None or listed is None:
         raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
     agreed = Run.decode(store.describe(run.path), run.data, decode_partitions(store.describe(listed.path), listed.data))
     if not agreed.managed:
         raise UsageError(
-            f"the group under {store.describe('')} is not managed: its members say themselves which partitions they run; "
-            f'to take one out, stop it. assignment="managed" makes a group whose members can be isolated'
+            f"the group under {store.describe('')} is not managed: each member says which partitions it runs. "
+            f'To take one out, stop it. Only members of a group with assignment="managed" can be isolated'
         )
     if agreed.ended:
         raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")

@@ -1,12 +1,12 @@
-"""Committed offsets in the store: a member's commits behind the fence, and what an operator may do with them.
+"""Committed offsets in the store: the commits of a member, which are fenced, and the commands of an operator.
 
 A member commits with one transaction that checks ``generation`` and writes each ``offsets/<topic>/<number>`` at the version it
-read. Who has missed a generation reads it, and looks whether the locks are still its own, before it commits again; who has
-lost its session cannot write at all, for the session refuses. Within a run an offset never goes back: what stands there is
-read before it is replaced. So a commit whose answer was lost is read again and decided again.
+has read. If the generation has changed, the member reads it, checks that the locks are still its own, and commits again. A
+member without its session cannot write at all, because the session refuses. Within a run an offset never goes back: the member
+reads the stored offset before it replaces it. If the reply to a commit is lost, the offset is read and compared again.
 
-Only what has changed is written, and what was written is remembered with its version: a commit costs one round trip. What
-stands there is read when a lock is taken, together with the limit: neither the start nor the first commit waits for it.
+Only changed offsets are written, and each written offset is remembered with its version, so a commit costs one round trip. The
+stored offsets are read when the locks are taken, together with the limit: neither the start nor the first commit waits for it.
 """
 
 from __future__ import annotations
@@ -51,30 +51,30 @@ log = logging.getLogger("aiokcc.offsets")
 
 _BATCH: Final = 500
 _ENTRY: Final = 600
-"""Bytes of a longest path below the root and its content, generously."""
+"""An upper bound for the bytes of one path below the root and its content."""
 _TRIES: Final = 8
 
 
 class _Known(NamedTuple):
-    """What a node held when it was last read or written. ``version`` is None where there is none, ``commit`` if unreadable."""
+    """A node as it was last read or written. ``version`` is None if there is no node, ``commit`` if it cannot be read."""
 
     version: int | None
     commit: CommittedOffset | None
 
 
 class StoreOffsets:
-    """The offsets of one member's partitions, in the store."""
+    """The committed offsets of one member's partitions, in the store."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self._known: dict[Partition, _Known] = {}
         self._looked: set[Partition] = set()
-        """Whose offset was read when we took the lock, and has not been asked for since."""
+        """Partitions whose offset was read when their lock was taken, and was not asked for since."""
         self._topics: set[str] = set()
-        """Those that have a directory."""
+        """Topics whose parent node is known to exist."""
 
     async def claimed(self, session: Session, partitions: list[Partition]) -> None:
-        """We have just taken these locks: read what stands there, and make room for what is going to."""
+        """Read the stored offsets of partitions whose locks were just taken, and create the parent nodes for new ones."""
         async with anyio.create_task_group() as tasks:
             for topic in {p.topic for p in partitions} - self._topics:
                 tasks.start_soon(self._prepare, session, topic)
@@ -85,13 +85,13 @@ class StoreOffsets:
         try:
             await session.ensure(f"{paths.OFFSETS}/{topic}")
         except NoAuthError:
-            return  # whoever commits is told
+            return  # the commit will raise it
         self._topics.add(topic)
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What this run has committed. Asked with the locks in hand; what cannot be read does not count.
+        """Return the offsets that this run has committed. Call it while holding the locks; unreadable offsets are left out.
 
-        Nothing, if the session is lost: then the locks are too, and with the next ones comes the last cut.
+        Returns nothing if the session is lost: the locks are lost too, and whoever takes them next reads the last cut.
         """
         us = self._member.incarnation
         if us is None:
@@ -107,9 +107,9 @@ class StoreOffsets:
         return {p: commit.offset for p, commit in found.items() if commit is not None and commit.counts_for(run)}
 
     async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
-        """Commit what is still ours and lies further than what stands there; all of it in one transaction, if it fits.
+        """Commit the offsets that are still ours and above the stored ones; in one transaction, if they fit.
 
-        Safe to cancel: what was not answered is read again by the next commit. CoordinationError if it cannot be done.
+        Safe to cancel: the next commit reads the offsets whose outcome is unknown. CoordinationError if the commit fails.
         """
         size = _ENTRY + 3 * len(self._member.store.root)
         for batch in batched(sorted(offsets), size, _BATCH):
@@ -126,7 +126,7 @@ class StoreOffsets:
             facts = (run, us.generation.number, self._member.clock(), us.name)
             commits = {p: CommittedOffset(offset, *facts) for p, offset in due.items()}
             ops = [_write(p, commit, self._known[p].version) for p, commit in commits.items()]
-            known = [self._known.pop(p) for p in due]  # until we are answered, nobody knows
+            known = [self._known.pop(p) for p in due]  # unknown until the reply
             fence = us.generation_version
             try:
                 results = await us.session.commit(Check(paths.GENERATION, fence), *ops)
@@ -144,7 +144,7 @@ class StoreOffsets:
             else:
                 self._remember(commits, results[1:])
                 return
-        raise CoordinationError("offsets in the store are being changed by somebody else all the time")
+        raise CoordinationError("the offsets in the store were changed by somebody else at every attempt")
 
     def _is_further(self, partition: Partition, offset: int, run: int) -> bool:
         there = self._known[partition].commit
@@ -161,12 +161,12 @@ class StoreOffsets:
                 try:
                     commit = CommittedOffset.decode(self._member.store.describe(node.path), node.data)
                 except CorruptNodeError as error:
-                    log.warning("%s; it does not count, and the next commit replaces it", error)
+                    log.warning("%s; it is ignored, and the next commit replaces it", error)
             self._known[partition] = _Known(None if node is None else node.version, commit)
 
 
 def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
-    """What is left of a commit; the rest is refused."""
+    """Return the part of a commit whose locks we hold, and log the rest."""
     left = {p: wanted[p] for p in ours if us.locks.holds(p)}
     if refused := sorted(wanted.keys() - left.keys()):
         log.warning(
@@ -176,10 +176,10 @@ def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partitio
 
 
 async def still_ours(us: Incarnation, partitions: Iterable[Partition], fence: int) -> list[Partition]:
-    """Read the generation; where it is no longer of the version ``fence``, look which of the locks are our session's.
+    """Return the partitions whose locks are ours. Reads the generation first, and the locks if its version is not ``fence``.
 
-    In this order: a commit that checks this generation then rests on locks that were looked at under it. SessionLostError
-    if the session is over.
+    In this order a commit that checks this generation relies on locks that were read under it. SessionLostError if the session
+    is over.
     """
     us.see_generation(await us.session.get(paths.GENERATION))
     if us.generation_version == fence:
@@ -193,19 +193,19 @@ def _write(partition: Partition, commit: CommittedOffset, version: int | None) -
     return Create(path, commit.encode()) if version is None else Set(path, commit.encode(), version)
 
 
-# -- for whoever founds a run, and for operators ---------------------------------------------------------------------------
+# -- for a new run, and for operators -------------------------------------------------------------------------------------
 
 
 async def find_offsets(
     store: Store, session: Session, partitions: Iterable[Partition]
 ) -> dict[Partition, CommittedOffset]:
-    """What stands there for these partitions, whoever wrote it. CorruptNodeError for a node that cannot be read."""
+    """Return the stored offsets of these partitions, whoever wrote them. CorruptNodeError if one cannot be read."""
     found = await _find(session, list(partitions))
     return {p: _decode(store, node) for p, node in found.items() if node is not None}
 
 
 async def list_offsets(store: Store, session: Session) -> dict[Partition, CommittedOffset]:
-    """All that stand there. CorruptNodeError for one that cannot be read, or that is no partition's."""
+    """Return all stored offsets. CorruptNodeError if one cannot be read, or if its name is not a partition number."""
     partitions: list[Partition] = []
     for topic in await _below(session, paths.OFFSETS):
         for number in await _below(session, f"{paths.OFFSETS}/{topic}"):
@@ -218,16 +218,16 @@ async def list_offsets(store: Store, session: Session) -> dict[Partition, Commit
 
 
 class Activity(NamedTuple):
-    """What goes on under a root: whether there is a run that has not ended, and who takes part."""
+    """The activity under a root: a run that has not ended, and the members."""
 
     running: bool
     members: tuple[str, ...]
     partitions: frozenset[Partition]
-    """Of the run, ended or not."""
+    """The partitions of the run, ended or not."""
 
 
 async def read_activity(store: Store, session: Session) -> Activity:
-    """Look. CorruptNodeError if what is there cannot be read."""
+    """Read the activity under the root. CorruptNodeError if a node cannot be read."""
     run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
     members = await _below(session, paths.IDS)
     if run is None or listed is None:
@@ -237,10 +237,10 @@ async def read_activity(store: Store, session: Session) -> Activity:
 
 
 async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, CommittedOffset]) -> None:
-    """Write these, whatever stood there: an operator's doing, for which nobody may run.
+    """Replace the stored offsets by these, as an operator. No run may be active.
 
-    Each transaction checks that nobody has taken office since we looked. CoordinationError if somebody has, or if somebody else
-    writes them too; then those of earlier transactions stand, and doing it again is safe.
+    Each transaction checks that no leader was elected meanwhile. CoordinationError if one was, or if somebody else writes the
+    offsets too. Then, and if this is cancelled, earlier transactions remain; doing it again is safe.
     """
     fence = await session.find(paths.GENERATION)
     for batch in batched(sorted(commits), _ENTRY + 3 * len(store.root), _BATCH):
@@ -268,14 +268,12 @@ async def _replace(
             if error.path == paths.GENERATION:
                 now = await session.find(paths.GENERATION)
                 who = Generation.decode(store.describe(now.path), now.data).leader if now is not None else "somebody"
-                raise CoordinationError(
-                    f"{who} has started on this group meanwhile; stop it and do this again"
-                ) from None
+                raise CoordinationError(f"{who} has started in this group meanwhile; stop it and try again") from None
         except OutcomeUnknownError:
             pass
         else:
             return
-    raise CoordinationError(f"{store.describe(paths.OFFSETS)} is being changed by somebody else all the time")
+    raise CoordinationError(f"{store.describe(paths.OFFSETS)} was changed by somebody else at every attempt; try again")
 
 
 def _decode(store: Store, node: Node) -> CommittedOffset:
@@ -295,7 +293,7 @@ async def _find(session: Session, partitions: list[Partition]) -> dict[Partition
 
 
 async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partition, Node | None]:
-    """Many reads in one round trip."""
+    """Read many nodes in one round trip."""
     result: dict[Partition, Node | None] = {}
 
     async def one(partition: Partition, path: str) -> None:
@@ -305,6 +303,6 @@ async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partit
         async with anyio.create_task_group() as tasks:
             for partition, path in wanted.items():
                 tasks.start_soon(one, partition, path)
-    except ExceptionGroup as group:  # all of the same kind: the session is lost, or does not let us
+    except ExceptionGroup as group:  # all have one cause: the session is lost, or has no permission
         raise group.exceptions[0] from None
     return {p: result[p] for p in wanted}

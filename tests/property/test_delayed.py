@@ -72,7 +72,7 @@ class ThePurgatory(RuleBasedStateMachine):
     def time_passes(self, by: int) -> None:
         self.now += by
         while (timer := self.wheel.pop(self.now)) is not None:
-            timer.what()
+            timer.item()
         for number, operation in enumerate(self.operations):
             assert not operation.waiting or self.wanted[number][2] > self.now
 
@@ -151,7 +151,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_event() -> None:
     assert ended == ["other False"]
     assert broken.waiting  # and it still has its deadline
     while (timer := wheel.pop(10)) is not None:
-        timer.what()
+        timer.item()
     assert ended == ["other False", "broken True"]
 
 

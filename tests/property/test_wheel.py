@@ -106,7 +106,7 @@ class TheWheel(RuleBasedStateMachine):
     def cancel(self, timer: Timer[int]) -> None:
         before = self.wheel.next()
         told = self.emptied
-        assert timer.cancel() is self.model.cancel(timer.what)
+        assert timer.cancel() is self.model.cancel(timer.item)
         assert not timer.pending
         assert not timer.cancel()
         if self.wheel.next() != before:
@@ -114,13 +114,13 @@ class TheWheel(RuleBasedStateMachine):
 
     def take(self) -> Timer[int] | None:
         timer = self.wheel.pop(self.clock)
-        assert (timer and timer.what) == self.model.pop(self.clock)
+        assert (timer and timer.item) == self.model.pop(self.clock)
         if timer is not None:
-            assert timer.what not in self.come
-            assert self.deadlines[timer.what] <= self.clock
+            assert timer.item not in self.come
+            assert self.deadlines[timer.item] <= self.clock
             assert not timer.pending
             assert not timer.cancel()
-            self.come.add(timer.what)
+            self.come.add(timer.item)
         return timer
 
     def take_all(self) -> None:
@@ -151,7 +151,7 @@ class TheWheel(RuleBasedStateMachine):
     def one_that_comes_cancels_another_and_adds_a_third(self, by: int, victim: Timer[int], ahead: int) -> None:
         self.clock += by
         if self.take() is not None:
-            assert victim.cancel() is self.model.cancel(victim.what)
+            assert victim.cancel() is self.model.cancel(victim.item)
             self.add_one(self.clock + ahead)
         self.take_all()
 
@@ -182,7 +182,7 @@ def test_sleeping_until_next_looks_few_times(aheads: list[int], start: int) -> N
         looks += 1
         while (timer := wheel.pop(moment)) is not None:
             assert timer.deadline == moment  # not late either
-            come.append(timer.what)
+            come.append(timer.item)
     assert come == sorted(range(len(aheads)), key=lambda number: aheads[number])
     assert looks <= len(aheads) * (MAX_BITS // BITS + 1)
 
@@ -194,7 +194,7 @@ def test_a_jump_brings_all_in_order(aheads: list[int], jump: int) -> None:
         wheel.add(7 + ahead, ahead)
     come = []
     while (timer := wheel.pop(7 + jump)) is not None:
-        come.append(timer.what)
+        come.append(timer.item)
     assert come == sorted(ahead for ahead in aheads if ahead <= jump)
     assert bool(wheel) == (max(aheads) > jump)
 
@@ -208,13 +208,13 @@ def test_the_example_of_the_wheel() -> None:
     assert wheel.next() == time + soon
     timer = wheel.pop(time + soon)
     assert timer is not None
-    assert timer.what == "soon"
+    assert timer.item == "soon"
     assert wheel.next() == (1 << 16) + 4 * 256
     assert wheel.pop(time + later - 1) is None
     assert wheel.next() == time + later
     names = []
     while (timer := wheel.pop(1 << 30)) is not None:
-        names.append(timer.what)
+        names.append(timer.item)
     assert names == ["later", "far"]
     assert wheel.next() is None
 
@@ -226,7 +226,7 @@ def test_an_endless_row_of_timers_yields_to_who_asks() -> None:
     for n in range(100):
         timer = wheel.pop(0)
         assert timer is not None
-        assert timer.what == n
+        assert timer.item == n
         wheel.add(0, n + 1)
 
 

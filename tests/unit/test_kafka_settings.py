@@ -196,7 +196,7 @@ def test_a_topic_named_twice() -> None:
         ({"pattern": ""}, "the pattern is empty, so no topic matches it"),
         ({"pattern": "orders-("}, "'orders-\\(' is not a regular expression"),
         ({"pattern": 5}, "pattern 5 is not a text"),
-        ({"pattern": re.compile("orders", re.IGNORECASE)}, r"has flags, which a text does not carry.*like \(\?i\)"),
+        ({"pattern": re.compile("orders", re.IGNORECASE)}, r"has flags, which the registration cannot hold.*like \(\?i\)"),
         ({"pattern": re.compile(b"orders")}, "has flags|is not a text"),
         ({"pattern": "orders-.*", "topics": ["orders"]}, "name the topics or give a pattern, not both"),
         ({"partitions": {"bills": [0]}}, "partitions names the topic 'bills', which does not match the pattern 'orders-.*'"),

@@ -213,5 +213,5 @@ def test_a_weight_is_checked_for_every_partition() -> None:
 
 @pytest.mark.parametrize("assignor", ["range", "round_robin"])
 def test_only_sticky_weighs(assignor: str) -> None:
-    with pytest.raises(UsageError, match="does not weigh; it needs 'sticky'"):
+    with pytest.raises(UsageError, match="takes none; expected the assignor 'sticky'"):
         assign(assignor, everybody("ab"), numbered("orders", 1), {}, lambda *_: 1.0)

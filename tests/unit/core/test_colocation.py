@@ -57,10 +57,10 @@ def test_a_driver_counts_for_nothing_else() -> None:
 def test_two_pipelines_that_want_the_same_partition() -> None:
     members = {"d": REVENUE, "e": Subscription.check({"orders": [2], "payments": None}, pipeline="audit")}
     result = colocate(members, [*ORDERS, *PAYMENTS], {})
-    assert result.given == dict.fromkeys([ORDERS[2], *PAYMENTS], "e")  # by name
+    assert result.assigned == dict.fromkeys([ORDERS[2], *PAYMENTS], "e")  # by name
     assert result.refused == {"revenue": (ORDERS[2], "audit")}
     result = colocate(members, [*ORDERS, *PAYMENTS], {ORDERS[0]: "d"})
-    assert result.given == dict.fromkeys(ORDERS, "d")  # it had something, the other nothing
+    assert result.assigned == dict.fromkeys(ORDERS, "d")  # it had something, the other nothing
     assert result.refused == {"audit": (ORDERS[2], "revenue")}
     # What it cannot have as a whole is open to others, as if it were not there.
     assert assign("sticky", {**members, "a": EVERYTHING}, [*ORDERS, *PAYMENTS], {ORDERS[0]: "d"})[PAYMENTS[0]] == "a"
@@ -85,5 +85,5 @@ def test_what_a_registration_says_of_a_pipeline() -> None:
 
 
 def test_a_pipeline_has_no_use_for_a_limit() -> None:
-    with pytest.raises(UsageError, match="takes all of 'orders' or names its partitions; at most 2 of them cannot be"):
+    with pytest.raises(UsageError, match="takes all of 'orders' or names its partitions; a limit of 2 is not possible"):
         Subscription.check({"orders": 2}, pipeline="revenue")

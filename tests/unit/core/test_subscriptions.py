@@ -67,7 +67,7 @@ def test_more_streams_than_there_can_be_partitions_is_no_limit() -> None:
     [
         ({}, None, "the subscription is empty"),
         ([], None, "the subscription is empty"),
-        (7, None, "subscription 7 is neither; expected a list of topics"),
+        (7, None, "subscription 7 cannot be read; expected a list of topics"),
         (b"orders", None, "expected a list of topics"),
         ({"orders": 0}, None, "topic 'orders' is given 0 streams; expected at least 1"),
         ({"orders": -4}, None, "topic 'orders' is given -4 streams; expected at least 1"),

@@ -51,7 +51,7 @@ async def test_nobody_knows_this_member(world: World) -> None:
 
 async def test_a_group_that_is_not_managed_has_nobody_to_isolate(world: World) -> None:
     async with world.connect(member="a") as a, world.store.session() as operator:
-        with pytest.raises(UsageError, match="is not managed: its members say themselves which partitions they run"):
+        with pytest.raises(UsageError, match="is not managed: each member says which partitions it runs"):
             await isolate(world.store, operator, "a", by="me", now=5)
         with pytest.raises(UsageError, match='this group is not managed; connect with assignment="managed"'):
             await a.share(lambda _: asyncio.sleep(0))
