@@ -25,6 +25,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.rebalance import Await, Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.share import member_of
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
@@ -112,19 +113,13 @@ class AssignmentLeader:
 
     async def _read_members(self) -> None:
         async def isolated() -> None:
-            self.machine.isolated = frozenset(await self._names(paths.ISOLATED))
+            self.machine.isolated = frozenset(await list_children(self._session, paths.ISOLATED))
 
         async def members() -> None:
-            await self._learn_members(await self._names(paths.IDS))
+            await self._learn_members(await list_children(self._session, paths.IDS))
 
         await asyncio.gather(isolated(), members())
         self._seen |= {paths.IDS, paths.ISOLATED}
-
-    async def _names(self, path: str) -> tuple[str, ...]:
-        try:
-            return await self._session.children(path)
-        except NoNodeError:
-            return ()
 
     async def _create_topic(self, topic: str, given: Node | None, state: Node | None) -> None:
         """Create the nodes of a topic that has none. One that has only one of the two starts again without it."""

@@ -10,7 +10,8 @@ from aiokcc.core import paths
 from aiokcc.core.assignments import TopicAssignment
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration
-from aiokcc.errors import CorruptNodeError, NoNodeError
+from aiokcc.errors import CorruptNodeError
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Node, Session, Store
 
@@ -71,7 +72,7 @@ async def read_group_status(
     ``registered`` has incarnations as keys, ``owners`` as values. Nodes that cannot be read are added to ``problems``.
     """
     topics: dict[str, TopicAssignment] = {}
-    names = await _names(session, paths.ASSIGNMENTS)
+    names = await list_children(session, paths.ASSIGNMENTS)
     nodes = await asyncio.gather(
         *(session.find(paths.assignment(name)) for name in names), *(session.find(paths.state(name)) for name in names)
     )
@@ -84,7 +85,7 @@ async def read_group_status(
             )
         except CorruptNodeError as error:
             problems.append(str(error))
-    isolated = frozenset(await _names(session, paths.ISOLATED))
+    isolated = frozenset(await list_children(session, paths.ISOLATED))
     assigned = {Partition(name, n): member for name, topic in topics.items() for n, member in topic.assignment.items()}
     here = {member_of(name): node for name, node in registered.items()}
     running: dict[str, list[Partition]] = {}
@@ -109,13 +110,6 @@ async def read_group_status(
         unassigned,
         _waits_for(topics, workers, unassigned),
     )
-
-
-async def _names(session: Session, path: str) -> tuple[str, ...]:
-    try:
-        return await session.children(path)
-    except NoNodeError:
-        return ()
 
 
 def _texts(partitions: Iterable[Partition]) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     UsageError,
 )
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Session, Store
 
@@ -120,15 +121,8 @@ async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
     if agreed.ended:
         raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")
     known = {member_of(name) for name in await session.children(paths.IDS)}
-    for topic in await _names(session, paths.ASSIGNMENTS):
+    for topic in await list_children(session, paths.ASSIGNMENTS):
         node = await session.find(paths.assignment(topic))
         if node is not None:
             known |= set(decode_assignment(store.describe(node.path), node.data).values())
-    return known, set(await _names(session, paths.ISOLATED))
-
-
-async def _names(session: Session, path: str) -> tuple[str, ...]:
-    try:
-        return await session.children(path)
-    except NoNodeError:
-        return ()
+    return known, set(await list_children(session, paths.ISOLATED))

@@ -31,6 +31,7 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
+from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
 if TYPE_CHECKING:
@@ -207,8 +208,8 @@ async def find_offsets(
 async def list_offsets(store: Store, session: Session) -> dict[Partition, CommittedOffset]:
     """Return all stored offsets. CorruptNodeError if one cannot be read, or if its name is not a partition number."""
     partitions: list[Partition] = []
-    for topic in await _below(session, paths.OFFSETS):
-        for number in await _below(session, f"{paths.OFFSETS}/{topic}"):
+    for topic in await list_children(session, paths.OFFSETS):
+        for number in await list_children(session, f"{paths.OFFSETS}/{topic}"):
             try:
                 partitions.append(Partition.parse(f"{topic}.{number}"))
             except ValueError:
@@ -229,7 +230,7 @@ class Activity(NamedTuple):
 async def read_activity(store: Store, session: Session) -> Activity:
     """Read the activity under the root. CorruptNodeError if a node cannot be read."""
     run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
-    members = await _below(session, paths.IDS)
+    members = await list_children(session, paths.IDS)
     if run is None or listed is None:
         return Activity(run is not None, members, frozenset())
     partitions = decode_partitions(store.describe(listed.path), listed.data)
@@ -279,13 +280,6 @@ async def _replace(
 def _decode(store: Store, node: Node) -> CommittedOffset:
     commit = CommittedOffset.decode(store.describe(node.path), node.data)
     return commit if commit.at is not None else CommittedOffset(commit.offset, at=node.modified)
-
-
-async def _below(session: Session, path: str) -> tuple[str, ...]:
-    try:
-        return await session.children(path)
-    except NoNodeError:
-        return ()
 
 
 async def _find(session: Session, partitions: list[Partition]) -> dict[Partition, Node | None]:
