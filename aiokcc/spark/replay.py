@@ -24,6 +24,7 @@ from aiokcc.runtime.entry import known_keywords
 from aiokcc.spark.compute import Periods
 from aiokcc.spark.driver import AsyncReplay, Options, driving
 from aiokcc.spark.progress import Progress, Summary
+from aiokcc.spark.security import check_security
 from aiokcc.spark.sinks import Sink
 from aiokcc.spark.source import check_options
 from aiokcc.stores import open_store
@@ -119,7 +120,8 @@ def replay(
     :param progress: called with a :class:`Progress` after each job. By default a line on the terminal; False: nothing
     :param store_timeout: seconds without the store after which the replay stops
     :param kafka_options: further options of Spark's Kafka source, such as ``{"kafka.security.protocol": "SSL"}``
-    :param consumer: settings of aiokafka's consumer, through which boundaries are looked up: security, ``client_id``
+    :param consumer: settings of aiokafka's consumer, through which boundaries are looked up: security, ``client_id``. Spark
+        reads the records through a consumer of its own: where this one logs in, ``kafka_options`` says how that one does
 
     For ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
     """
@@ -152,6 +154,8 @@ def replay(
         isolation_level=isolation_level,
         consumer=consumer,
     )
+    options = check_options(kafka_options or {})
+    check_security(settings.consumer, options, spark)
     if settings.rule is not None:
         raise UsageError("partitions is a function; a pipeline's result depends on which they are, so list them")
     wanted = None
@@ -213,7 +217,7 @@ def replay(
             settings,
             parse_duration(period),
             timestamp,
-            check_options(kafka_options or {}),
+            options,
             _count("max_periods", max_periods, 1),
             float(target_seconds),
             _bytes(max_bytes),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +17,7 @@ from aiokcc.spark.driver import Options
 from aiokcc.spark.replay import replay
 
 
-def options(*topics: str, **changed: Any) -> Options:
-    spark: Any = SimpleNamespace(read=None)
+def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: Any) -> Options:  # noqa: B008
     usual: dict[str, Any] = {"bootstrap_servers": "h:1", "store": "zk://h:1/x", "period": "1m", "name": "p"}
     return replay(spark, *topics, **{**usual, **changed})._options
 
@@ -59,3 +60,82 @@ def test_what_cannot_be_meant_in_a_managed_group(changed: dict[str, Any], messag
     settings = {"pattern": "orders-.*", "assignment": "managed", **changed}
     with pytest.raises(aiokcc.UsageError, match=message):
         options(*settings.pop("topics", ()), **settings)
+
+
+# -- what Spark needs to reach Kafka -----------------------------------------------------------------------------------
+
+SECRET = "marked-secret"
+SASL: dict[str, Any] = {
+    "security_protocol": "SASL_PLAINTEXT",
+    "sasl_mechanism": "SCRAM-SHA-256",
+    "sasl_plain_username": "reader",
+    "sasl_plain_password": SECRET,
+}
+JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="reader" password="{SECRET}";'
+SPARK_SASL = {
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "SCRAM-SHA-256",
+    "kafka.sasl.jaas.config": JAAS,
+}
+
+
+def without(*names: str) -> dict[str, str]:
+    return {name: value for name, value in SPARK_SASL.items() if name not in names}
+
+
+INSECURE: list[tuple[dict[str, Any], dict[str, str], str]] = [
+    (SASL, {}, "lacks kafka.security.protocol, kafka.sasl.mechanism, kafka.sasl.jaas.config"),
+    (SASL, without("kafka.sasl.jaas.config"), r"lacks kafka.sasl.jaas.config\. .*ScramLoginModule required"),
+    (SASL, without("kafka.sasl.mechanism"), "lacks kafka.sasl.mechanism"),
+    (SASL, without("kafka.security.protocol"), "lacks kafka.security.protocol"),
+    ({"security_protocol": "SSL"}, {}, r"lacks kafka.security.protocol\. .*'SSL'"),
+    (SASL, {**SPARK_SASL, "kafka.security.protocol": "SSL"}, "is 'SSL' and security_protocol is 'SASL_PLAINTEXT'"),
+    ({}, SPARK_SASL, "is 'SASL_PLAINTEXT' and security_protocol is 'PLAINTEXT'"),
+    ({**SASL, "sasl_mechanism": "PLAIN"}, {}, "plain.PlainLoginModule required"),
+]
+
+
+@pytest.mark.parametrize(("consumer", "kafka_options", "message"), INSECURE, ids=[m for _, _, m in INSECURE])
+def test_credentials_that_spark_lacks_are_named_at_once(
+    consumer: dict[str, Any], kafka_options: dict[str, str], message: str
+) -> None:
+    """Without them Spark would wait for Kafka a minute for each try, and say nothing."""
+    with pytest.raises(aiokcc.UsageError, match=message) as refused:
+        options("orders", kafka_options=kafka_options, **consumer)
+    assert SECRET not in str(refused.value)
+
+
+SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
+    (SASL, SPARK_SASL, {}),
+    ({"security_protocol": "SSL"}, {"kafka.security.protocol": "ssl"}, {}),
+    ({"security_protocol": "PLAINTEXT"}, {}, {}),
+    ({**SASL, "sasl_mechanism": "GSSAPI"}, without("kafka.sasl.mechanism"), {}),
+    # Spark has other ways to be told: delegation tokens by cluster, or a file for the whole of Java.
+    (SASL, {}, {"spark.kafka.clusters.main.auth.bootstrap.servers": "h:1"}),
+    (
+        SASL,
+        without("kafka.sasl.jaas.config"),
+        {"spark.driver.extraJavaOptions": "-Djava.security.auth.login.config=/etc/jaas.conf"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("consumer", "kafka_options", "conf"), SECURE)
+def test_credentials_that_spark_has(
+    consumer: dict[str, Any], kafka_options: dict[str, str], conf: dict[str, str]
+) -> None:
+    spark = SimpleNamespace(
+        read=None, sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=lambda: list(conf.items())))
+    )
+    chosen = options("orders", spark=spark, kafka_options=kafka_options, **consumer)
+    assert chosen.kafka_options == kafka_options
+
+
+@pytest.mark.parametrize(
+    "statement", ["import aiokcc.spark", "from aiokcc.spark import replay", "import aiokcc; aiokcc.spark"]
+)
+def test_without_the_extra_its_name_is_told(statement: str) -> None:
+    program = f"import sys; sys.modules['aiokafka'] = None; {statement}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "pip install 'aiokcc[spark]'" in ended.stderr.splitlines()[-1]

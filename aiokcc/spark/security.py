@@ -1,0 +1,76 @@
+"""Checks that Spark is told how to log in to Kafka, where the consumer is.
+
+A pipeline reaches Kafka in two ways. aiokafka's consumer looks up the boundaries, and takes ``security_protocol``,
+``sasl_mechanism`` and so on. Spark's own consumer reads the records, in Java and on other machines, and takes options such as
+``kafka.security.protocol``. Where one of them lacks what the other has, it waits for an answer that never comes. So both are
+compared before anything is connected. No value of a secret is ever part of an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiokcc.errors import UsageError
+
+__all__ = ["check_security"]
+
+_PROTOCOL: Final = "kafka.security.protocol"
+_MECHANISM: Final = "kafka.sasl.mechanism"
+_JAAS: Final = "kafka.sasl.jaas.config"
+_TOKENS: Final = "spark.kafka.clusters."
+_JAAS_FILE: Final = "java.security.auth.login.config"
+_MODULES: Final = {
+    "PLAIN": "plain.PlainLoginModule",
+    "SCRAM-SHA-256": "scram.ScramLoginModule",
+    "SCRAM-SHA-512": "scram.ScramLoginModule",
+    "OAUTHBEARER": "oauthbearer.OAuthBearerLoginModule",
+}
+
+
+def check_security(consumer: Mapping[str, Any], kafka_options: Mapping[str, str], spark: Any) -> None:
+    """Raise UsageError if the consumer has settings of security and Spark's source lacks its own, or has others.
+
+    Delegation tokens and a JAAS file for all of Java count as well: Spark takes them from its session's settings.
+    """
+    given = {name.lower(): value for name, value in kafka_options.items()}
+    protocol = str(consumer.get("security_protocol") or "PLAINTEXT").upper()
+    theirs = given.get(_PROTOCOL, "PLAINTEXT").upper()
+    conf = _settings(spark)
+    if any(name.startswith(_TOKENS) for name in conf):
+        return
+    if _PROTOCOL in given and theirs != protocol:
+        raise UsageError(
+            f"{_PROTOCOL} in kafka_options is {theirs!r} and security_protocol is {protocol!r}: Spark and the consumer that "
+            f"looks up the boundaries reach the same servers, so give both the same protocol"
+        )
+    mechanism = str(consumer.get("sasl_mechanism") or "PLAIN")
+    needed = {_PROTOCOL: protocol} if protocol != "PLAINTEXT" else {}
+    if protocol.startswith("SASL"):
+        if mechanism != "GSSAPI":  # that is the default of Kafka's Java client
+            needed[_MECHANISM] = mechanism
+        if not any(_JAAS_FILE in value for value in conf.values()):
+            needed[_JAAS] = _jaas(mechanism)
+    missing = [name for name in needed if name not in given]
+    if missing:
+        example = ", ".join(f"{name!r}: {needed[name]!r}" for name in missing)
+        raise UsageError(
+            f"security_protocol is {protocol!r} for the consumer that looks up the boundaries, but Spark reads the records "
+            f"through a consumer of its own, and kafka_options lacks {', '.join(missing)}. Give kafka_options={{{example}}}"
+        )
+
+
+def _jaas(mechanism: str) -> str:
+    """Return the form of the JAAS line, with dots in place of what is secret."""
+    if mechanism == "GSSAPI":
+        return "com.sun.security.auth.module.Krb5LoginModule required ...;"
+    module = f"org.apache.kafka.common.security.{_MODULES.get(mechanism, '...')}"
+    return f"{module} required;" if mechanism == "OAUTHBEARER" else f'{module} required username="..." password="...";'
+
+
+def _settings(spark: Any) -> dict[str, str]:
+    """Return the session's settings; none where it cannot tell, such as through Spark Connect."""
+    try:
+        return dict(spark.sparkContext.getConf().getAll())
+    except Exception:  # noqa: BLE001 - whatever stands for a session here, it is asked again by the first job
+        return {}
