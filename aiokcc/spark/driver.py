@@ -248,6 +248,7 @@ class AsyncReplay:
             self.summary,
             grows=settings.end is None and (is_managed or settings.partitions is None),
             retries=options.retries,
+            start=settings.start if isinstance(settings.start, int) else None,
             sample=probe.mean_size,
             on_progress=on_progress,
             after=self.after_step,
@@ -261,6 +262,7 @@ class AsyncReplay:
                 definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
             )
             try:
+                sink.identify(records.run, member.store.describe(""))
                 if options.from_scratch:
                     await worker.call(sink.reset, options.name, records.attempt)
                 await worker.call(sink.begin, options.name, records.attempt)

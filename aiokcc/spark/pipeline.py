@@ -29,6 +29,7 @@ from aiokcc.errors import AiokccError, KafkaError, SparkJobError
 from aiokcc.kafka.reading import unwrapped
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation
+from aiokcc.spark.deleted import check_left, check_start, deleted
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.jobs import Worker
 from aiokcc.spark.pace import Pace
@@ -73,6 +74,7 @@ class Pipeline:
         *,
         grows: bool,
         retries: int,
+        start: int | None = None,
         sample: Callable[[Mapping[Partition, tuple[int, int]]], Awaitable[float | None]],
         on_progress: Callable[[Progress], None],
         after: Callable[[Step, Batch], None] | None,
@@ -88,6 +90,8 @@ class Pipeline:
         self._summary = summary
         self._grows = grows
         self._retries = retries
+        self._start = start
+        """The time at which the run starts; None: wherever the logs begin."""
         self._sample = sample
         self._on_progress = on_progress
         self._after = after or _nothing
@@ -99,6 +103,10 @@ class Pipeline:
         participant, planner, records = self._participant, self._planner, self._records
         participant.check()
         await self._resume()
+        tracks = participant.tracks.values()
+        await check_left(self._finder, tracks, records.name)
+        if records.intent is None and self._start is not None:
+            await check_start(self._finder, tracks, self._start)
         async with unwrapped() as tasks:
             tasks.start_soon(self._measure)
             await planner.look(participant.limit)
@@ -252,11 +260,8 @@ class Pipeline:
             raise gone from error
         for partition, begin in begins.items():
             if begin > wanted[partition]:
-                raise KafkaError(
-                    f"the log of {partition} begins at {begin} now: the records from {wanted[partition]} on, which belong to "
-                    f"{format_time(batch.start)} to {format_time(batch.end)} of pipeline {batch.pipeline!r}, were deleted. "
-                    f"Nothing was skipped; keep them longer (retention.ms), or start from scratch"
-                ) from error
+                what = f"{format_time(batch.start)} to {format_time(batch.end)} of pipeline {batch.pipeline!r}"
+                raise deleted(partition, wanted[partition], begin, what) from error
 
     async def _conclude(self, plan: Plan, batch: Batch, *, again: bool = False) -> None:
         """Record that the batch is published, and only then tell the gate."""

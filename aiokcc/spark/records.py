@@ -5,6 +5,7 @@
 ``attempt``     a counter and who took it. Taking it is a conditional write that adds one
 ``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
 ``published``   the number of the last batch that is published
+``run``         a random text: what a sink holds is compared with it, for a name can be used again under another root
 ==============  ====================================================================================================
 
 Every write is one transaction that checks the version of ``attempt``: a driver that was asleep while its successor began is
@@ -15,6 +16,7 @@ can be, because only the holder of the attempt writes these nodes, one write at 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -63,6 +65,9 @@ class Records:
         self._attempt_version = 0
         self._intent = _Written(f"{base}/intent")
         self._published = _Written(f"{base}/published")
+        self._run = f"{base}/run"
+        self.run = ""
+        """The run that results belong to. Another one for each root, and after starting from scratch."""
         self.attempt = 0
         """Ours. Greater than that of every driver before us."""
         self.intent: Intent | None = None
@@ -111,6 +116,7 @@ class Records:
                 Create(self._attempt, b"0"),
                 Create(self._intent.path),
                 Create(self._published.path, str(NOTHING).encode()),
+                Create(self._run, _new_run()),
             )
             node = await session.get(self._definition)
         elif not from_scratch:
@@ -123,13 +129,20 @@ class Records:
         for written in (self._intent, self._published):
             found = await self._get(session, written.path)
             written.data, written.version = found.data, found.version
+        if await session.find(self._run) is None:  # a pipeline that began before runs were told apart
+            await session.commit(Check(self._attempt, self._attempt_version), Create(self._run, _new_run()))
+        run = await self._get(session, self._run)
+        self.run = run.data.decode(errors="replace")
         if from_scratch:
+            new = _new_run()
             await session.commit(
                 Check(self._attempt, self._attempt_version),
                 Set(self._definition, text, node.version),
                 Set(self._intent.path, b"", self._intent.version),
                 Set(self._published.path, str(NOTHING).encode(), self._published.version),
+                Set(self._run, new, run.version),
             )
+            self.run = new.decode()
             for written, data in ((self._intent, b""), (self._published, str(NOTHING).encode())):
                 written.data, written.version = data, written.version + 1
         self._read()
@@ -256,6 +269,10 @@ class Records:
         return FencedError(
             f"the pipeline {self.name!r} was taken over by {who}; this driver, attempt {self.attempt}, publishes nothing more"
         )
+
+
+def _new_run() -> bytes:
+    return uuid.uuid4().hex.encode()
 
 
 def _shown(value: Any) -> str:

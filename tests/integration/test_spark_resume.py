@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,7 +16,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.core.limit import Limit
 from aiokcc.runtime.coordinator import wall_clock
-from aiokcc.spark import Batch, Periods, Summary
+from aiokcc.spark import Batch, DeltaSink, ParquetSink, Periods, Sink, Summary
 from aiokcc.spark.pipeline import Step
 from tests import kafka_topics
 from tests.kafka_topics import Row
@@ -297,3 +298,81 @@ async def test_an_exception_of_the_function_loses_nothing_wherever_the_end_is(
     async with replaying(spark, kafka, name, store=zk_root, end=end, max_periods=4) as replay:
         await replay.for_each_period(count, sink)
     assert counts(sink) == {at(n): 4 + (n < 10) + (n >= 20) for n in range(30)}
+
+
+async def delete(kafka: local.Kafka, name: str, **until: int) -> None:
+    """Delete the records of partitions up to these offsets."""
+    async with kafka_topics.admin(kafka.bootstrap) as client:
+        await client.delete_records(
+            {TopicPartition(name, int(number[1:])): RecordsToDelete(offset) for number, offset in until.items()}
+        )
+
+
+async def test_records_that_were_deleted_before_anything_was_decided_are_told(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
+) -> None:
+    """The group knows where its range starts. Whoever starts later finds that some of it is gone."""
+    name = await topic(kafka, [at(n) for n in range(6)], [at(n) for n in range(6)])
+    sink = MemorySink()
+    for stop, gone, begins in [((0, Step.PLANNED), 2, 0), ((2, Step.REPORTED), 5, 3)]:
+        with pytest.raises(Stop):
+            async with replaying(spark, kafka, name, store=f"{zk_root}/{begins}", end=end) as replay:
+                replay.after_step = stop_after(*stop)
+                await replay.for_each_period(count, sink)
+        await delete(kafka, name, p1=gone)
+        published = dict(sink.batches)
+        with pytest.raises(
+            aiokcc.KafkaError, match=f"{name}.1 begins at {gone} now: the records from {begins} on.*deleted"
+        ):
+            async with replaying(spark, kafka, name, store=f"{zk_root}/{begins}", end=end) as replay:
+                await replay.for_each_period(count, sink)
+        assert sink.batches == published
+        sink.batches.clear()
+
+
+async def test_a_start_whose_records_may_have_been_deleted_is_refused(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = await topic(kafka, [at(n) for n in range(6)], [at(n) for n in range(6)], [at(0)], [])
+    await delete(kafka, name, p1=3, p2=1)
+    message = f"{name}.1 begins at offset 3, with a record of .*, and what stood before was deleted"
+    with pytest.raises(aiokcc.KafkaError, match=message):
+        async with replaying(spark, kafka, name, store=f"{zk_root}/a", end=end, start=at(0)) as replay:
+            await replay.for_each_period(count, MemorySink())
+    # Moved by hand, to the first record that is left, or to whatever there is: it is what was asked for.
+    for start, first in [(at(3), 3), ("earliest", 0)]:
+        sink = MemorySink()
+        async with replaying(spark, kafka, name, store=f"{zk_root}/{start}", end=end, start=start) as replay:
+            await replay.for_each_period(count, sink)
+        assert counts(sink) == {at(n): 1 + (n >= 3) for n in range(first, 6)}
+    # Where older records are left in the topic, nobody has deleted by age what lies past the start. Still it is said.
+    caplog.clear()
+    sink = MemorySink()
+    async with replaying(spark, kafka, name, store=f"{zk_root}/b", end=end, start=at(1)) as replay:
+        await replay.for_each_period(count, sink)
+    assert counts(sink) == {at(n): 1 + (n >= 3) for n in range(1, 6)}
+    assert f"{name}.1 begins at offset 3" in caplog.text
+    assert f"{name}.2 begins at offset 1" in caplog.text
+    assert f"{name}.3" not in caplog.text
+
+
+@pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
+async def test_a_name_under_another_root_does_not_take_old_results_for_its_own(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, kind: Callable[[Path], Sink]
+) -> None:
+    """However often it is tried again, as schedulers do."""
+    name = await topic(kafka, [at(n) for n in range(4)])
+
+    async def run(root: str, **settings: Any) -> Summary:
+        async with replaying(spark, kafka, name, store=f"{zk_root}/{root}", **settings) as replay:
+            summary: Summary = await replay.for_each_period(count, kind(tmp_path / "out"))
+            return summary
+
+    assert (await run("one")).records == 4
+    before = sorted((tmp_path / "out").rglob("*.parquet"))
+    for _ in range(3):
+        with pytest.raises(aiokcc.PipelineMismatchError, match="'p' under .*/one .* under .*/two"):
+            await run("two")
+    assert sorted((tmp_path / "out").rglob("*.parquet")) == before
+    assert (await run("one")).records == 0  # complete, and it still says so
+    assert (await run("two", from_scratch=True)).records == 4

@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer
 from deltalake import DeltaTable, write_deltalake
 
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import FencedError, SparkJobError, UsageError
+from aiokcc.errors import FencedError, PipelineMismatchError, SparkJobError, UsageError
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.sinks import DeltaSink, FunctionSink, KafkaSink, ParquetSink, arrow
 from aiokcc.spark.tables import files, manifest, read
@@ -547,6 +547,79 @@ def test_delta_others_write_to_the_table_too(spark, tmp_path):
     DeltaTable(str(tmp_path)).optimize.compact()
     do(sink, frame, batch(1, 1))
     assert len(table_rows(tmp_path)) == 81
+
+
+def of_run(sink, run: str, root: str):
+    sink.identify(run, root)
+    return sink
+
+
+def test_the_results_of_another_run_are_refused_every_time(spark, tmp_path):
+    """The same name under another root, and a scheduler that tries again: each try is a later attempt there."""
+    frame = frame_of(spark, rows_of(range(2)))
+    for kind in (DeltaSink, ParquetSink):
+        place = tmp_path / kind.__name__
+        run(of_run(kind(place), "aaaa", "/one"), frame, batch(0, 0), batch(1, 1))
+        before = sorted(place.rglob("*.parquet"))
+        for attempt in (1, 2, 3):
+            other = of_run(kind(place), "bbbb", "/two")
+            with pytest.raises(
+                PipelineMismatchError,
+                match=r"'revenue' under /one \(run aaaa\), up to batch 1, .* under /two \(run bbbb\)",
+            ):
+                other.begin("revenue", attempt)
+        assert sorted(place.rglob("*.parquet")) == before
+        # It has disturbed nobody: the run goes on, and a person who asks for it gets the other one.
+        of_run(kind(place), "aaaa", "/one").begin("revenue", 2)
+        other.reset("revenue", 4)
+        run(other, frame, batch(0, 0, 1), attempt=4)
+        with pytest.raises(PipelineMismatchError, match="under /two .* under /one"):
+            of_run(kind(place), "aaaa", "/one").begin("revenue", 5)
+    assert table_rows(tmp_path / "DeltaSink") == expected(rows_of(range(2)))
+
+
+def test_delta_a_table_that_another_run_has_made_meanwhile(spark, tmp_path):
+    frame = frame_of(spark, rows_of(range(2)))
+    late = of_run(DeltaSink(tmp_path), "bbbb", "/two")
+    late.begin("revenue", 7)
+    staged = late.stage(rows_in(frame, batch(0, 0)), batch(0, 0))
+    run(of_run(DeltaSink(tmp_path), "aaaa", "/one"), frame, batch(0, 0))
+    with pytest.raises(PipelineMismatchError, match="under /one .* under /two"):
+        late.publish(batch(0, 0), staged)
+    assert len(list(tmp_path.glob("*.parquet"))) == 1  # what it had staged is gone
+    assert table_rows(tmp_path) == expected(rows_of(range(1)))
+
+
+@pytest.mark.parametrize(("number", "hours"), [(1, (1, 2)), (0, (0,))])
+def test_delta_another_batch_under_the_same_number(spark, tmp_path, number, hours):
+    frame = frame_of(spark, rows_of(range(3)))
+    run(DeltaSink(tmp_path), frame, batch(0, 0), batch(1, 1))
+    after = DeltaSink(tmp_path)
+    after.begin("revenue", 2)
+    other = batch(number, *hours)
+    told = (
+        r"holds batch 1 of aiokcc/revenue with 2026-01-01T01:00:00Z to 2026-01-01T02:00:00Z: orders.0 10-20, "
+        rf"and the store has batch {number} with 2026-01-01T0{hours[0]}:00:00Z to "
+    )
+    for _ in range(2):
+        with pytest.raises(PipelineMismatchError, match=told):
+            after.is_published(other)
+        staged = after.stage(rows_in(frame, other), other)
+        with pytest.raises(PipelineMismatchError, match=told):
+            after.publish(other, staged)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+    assert after.is_published(batch(1, 1))
+
+
+def test_delta_a_batch_that_is_staged_again_leaves_nothing_behind(spark, tmp_path):
+    frame = frame_of(spark, rows_of(range(1)))
+    sink = DeltaSink(tmp_path)
+    sink.begin("revenue", 1)
+    staged = [sink.stage(frame, batch(0, 0)) for _ in range(2)]
+    for each in (*staged, *staged):
+        sink.publish(batch(0, 0), each)
+    assert len(list(tmp_path.glob("*.parquet"))) == 1
+    assert table_rows(tmp_path) == expected(rows_of(range(1)))
 
 
 def test_delta_from_scratch(spark, tmp_path):

@@ -1,17 +1,22 @@
 """A Delta table as a sink, through the ``deltalake`` package: exactly once, without Delta's jars in Spark.
 
 Spark's workers write Parquet files into the table's directory, where no reader looks for files that no commit names. One commit
-then names them all. It also carries two of Delta's *application transactions*:
+then names them all. It also carries some of Delta's *application transactions*:
 
 =============================  ==========================================================================
 ``aiokcc/<pipeline>``          the number of the last published batch: a batch that is there is not added again
 ``aiokcc/<pipeline>/attempt``  the number of the driver at work
+``aiokcc/<pipeline>/run``      the run that these are results of, as a number
+``aiokcc/<pipeline>/batch``    a digest of the last published batch: its periods, and the offsets they were read from
 =============================  ==========================================================================
 
 **The fence.** Delta refuses a commit if another one has written the same application transaction since the snapshot that it
 is based on. Who begins commits its attempt number; every later commit carries it too, based on a snapshot in which that number
 was still its own. So a driver that was asleep while another began is refused, without a lock and without a clock. (A table that
 is not there yet cannot hold a number. There the first commit, which makes the table, decides: it succeeds once.)
+
+**The comparison.** A name can be used again under another root, where batches are numbered from 0 once more. Then numbers say
+nothing, so the run is compared first, before anything is written; and under a number that is there, the batch's digest.
 
 A batch without rows makes no commit: repeating it adds nothing either.
 """
@@ -25,13 +30,14 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
 from aiokcc.core.periods import format_time
-from aiokcc.errors import CoordinationError, FencedError, UsageError
+from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
+from aiokcc.spark.sinks.delta_files import action, delta_schema, types
 from aiokcc.spark.sinks.places import local_path
 from aiokcc.spark.sinks.port import Sink
 
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["DeltaSink"]
+
+_MOST_SHOWN: Final = 500
 
 
 class _Staged(TypedDict):
@@ -80,6 +88,9 @@ class DeltaSink(Sink):
         self._options = dict(storage_options or {}) or None
         self._parts, self._group_rows = files_per_period, row_group_rows
         self._app, self._prefix, self._attempt = "", "", 0
+        self._run, self._where = "", ""
+        self._committed: frozenset[str] = frozenset()
+        """The files of our last commit."""
         self._table: Any = None
 
     def __repr__(self) -> str:
@@ -87,6 +98,9 @@ class DeltaSink(Sink):
 
     def describe(self) -> str:
         return f"Delta table {self.uri}"
+
+    def identify(self, run: str, where: str) -> None:
+        self._run, self._where = run, where
 
     # A driver begins
 
@@ -118,14 +132,52 @@ class DeltaSink(Sink):
 
         for _ in range(100):
             self._table.update_incremental()
+            self._refuse_other_run()
             self._refuse_later()
             try:
-                self._commit([], {"attempt": self._attempt})
+                self._commit([], {"attempt": self._attempt, **self._run_number()})
             except CommitFailedError:
                 continue  # somebody else begins: look again
             self._refresh()
             return
         raise CoordinationError(f"{self.uri}: a hundred others began while this driver did; something is wrong there")
+
+    def _run_number(self) -> dict[str, int]:
+        """Return the run as a number that Delta can hold; nothing if we were not told which it is."""
+        return {"run": _number(self._run)} if self._run else {}
+
+    def _refuse_other_run(self) -> None:
+        there = self._table.transaction_version(f"{self._app}/run")
+        if there is None or not self._run or there == _number(self._run):
+            return
+        theirs = self._told(lambda told: "root" in told)
+        raise PipelineMismatchError(
+            f"{self.uri} holds the results of {_side(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
+            f"{self._published()}, and this is {_side(self._app, self._where, self._run)}; choose another table, or give "
+            f"from_scratch=True to replace them"
+        )
+
+    def _refuse_other_batch(self, batch: Batch) -> None:
+        """Raise PipelineMismatchError if what is published under this batch's number, or a later one, is not this batch."""
+        self._check_ours()
+        published = self._published()
+        there = self._table.transaction_version(f"{self._app}/batch")
+        if published == batch.number and (there is None or there == _number(_content(batch))):
+            return
+        theirs = self._told(lambda told: told.get("number") == published)
+        raise PipelineMismatchError(
+            f"{self.uri} holds batch {published} of {self._app} with {theirs.get('content', 'other periods or offsets')}, and "
+            f"the store has batch {batch.number} with {_shown(_content(batch))}: these are results of another run; choose "
+            f"another table, or give from_scratch=True to replace them"
+        )
+
+    def _told(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return what our latest commit of this kind says about itself, for people; nothing if Delta has forgotten it."""
+        for entry in self._table.history():
+            told = json.loads(entry.get("aiokcc", "{}"))
+            if told.get("pipeline") == self._app and wanted(told):
+                return dict(told)
+        return {}
 
     def _refuse_later(self) -> None:
         there = self._table.transaction_version(f"{self._app}/attempt")
@@ -146,18 +198,23 @@ class DeltaSink(Sink):
         if there != self._attempt:
             raise FencedError(f"{self.uri}: attempt {there} has taken over from attempt {self._attempt}")
 
-    def _commit(self, actions: list[Any], numbers: Mapping[str, int]) -> None:
+    def _commit(self, actions: list[Any], numbers: Mapping[str, int], content: str = "") -> None:
         self._table.create_write_transaction(
-            actions, "append", self._table.schema(), commit_properties=self._properties(numbers)
+            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
         )
 
-    def _properties(self, numbers: Mapping[str, int]) -> Any:
+    def _properties(self, numbers: Mapping[str, int], content: str = "") -> Any:
         from deltalake import CommitProperties, Transaction
 
-        names = {"attempt": f"{self._app}/attempt", "number": self._app}
+        names = {what: self._app if what == "number" else f"{self._app}/{what}" for what in numbers}
+        told = {"pipeline": self._app, **numbers}
+        if self._run:
+            told |= {"run": self._run, "root": self._where}
+        if content:
+            told["content"] = _shown(content)
         return CommitProperties(
             app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
-            custom_metadata={"aiokcc": json.dumps(dict(numbers))},
+            custom_metadata={"aiokcc": json.dumps(told)},
         )
 
     def _published(self) -> int:
@@ -178,11 +235,14 @@ class DeltaSink(Sink):
     # A batch
 
     def is_published(self, batch: Batch) -> bool:
-        return batch.number <= self._published()
+        if batch.number > self._published():
+            return False
+        self._refuse_other_batch(batch)
+        return True
 
     def stage(self, frame: DataFrame, batch: Batch) -> object:
         check_schema(frame)
-        schema = _delta_schema(frame.schema.json())
+        schema = delta_schema(frame.schema.json())
         self._check_columns(schema)
         if self._local is not None:
             self._local.mkdir(parents=True, exist_ok=True)
@@ -204,24 +264,49 @@ class DeltaSink(Sink):
         for field in json.loads(schema)["fields"]:
             if field["name"] not in there:
                 raise UsageError(f"{self.uri} has no column {field['name']!r}; its columns are {', '.join(there)}")
-            if _types(field["type"]) != _types(there[field["name"]]):
+            if types(field["type"]) != types(there[field["name"]]):
                 raise UsageError(
                     f"{self.uri} has the column {field['name']!r} as {json.dumps(there[field['name']])}, "
                     f"and the result as {json.dumps(field['type'])}"
                 )
 
     def publish(self, batch: Batch, staged: object | None) -> None:
+        if staged is None:
+            return
+        result = cast("_Staged", staged)
+        names = frozenset(name for _, name, _, _ in result["files"])
+        try:
+            is_new = not self.is_published(batch) and self._publish(batch, result)
+        except PipelineMismatchError:
+            self._remove(names)
+            raise
+        if is_new:
+            self._committed = names
+        else:
+            self._remove(names - self._committed)
+
+    def _remove(self, names: frozenset[str]) -> None:
+        """Remove files that no commit names. Where the table is not a directory, Delta's vacuum does."""
+        if self._local is not None:
+            for name in names:
+                (self._local / name).unlink(missing_ok=True)
+
+    def _publish(self, batch: Batch, result: _Staged) -> bool:
+        """Commit the files; return whether they are in the table now, and not others of the same batch."""
         from deltalake import Schema
         from deltalake.exceptions import CommitFailedError, DeltaError
         from deltalake.transaction import create_table_with_add_actions
 
-        if staged is None or self.is_published(batch):
-            return
-        result = cast("_Staged", staged)
-        actions = [_action(*file) for file in result["files"]]
+        actions = [action(*file) for file in result["files"]]
         if not actions:
-            return
-        numbers = {"attempt": self._attempt, "number": batch.number}
+            return True
+        content = _content(batch)
+        numbers = {
+            "attempt": self._attempt,
+            "number": batch.number,
+            "batch": _number(content),
+            **self._run_number(),
+        }
         if self._table is None:
             try:
                 create_table_with_add_actions(
@@ -229,7 +314,7 @@ class DeltaSink(Sink):
                     Schema.from_json(result["schema"]),
                     actions,
                     storage_options=self._options,
-                    commit_properties=self._properties(numbers),
+                    commit_properties=self._properties(numbers, content),
                 )
             except DeltaError:
                 self._table = self._load()
@@ -238,25 +323,26 @@ class DeltaSink(Sink):
             else:
                 self._table = self._load()
                 self._refresh()
-                return
+                return True
             # It was made since we began: by a predecessor that we can fence out now, by a successor, or by somebody else.
             if self._is_ours(batch):
-                return
+                return True
             self._take_over()
             if self.is_published(batch):
-                return
+                return False
             self._check_columns(result["schema"])
         self._check_ours()  # else the snapshot is one of the successor's, and Delta would take what is based on it
         try:
-            self._commit(actions, numbers)
+            self._commit(actions, numbers, content)
         except CommitFailedError as error:
             self._table.update_incremental()
             if self._is_ours(batch):
-                return  # done, though the answer was lost
+                return True  # done, though the answer was lost
             raise FencedError(
                 f"{self.uri}: a driver that began after attempt {self._attempt} has taken over"
             ) from error
         self._refresh()
+        return True
 
     def _is_ours(self, batch: Batch) -> bool:
         attempt = self._table.transaction_version(f"{self._app}/attempt")
@@ -293,37 +379,33 @@ class DeltaSink(Sink):
         now = int(time.time() * 1000)
         gone = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
         try:
-            self._commit(gone, {"attempt": attempt - 1, "number": -1})  # ours follows, when we begin
+            # Our attempt follows, when we begin.
+            self._commit(gone, {"attempt": attempt - 1, "number": -1, **self._run_number()})
         except CommitFailedError as error:
             raise FencedError(f"{self.uri}: a driver that began after attempt {attempt} has taken over") from error
         self._table = None
 
 
-def _action(period: int, name: str, rows: int, size: int) -> Any:
-    from deltalake.transaction import AddAction
-
-    start = format_time(period)
-    shown = start if "." in start else start.replace("Z", ".000Z")
-    stats = {
-        "numRecords": rows,
-        "minValues": {"period": shown},
-        "maxValues": {"period": shown},
-        "nullCount": {"period": 0},
-    }
-    return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))
+def _number(text: str) -> int:
+    """Return a digest as a number that fits a version of Delta's."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
-def _delta_schema(schema: str) -> str:
-    """Spark's JSON of a schema is Delta's; every column may be null, and what Spark notes beside it stays out."""
-    content = json.loads(schema)
-    for field in content["fields"]:
-        field["nullable"], field["metadata"] = True, {}
-    return json.dumps(content)
+def _content(batch: Batch) -> str:
+    """Return what a batch holds, for people and to be compared: its periods, and the offsets they are read from."""
+    periods = [
+        f"{format_time(period.start)} to {format_time(period.end)}: "
+        + (" ".join(f"{p} {first}-{last}" for p, (first, last) in sorted(period.ranges.items())) or "nothing")
+        for period in batch.periods
+    ]
+    return "; ".join(periods)
 
 
-def _types(kind: Any) -> Any:
-    """A type without whether its parts may be null."""
-    if isinstance(kind, dict):
-        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
-        return {key: _types(value) for key, value in kind.items() if key not in left_out}
-    return [_types(value) for value in kind] if isinstance(kind, list) else kind
+def _shown(content: str) -> str:
+    return content if len(content) <= _MOST_SHOWN else f"{content[:_MOST_SHOWN]}…"
+
+
+def _side(app: str, root: str | None, run: str | None) -> str:
+    """Return the name of one side of a comparison."""
+    name = f"the pipeline {app.removeprefix('aiokcc/')!r}"
+    return f"{name} under {root} (run {run[:8]})" if root and run else f"another run of {name}"

@@ -66,6 +66,10 @@ class Log:
         self._attempts, self._data, self._log = self.home / "attempts", self.home / "data", self.home / "log"
         self._attempt, self._name = 0, ""
         self._next, self._total, self._tries = 0, 0, 0
+        self.run: str | None = None
+        """The run whose results these are; None if nobody said."""
+        self.where: str | None = None
+        """Its root in the store."""
 
     # A driver begins
 
@@ -78,6 +82,7 @@ class Log:
         self._disk.make_directory(self._attempts / name)
         try:
             self._own(pipeline, name)
+            self._refuse_other_run()  # before its drivers are fenced out
             self._fence(attempt, name)
         except (UsageError, FencedError):
             self._disk.remove_tree(self._attempts / name)
@@ -139,6 +144,22 @@ class Log:
                 f"choose another directory"
             )
 
+    def _refuse_other_run(self, last: Manifest | None = None) -> None:
+        """Raise PipelineMismatchError if what was published last here comes from another run of the pipeline."""
+        if last is None:
+            try:
+                numbers = self._numbers()
+            except FileNotFoundError:  # a reset has just moved the log; who comes after that looks again
+                return
+            last = self.find(numbers[-1]) if numbers else None
+        if last is None or last.run is None or self.run is None or last.run == self.run:
+            return
+        raise PipelineMismatchError(
+            f"{self.root} holds the results of the pipeline {last.pipeline!r} under {last.root} (run {last.run[:8]}), up to "
+            f"batch {last.number}, and this is its run under {self.where} (run {self.run[:8]}); choose another directory, or "
+            f"give from_scratch=True to replace them"
+        )
+
     def _fence(self, attempt: int, name: str) -> None:
         others = [other for other in self._disk.names(self._attempts) if other != name]
         numbers = [int(match[1]) for match in map(_ATTEMPT.fullmatch, others) if match]
@@ -176,6 +197,7 @@ class Log:
                 self._disk.remove(self.root / name)
             return
         last = self._read(numbers[-1])
+        self._refuse_other_run(last)  # it may have published since we looked
         self._total = last.total_files
         # The usual gap is in the last batch. Any other (power was lost) shows in the number of names.
         for number in (
@@ -272,6 +294,8 @@ class Log:
             number=batch.number,
             attempt=self._attempt,
             schema=schema,
+            run=self.run,
+            root=self.where,
             total_files=self._total + sum(map(len, files.values())),
             periods=tuple(
                 PublishedPeriod(period.start, period.end, period.ranges, files.get(period.start, ()))

@@ -2,7 +2,7 @@
 
 ::
 
-    {"format": 1, "pipeline": "revenue", "number": 12, "attempt": 3, "files": 17,
+    {"format": 1, "pipeline": "revenue", "number": 12, "attempt": 3, "files": 17, "run": "5f0c…", "root": "/replay",
      "schema": {…, as Spark writes it},
      "periods": [{"start": 1767225600000, "end": 1767229200000, "time": "2026-01-01T00:00:00Z", "rows": 40,
                   "offsets": {"orders": {"0": [100, 180]}},
@@ -68,6 +68,10 @@ class Manifest:
     """Spark's JSON of the columns; None if no job was run."""
     total_files: int = 0
     """How many files the log names up to here, these included."""
+    run: str | None = None
+    """Which run of the pipeline published it; None if nobody said."""
+    root: str | None = None
+    """Where that run has its root in the store."""
 
     def is_of(self, batch: Batch) -> bool:
         """Whether this is the batch: the same periods, from the same offsets."""
@@ -82,6 +86,7 @@ class Manifest:
             "number": self.number,
             "attempt": self.attempt,
             "files": self.total_files,
+            **({} if self.run is None else {"run": self.run, "root": self.root}),
             "schema": None if self.schema is None else json.loads(self.schema),
             "periods": [
                 {
@@ -112,6 +117,8 @@ class Manifest:
                 number=content["number"],
                 attempt=content["attempt"],
                 total_files=content["files"],
+                run=content.get("run"),
+                root=content.get("root"),
                 schema=None if content["schema"] is None else json.dumps(content["schema"]),
                 periods=tuple(
                     PublishedPeriod(

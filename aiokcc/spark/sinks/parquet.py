@@ -80,6 +80,9 @@ class ParquetSink(Sink):
     def describe(self) -> str:
         return f"Parquet in {self.path}"
 
+    def identify(self, run: str, where: str) -> None:
+        self._log.run, self._log.where = run, where
+
     def begin(self, pipeline: str, attempt: int) -> None:
         self._log.begin(pipeline, attempt)
 

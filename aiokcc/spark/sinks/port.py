@@ -32,16 +32,25 @@ class Sink(ABC):
     def describe(self) -> str:
         """What it is and where, in words: a pipeline that is started again with another sink is refused."""
 
+    def identify(self, run: str, where: str) -> None:  # noqa: B027 - a sink that keeps nothing need not know
+        """Take note of the run whose results these are: a random text, the same for all its drivers; and its root in the store.
+
+        Called before all else. A sink that finds the results of another run under the pipeline's name refuses to go on.
+        """
+
     @abstractmethod
     def begin(self, pipeline: str, attempt: int) -> None:
         """A driver takes over: from now on nothing of an attempt with a smaller number can be published.
 
-        FencedError if a later attempt has begun already.
+        FencedError if a later attempt has begun already. PipelineMismatchError if what is there comes from another run.
         """
 
     @abstractmethod
     def is_published(self, batch: Batch) -> bool:
-        """Whether the batch with this number is published already; asked after a restart only."""
+        """Return whether the batch is published already; asked after a restart only.
+
+        PipelineMismatchError if another batch is published under its number.
+        """
 
     @abstractmethod
     def stage(self, frame: DataFrame, batch: Batch) -> object:
