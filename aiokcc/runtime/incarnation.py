@@ -35,6 +35,7 @@ from aiokcc.errors import (
 )
 from aiokcc.runtime.election import campaign
 from aiokcc.runtime.locks import Locks
+from aiokcc.runtime.new_run import remove_ended_run
 from aiokcc.runtime.office import Office
 from aiokcc.runtime.share import Share
 from aiokcc.runtime.signal import Signal
@@ -91,6 +92,8 @@ class Incarnation:
         """
         settings, session = self.member.settings, self.session
         run = await self._agreement()
+        while run.ended and first and self.store.volatile and await remove_ended_run(session):
+            run = await self._agreement()
         if run.ended:
             if first:
                 raise RunEnded(

@@ -247,6 +247,8 @@ class Store(abc.ABC):
 
     url: str
     root: str
+    volatile = False
+    """Whether a run that has ended makes room for a new one as soon as its last member has left."""
 
     @abc.abstractmethod
     def session(

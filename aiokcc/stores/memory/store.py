@@ -53,7 +53,9 @@ class MemoryStore(Store):
         if not url.startswith(_SCHEME):
             raise UsageError(f"{mask_url(url)!r} does not begin with {_SCHEME}")
         name, slash, root = url.removeprefix(_SCHEME).partition("/")
-        return cls(name, slash + root)
+        store = cls(name, slash + root)
+        store.volatile = True
+        return store
 
     def __repr__(self) -> str:
         return f"<MemoryStore {self.url}>"
