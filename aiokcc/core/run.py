@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from aiokcc.core.partitions import Partition, encode_partitions, parse_topics
-from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time, parse_duration, parse_time
+from aiokcc.core.periods import MAX_LIMIT, check_timestamp, format_duration, format_time, parse_duration, parse_time
 from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 
 __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_member"]
@@ -161,12 +161,16 @@ class Run:
                 raise ValueError(raw)
             settings = Settings.check(
                 topics={"unused": 1},
-                **{name: raw[name] for name in ("start", "end", "period", "lookahead", "caught_up", "ahead", "source")},
+                **{name: raw[name] for name in ("period", "lookahead", "caught_up", "ahead", "source")},
             )
+            start, end = (None if raw[name] is None else check_timestamp(raw[name]) for name in ("start", "end"))
+            if start is not None and end is not None and end <= start:
+                raise ValueError(raw)
             bounds = {Partition.parse(name): _bounds(*pair) for name, pair in raw["offsets"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptNodeError(path, data, _RUN_FORM) from None
-        return cls(replace(settings, partitions=partitions), raw["state"] == "ended", bounds)
+        settings = replace(settings, partitions=partitions, start=start, end=end)
+        return cls(settings, raw["state"] == "ended", bounds)
 
 
 def _bounds(start: object, end: object) -> Bounds:

@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaConsumer
 from aiokcc.background import Background
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_time
 from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, UsageError
@@ -163,8 +164,8 @@ def replay(
         connect,
         store,
         period=period,
-        start=settings.start if isinstance(settings.start, int) else None,
-        end=settings.end if isinstance(settings.end, int) else None,
+        start=format_time(settings.start) if isinstance(settings.start, int) else None,
+        end=format_time(settings.end) if isinstance(settings.end, int) else None,
         lookahead=lookahead,
         caught_up=caught_up,
         ahead=ahead,

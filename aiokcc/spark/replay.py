@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aiokcc.core.periods import parse_duration
+from aiokcc.core.periods import format_time, parse_duration
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
@@ -189,8 +189,8 @@ def replay(
         connect,
         place,
         period=period,
-        start=settings.start if isinstance(settings.start, int) else None,
-        end=settings.end if isinstance(settings.end, int) else None,
+        start=format_time(settings.start) if isinstance(settings.start, int) else None,
+        end=format_time(settings.end) if isinstance(settings.end, int) else None,
         lookahead=chosen,
         caught_up=caught_up,
         ahead=ahead,

@@ -67,10 +67,10 @@ def test_a_run_can_be_read_back(
 ) -> None:
     if start is not None and end is not None and end <= start:
         start, end = (end, start) if start != end else (start, None)
-    checked = Settings.check(
-        topics={"orders": 2}, period=period, start=start, end=end, lookahead=lookahead, caught_up=policy, ahead=ahead
-    )
-    run = Run(checked, ended)
+    checked = Settings.check(topics={"orders": 2}, period=period, lookahead=lookahead, caught_up=policy, ahead=ahead)
+    run = Run(
+        replace(checked, start=start, end=end), ended
+    )  # any time, also one that a user would have to write as text
     assert Run.decode("/run", run.encode(), AGREED) == run
 
 

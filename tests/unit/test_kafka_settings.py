@@ -292,3 +292,15 @@ async def test_what_cannot_handle_records_is_refused_at_the_call(method: str, ha
     replay = Replay.__new__(Replay)  # nothing of it is looked at before
     with pytest.raises(aiokcc.UsageError, match=message):
         await getattr(replay, method)(handler)
+
+
+def test_a_time_early_in_1970_that_is_written_out_is_taken() -> None:
+    """As a bare number it would look like seconds; the founder's check must not see it as one."""
+    aiokcc.replay(
+        "orders",
+        bootstrap_servers="h:1",
+        store="memory://x",
+        period="1m",
+        start="1970-01-12T14:00Z",
+        end="1970-01-13T00:00Z",
+    )
