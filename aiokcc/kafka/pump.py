@@ -189,6 +189,7 @@ class Pump:
             await self._look_for_topics({tp.topic for tp in hungry})
         if not unknown:
             return
+        asked_at = self._member.clock()
         try:
             ends = await self._cluster.ends([Partition(*tp) for tp in unknown])
         except KafkaError as error:
@@ -198,7 +199,7 @@ class Pump:
             return
         for tp in unknown:
             if tp in self._streams:
-                self._streams[tp].log_ends_at(ends[Partition(*tp)], as_of)
+                self._streams[tp].log_ends_at(ends[Partition(*tp)], as_of, asked_at)
 
     async def _look_for_topics(self, topics: set[str]) -> None:
         """From a topic that was deleted comes nothing, not even an error."""

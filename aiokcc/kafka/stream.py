@@ -133,11 +133,14 @@ class Stream:
             self.position = position
             self.gate.signal.set()
 
-    def log_ends_at(self, offset: int, as_of: object) -> None:
-        """Where the log ended, looked up after this limit was seen."""
+    def log_ends_at(self, offset: int, as_of: object, asked_at: int) -> None:
+        """Take note of where the log ended, looked up after this limit was seen and when the clock showed ``asked_at``.
+
+        What comes between question and answer is not in the answer, so the clock as it was then decides about the run's end.
+        """
         self._log_end = max(self._log_end, offset)
         if self.hungry and self.position >= offset:
-            if self._is_time_up():
+            if self._is_time_up(asked_at):
                 self._end = self.position
             self._end_seen = as_of  # type: ignore[assignment]
             self.gate.signal.set()
@@ -169,12 +172,12 @@ class Stream:
     def _now(self) -> int:
         return max(self._greatest, self._member.clock())
 
-    def _is_time_up(self) -> bool:
-        return self._until is not None and self._member.clock() >= self._until + self._lateness
+    def _is_time_up(self, now: int) -> bool:
+        return self._until is not None and now >= self._until + self._lateness
 
     def _where_it_ends(self) -> tuple[Limit | None, int]:
         if self._until is not None:
-            if self._is_time_up():
+            if self._is_time_up(self._member.clock()):
                 self._end_seen = None  # what was seen before does not tell what came until now
             elif not self._held:
                 self._wake_at(self._until + self._lateness)
