@@ -727,6 +727,19 @@ async def test_kafka_records_with_their_period(spark, kafka):
     assert sum(headers.get("aiokcc-batch") == b"revenue/1/2" and headers["mine"] == b"x" for headers in repeated) == 3
 
 
+async def test_kafka_by_the_newer_writer_too(spark, kafka):
+    """A session may choose the newer of the connector's two; another pipeline in it does so while it makes a frame."""
+    topic = await kafka_topics.create_fresh(kafka.bootstrap, "results")
+    before = spark.conf.get("spark.sql.sources.useV1SourceList")
+    spark.conf.set("spark.sql.sources.useV1SourceList", "")
+    try:
+        frame = frame_of(spark, rows_of(range(1), per_hour=2)).selectExpr("period", "customer as value")
+        run(KafkaSink(topic, bootstrap_servers=kafka.bootstrap), frame, batch(0, 0))
+    finally:
+        spark.conf.set("spark.sql.sources.useV1SourceList", before)
+    assert sorted(record.value for record in await records_of(kafka, topic, 2)) == [b"customer 0", b"customer 1"]
+
+
 def test_kafka_results_that_cannot_be_written(spark):
     frame = frame_of(spark, rows_of(range(1), 1))
     sink = KafkaSink("results", bootstrap_servers="127.0.0.1:1")

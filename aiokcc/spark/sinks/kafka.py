@@ -93,7 +93,9 @@ class KafkaSink(Sink):
             *[name for name in _COLUMNS if name in frame.columns and name != "headers"],
             F.concat(*theirs, ours).alias("headers"),
         )
-        records.write.format("kafka").options(**self._options).option("topic", self._topic).save()
+        # Appending is what both of the connector's writers do; the newer one wants to be told.
+        writer = records.write.format("kafka").mode("append").options(**self._options)
+        writer.option("topic", self._topic).save()
         return True
 
     def publish(self, batch: Batch, staged: object | None) -> None:
