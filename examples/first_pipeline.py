@@ -127,7 +127,7 @@ print(f"{summary.periods} hours, {jobs(summary.jobs)}")
 # ## Next
 #
 # - `python -m examples.orders_and_payments`: two topics joined, event time from the records, late records, a plot
-# - `docs/spark.md`: the rule, resuming, late records, groups with asyncio consumers, clusters, errors
+# - `docs/how-to/spark.md`: the rule, resuming, late records, groups with asyncio consumers, clusters, errors
 
 # %%
 spark.stop()

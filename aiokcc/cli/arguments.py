@@ -243,7 +243,9 @@ def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser = _add(verbs, "status", texts.STATUS_USAGE, brief, texts.STATUS, texts.STATUS_END)
     _add_store(parser)
     parser.add_argument("-w", "--watch", action="store_true", help="follow it, woken by the store's watches")
-    parser.add_argument("--json", action="store_true", help="one JSON object (docs/command-line.md has its fields)")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object (docs/reference/command-line.md has its fields)"
+    )
     parser.add_argument("--all", action="store_true", help="list every partition")
     parser.add_argument(
         "--stuck-after",

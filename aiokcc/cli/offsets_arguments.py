@@ -51,7 +51,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
         "--json | jq '.offsets[] | select(.lag > 1000)'",
     )
     _add_topics(show)
-    show.add_argument("--json", action="store_true", help="one JSON object (docs/command-line.md has its fields)")
+    show.add_argument(
+        "--json", action="store_true", help="one JSON object (docs/reference/command-line.md has its fields)"
+    )
     one = action(
         "set",
         f"TOPIC PARTITION OFFSET {where}{_BREAK}[--dry-run] [--force]",

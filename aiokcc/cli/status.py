@@ -54,7 +54,7 @@ async def say_status(options: argparse.Namespace) -> int:
 
 
 def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]:
-    """The object that ``--json`` shows; docs/command-line.md describes its fields."""
+    """The object that ``--json`` shows; docs/reference/command-line.md describes its fields."""
     verdict = judge(status, stuck_after=stuck_after, now=now)
     return {
         "format": FORMAT,

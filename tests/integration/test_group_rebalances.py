@@ -1,4 +1,4 @@
-"""What docs/group.md says of a managed group, on a real ZooKeeper: when it rebalances, what it waits for, who is away."""
+"""A managed group as docs/how-to/managed-group.md describes it, on a real ZooKeeper: when and how it rebalances."""
 
 from __future__ import annotations
 
