@@ -65,6 +65,9 @@ class Index(Finder):
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         return {p: len(self._logs[p]) for p in partitions}
 
+    async def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
+        return dict.fromkeys(partitions, 0)
+
 
 class Cluster:
     """Stands for Kafka, where somebody looks for new partitions."""
