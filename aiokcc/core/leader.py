@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
@@ -219,7 +220,7 @@ class Leader:
                 self.generation,
             )
         ]
-        for member, report in self.reports.items():
+        for member, report in sorted(self.reports.items(), key=itemgetter(0)):  # by name: the same bytes every time
             if not report.entries:
                 continue
             key = (member, tuple(report.entries))
