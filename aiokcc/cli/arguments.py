@@ -14,7 +14,7 @@ from aiokcc.cli import help_texts as texts
 from aiokcc.cli import offsets_arguments, replay_arguments
 from aiokcc.cli.words import did_you_mean
 from aiokcc.core.masking import mask_command, mask_url
-from aiokcc.core.periods import format_duration, parse_duration
+from aiokcc.core.periods import format_duration, parse_duration, parse_period
 from aiokcc.errors import UsageError
 
 __all__ = ["ENVIRONMENT", "command", "make_parser", "parse"]
@@ -189,7 +189,7 @@ def _typed(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _duration(what: str) -> Callable[[str], int]:
-    return _typed(lambda text: parse_duration(text, what=what))
+    return _typed(lambda text: parse_period(text, what=what))
 
 
 def _seconds(what: str) -> Callable[[str], float]:

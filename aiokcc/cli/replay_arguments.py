@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokcc.core.masking import is_secret
-from aiokcc.core.periods import parse_duration, parse_time
+from aiokcc.core.periods import parse_duration, parse_period, parse_time
 from aiokcc.errors import UsageError
 
 __all__ = ["SERVERS", "add_options", "as_keywords", "setting"]
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     topics.add_argument("--pattern", metavar="REGEX", help=what)
     parser.add_argument(
         "--period",
-        type=_checked(parse_duration, "the period"),
+        type=_checked(parse_period, "the period"),
         required=True,
         metavar="TIME",
         help="such as 1m: how far all go before they wait for each other",
@@ -163,7 +163,7 @@ def _end(text: str) -> int | str:
 
 
 def _caught_up(text: str) -> int | str:
-    return text if text in {"follow", "release"} else int(_checked(parse_duration, "the period")(text))
+    return text if text in {"follow", "release"} else int(_checked(parse_period, "the period")(text))
 
 
 def _whole(least: int) -> Callable[[str], int]:

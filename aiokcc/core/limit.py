@@ -21,14 +21,14 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Final
 
-from aiokcc.core.periods import MAX_LIMIT, boundary_after
+from aiokcc.core.periods import MAX_LIMIT, MAX_PERIOD, boundary_after
 from aiokcc.errors import CorruptNodeError
 
 __all__ = ["END", "OPEN", "Limit", "Mode", "Request", "RequestKind"]
 
 _MAX_LOOKAHEAD: Final = 1000
 _LIMIT_FORM: Final = "a limit in milliseconds since the epoch, 'open' or 'end'"
-_REQUEST_FORM: Final = "a period in milliseconds, 'hold' or 'off'"
+_REQUEST_FORM: Final = f"a period in milliseconds, {MAX_PERIOD} at most, 'hold' or 'off'"
 
 
 class Mode(enum.IntEnum):
@@ -68,6 +68,17 @@ class Limit:
         if self.mode is not other.mode:
             return self.mode < other.mode
         return self.mode is Mode.GATED and (self.floor, self.value) < (other.floor, other.value)
+
+    def fits(self, lookahead: int, end: int | None) -> bool:
+        """Returns whether a run with these settings can have this limit: one boundary and one for each period of lookahead.
+
+        There are fewer only up to the end of the run, and before anybody has said where they are. A limit that was cut short
+        by hand can still be read, and is told by this.
+        """
+        if self.mode is not Mode.GATED or self.boundaries == (0,):
+            return True
+        last = MAX_LIMIT if end is None else end
+        return len(self.boundaries) == lookahead + 1 or (len(self.boundaries) <= lookahead and self.value >= last)
 
     @classmethod
     def first(cls, start: int | None, period: int, lookahead: int, end: int | None) -> Limit:
@@ -159,6 +170,6 @@ class Request:
         text = data.strip()
         if text in {b"hold", b"off"}:
             return cls(RequestKind(text.decode()))
-        if not text.isdigit() or len(text) > 19 or not 0 < int(text) <= MAX_LIMIT:
+        if not text.isdigit() or len(text) > 19 or not 0 < int(text) <= MAX_PERIOD:
             raise CorruptNodeError(path, data, _REQUEST_FORM)
         return cls.every(int(text))

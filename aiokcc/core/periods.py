@@ -15,6 +15,7 @@ from aiokcc.errors import UsageError
 
 __all__ = [
     "MAX_LIMIT",
+    "MAX_PERIOD",
     "MAX_TIMESTAMP",
     "boundary_after",
     "check_timestamp",
@@ -22,11 +23,14 @@ __all__ = [
     "format_time",
     "looks_like_seconds",
     "parse_duration",
+    "parse_period",
     "parse_time",
 ]
 
 MAX_LIMIT: Final = 2**63 - 1
 """The greatest limit: the largest value that fits 64 signed bits."""
+MAX_PERIOD: Final = 366 * 86_400_000
+"""The longest period. The limit moves to a multiple of it: one of 100,000 days would open the gate until the year 2243."""
 MAX_TIMESTAMP: Final = MAX_LIMIT - 1
 """The greatest timestamp: some limit must lie above it."""
 
@@ -102,6 +106,17 @@ def parse_duration(value: object, *, what: str = "period", least: int = 1) -> in
 def looks_like_seconds(ts: int) -> bool:
     """Return True if a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
     return 10**9 <= ts < 4 * 10**9
+
+
+def parse_period(value: object, *, what: str = "period") -> int:
+    """A period in milliseconds; UsageError for what :func:`parse_duration` refuses, and for more than MAX_PERIOD."""
+    result = parse_duration(value, what=what)
+    if result > MAX_PERIOD:
+        raise UsageError(
+            f"{what} {value!r} is too long; it can be {format_duration(MAX_PERIOD)} at most, "
+            f"for the limit moves by it and never back"
+        )
+    return result
 
 
 def parse_time(value: object, *, what: str = "start") -> int:

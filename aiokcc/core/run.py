@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
+from aiokcc.core import paths
 from aiokcc.core.partitions import Partition, encode_partitions, parse_topics
-from aiokcc.core.periods import MAX_LIMIT, check_timestamp, format_duration, format_time, parse_duration, parse_time
+from aiokcc.core.periods import (
+    MAX_LIMIT,
+    check_timestamp,
+    format_duration,
+    format_time,
+    parse_duration,
+    parse_period,
+    parse_time,
+)
 from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 
 __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_member"]
@@ -71,12 +81,12 @@ class Settings:
             policy = "release"
         else:
             try:
-                policy = parse_duration(caught_up, what="caught_up")
+                policy = parse_period(caught_up, what="caught_up")
             except UsageError as error:
                 raise UsageError(f'{error}; or "follow", or "release"') from None
         return cls(
             parse_topics(topics),
-            parse_duration(period),
+            parse_period(period),
             begin,
             finish,
             lookahead,
@@ -135,7 +145,7 @@ class Run:
             )
 
     def encode(self) -> bytes:
-        """The node's content; the partitions stand in a node of their own."""
+        """The node's content; the partitions stand in a node of their own, and their checksum here."""
         s = self.settings
         return json.dumps(
             {
@@ -149,12 +159,16 @@ class Run:
                 "ahead": s.ahead,
                 "source": s.source,
                 "offsets": {str(p): list(bounds) for p, bounds in sorted(self.bounds.items())},
+                "partitions": _checksum(s.partitions),
             }
         ).encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes, partitions: frozenset[Partition]) -> Run:
-        """What the node holds; CorruptNodeError if it is something else."""
+        """What the node holds; CorruptNodeError if it is something else, or was written with another set of partitions.
+
+        A set that was cut short can still be read, but whoever went by it would not wait for the partitions that are missing.
+        """
         try:
             raw: Any = json.loads(data, object_pairs_hook=_unique)
             if not isinstance(raw, dict) or raw["version"] != 1 or raw["state"] not in {"running", "ended"}:
@@ -169,8 +183,15 @@ class Run:
             bounds = {Partition.parse(name): _bounds(*pair) for name, pair in raw["offsets"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptNodeError(path, data, _RUN_FORM) from None
+        if raw.get("partitions", _checksum(partitions)) != _checksum(partitions):
+            listed = path.removesuffix(paths.RUN) + paths.TOPIC_PARTITIONS
+            raise CorruptNodeError(listed, encode_partitions(partitions), f"the set that {path} was written with")
         settings = replace(settings, partitions=partitions, start=start, end=end)
         return cls(settings, raw["state"] == "ended", bounds)
+
+
+def _checksum(partitions: frozenset[Partition]) -> int:
+    return zlib.crc32(encode_partitions(partitions))
 
 
 def _bounds(start: object, end: object) -> Bounds:

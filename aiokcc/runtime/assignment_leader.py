@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import TopicAssignment, encode_assignment
+from aiokcc.core.assignments import TopicAssignment, decode_assignment, encode_assignment
 from aiokcc.core.delayed import DelayedOperation, Purgatory
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
@@ -29,7 +29,7 @@ from aiokcc.runtime.children import list_children
 from aiokcc.runtime.share import member_of
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
-from aiokcc.stores.port import ANY_VERSION, Check, Children, Create, Delete, Node, Op, Set
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Create, Delete, Node, Op, Set, Watch
 
 if TYPE_CHECKING:
     from aiokcc.runtime.incarnation import Incarnation
@@ -64,6 +64,13 @@ class AssignmentLeader:
         self._seen: set[str] = set()
         """The paths that were read at least once in this term. The first decision waits for all that it needs."""
         self._watched: frozenset[str] = frozenset()
+        self._followed: frozenset[str] = frozenset()
+        """Topics whose assignments are watched: somebody else may write them by hand."""
+        self._changed: dict[str, object] = {}
+        """What these held when they changed, by topic."""
+        self._unreadable: set[str] = set()
+        """Registrations that could not be read, and are watched."""
+        self._watch: Watch | None = None
         self._purgatory = Purgatory(timers())
         self._window: DelayedOperation | None = None
         """The join window. An arrival that makes it needless completes it; its deadline ends it otherwise."""
@@ -150,6 +157,7 @@ class AssignmentLeader:
                 watch.add_children(paths.IDS)
                 watch.add_children(paths.ISOLATED)
                 self._watch_locks()
+                self._watch_unreadable()
                 while True:
                     only_arrivals = True
                     for change in await watch.changes():
@@ -158,6 +166,12 @@ class AssignmentLeader:
                             before = self.machine.members
                             await self._learn_members(names)
                             only_arrivals &= before.items() <= self.machine.members.items()
+                        elif change.path.startswith(f"{paths.IDS}/"):
+                            self._learn_member(change)
+                            only_arrivals = False
+                        elif change.path.startswith(f"{paths.ASSIGNMENTS}/"):
+                            self._changed[change.path.removeprefix(f"{paths.ASSIGNMENTS}/")] = change.now
+                            only_arrivals = False
                         else:
                             self._learn_children(change.path, names)
                             only_arrivals = False
@@ -209,7 +223,28 @@ class AssignmentLeader:
         for name, node in zip(new, nodes, strict=True):
             if node is not None:
                 self._registered[name] = self._decode(node)
+        self._publish_members()
+        self._watch_unreadable()
+
+    def _publish_members(self) -> None:
         self.machine.members = {member_of(name): wants for name, wants in self._registered.items() if wants is not None}
+
+    def _watch_unreadable(self) -> None:
+        """Look again at registrations that could not be read: their members write them again."""
+        unreadable = {paths.member(name) for name, wants in self._registered.items() if wants is None}
+        if self._watch is not None:
+            for path in unreadable - self._unreadable:
+                self._watch.add(path)
+            for path in self._unreadable - unreadable:
+                self._watch.remove(path)
+            self._unreadable = unreadable
+
+    def _learn_member(self, change: Change) -> None:
+        name = change.path.removeprefix(f"{paths.IDS}/")
+        if name in self._registered and isinstance(change.now, Node):
+            self._registered[name] = self._decode(change.now)
+            self._publish_members()
+            self._watch_unreadable()
 
     def _decode(self, node: Node) -> Subscription | None:
         try:
@@ -222,6 +257,14 @@ class AssignmentLeader:
         self.machine.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
 
     def _watch_locks(self) -> None:
+        if self._watch is None:
+            return
+        assigned = frozenset(self._assignments)
+        for topic in assigned - self._followed:
+            self._watch.add(paths.assignment(topic))
+        for topic in self._followed - assigned:
+            self._watch.remove(paths.assignment(topic))
+        self._followed = assigned
         moving = self.machine.moving
         for topic in moving - self._watched:
             self._watch.add_children(f"{paths.OWNERS}/{topic}")
@@ -242,6 +285,8 @@ class AssignmentLeader:
             self.due = False
             if not self._seen >= {paths.IDS, paths.ISOLATED}:
                 return
+            if self._changed and not await self._repair():
+                continue
             decision = self.machine.decide(asyncio.get_running_loop().time())
             if isinstance(decision, Await):
                 self._wait(decision)
@@ -251,6 +296,34 @@ class AssignmentLeader:
                 await self._reassign(decision)
             self._watch_locks()
         self._stepped.set()
+
+    async def _repair(self) -> bool:
+        """Write assignments again that lack partitions, or cannot be read, because somebody else has written them.
+
+        One that was edited by hand and still covers the same partitions stands. Returns False if a write was refused.
+        """
+        changed, self._changed = self._changed, {}
+        for topic, node in changed.items():
+            known, ours = self._assignments.get(topic), self.machine.topics.get(topic)
+            if known is None or ours is None or not isinstance(node, Node) or node.version <= known:
+                continue
+            where = self._store.describe(node.path)
+            try:
+                if decode_assignment(where, node.data).keys() == ours.assignment.keys():
+                    continue
+            except CorruptNodeError:
+                pass
+            given = encode_assignment(ours.assignment)
+            log.error("%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], given)
+            try:
+                (version,) = await self._office.bump(f"repaired {topic}", [Set(node.path, given, node.version)])
+            except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
+                self.due = True
+                await self._read_again(error)
+                return False
+            assert isinstance(version, int)
+            self._assignments[topic] = version
+        return True
 
     def _wait(self, decision: Await) -> None:
         contested, before = self.machine.contested, self._contested

@@ -20,7 +20,7 @@ from aiokcc.background import Background
 from aiokcc.core.group_settings import check_group
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from aiokcc.core.periods import parse_duration
+from aiokcc.core.periods import parse_period
 from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
@@ -295,7 +295,7 @@ class Coordinator:
 
     async def set_period(self, period: str | int | timedelta) -> None:
         """Change the period for all, from the next boundary on; ends a hold."""
-        await write_request(self._member.store, self._session(), Request.every(parse_duration(period)))
+        await write_request(self._member.store, self._session(), Request.every(parse_period(period)))
 
     async def hold(self) -> None:
         """Keep the limit where it is. Once this has returned it does not move until a period is set again."""

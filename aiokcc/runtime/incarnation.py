@@ -151,7 +151,13 @@ class Incarnation:
                 if listed is None:
                     raise MissingNodeError(path)
                 self.member.founded = node.created
-                return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
+                try:
+                    return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
+                except CorruptNodeError:
+                    again = await session.find(paths.RUN)
+                    if again is None or again.version == node.version:
+                        raise
+                    continue  # the set has changed between the two reads
             directories = ["", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
             if self.member.group is not None:
                 directories += [paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED]
@@ -239,9 +245,16 @@ class Incarnation:
             log.error("%s; the next leader will not know the set", error)
             return
         agreed = self.member.settings.partitions
-        if agreed < partitions or (self.share is not None and agreed != partitions):
+        if agreed != partitions:
             run = await self.session.get(paths.RUN)
-            bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
+            try:
+                bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
+            except CorruptNodeError as error:
+                now = await self.session.find(paths.TOPIC_PARTITIONS)
+                if now is not None and now.version == node.version:  # else it has changed since, and the watch tells
+                    log.error("%s; the set stays as it is until it can be read", error)
+                return
+        if agreed < partitions or (self.share is not None and agreed != partitions):
             self.member.enlarge(partitions, bounds)
             if self.share is not None:
                 self.share.topics_changed()

@@ -358,12 +358,16 @@ class Member:
 
     def see(self, limit: Limit, version: int) -> None:
         """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
+        if not self.accepts(limit, version):
+            return
         before = self.ledger.limit
         closing: dict[Partition, int] = {}
         if self.on_close is not None and self.ledger.has_arrived:
             closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
             closing = self.ledger.positions(closed if limit.mode is Mode.GATED else before.floor)
         if not self.ledger.see(limit):
+            if self.version is not None and limit == before:  # written again as it was: no step
+                self.version = max(self.version, version)
             return
         if self.version is not None:
             # Each version is one step, and we may see several at once. Neither the first step, to where anybody has a
@@ -379,6 +383,24 @@ class Member:
                 gate.signal.set()
         self.moved.set()
         self.arrived()
+
+    def accepts(self, limit: Limit, version: int) -> bool:
+        """Returns whether the leader can have written this limit, at this version of its node; says so at ERROR if not.
+
+        A stale read is an older version. A newer one with a lower limit, or with fewer boundaries than the run has, was cut
+        short by somebody else: we keep to what we know until the node is right again.
+        """
+        lower = self.version is not None and version > self.version and limit.precedes(self.ledger.limit)
+        if not lower and limit.fits(self.settings.lookahead, self.settings.end):
+            return True
+        if self.version is None or version > self.version:
+            where, text = self.store.describe(paths.COORDINATOR), limit.encode().decode()
+            number = self.settings.lookahead + 1
+            what = "lies below the one before" if lower else f"has not the {number} boundaries of this run"
+            log.error("%s holds '%s', a limit that %s; it does not count", where, text, what)
+        if self.version is not None:
+            self.version = max(self.version, version)
+        return False
 
     async def settled(self) -> None:
         """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more.

@@ -69,6 +69,8 @@ class Office:
         self._versions: dict[str, int] = {}
         """Of the reports, by member."""
         self._scope = anyio.CancelScope()
+        self._repairs_limit = False
+        """Whether the node holds a limit that nobody of us wrote: then the one we know is written again."""
 
     async def take(self, candidate: str) -> bool:
         """Take office: bump the generation, and only then read. False: our candidate node is gone, stand again."""
@@ -125,6 +127,10 @@ class Office:
         leader = self._leader
         limit = Limit.decode(self._store.describe(node.path), node.data)
         if node.version != leader.version:
+            if not self._member.accepts(limit, node.version):
+                limit, self._repairs_limit = self._member.ledger.limit, True
+            if cut is not None and limit.floor <= cut.limit and limit.mode is Mode.GATED:  # and we have seen no other
+                raise CorruptNodeError(self._store.describe(node.path), node.data, "a limit behind the last cut")
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
@@ -208,6 +214,8 @@ class Office:
     async def _decide(self) -> None:
         leader = self._leader
         while True:
+            if self._repairs_limit:
+                await self._repair_limit()
             if self._additions or self._removals:
                 await self._change_set()
             if self.assignment is not None and self.assignment.due:
@@ -218,6 +226,22 @@ class Office:
                 await self._advance(decision, own)
             else:
                 await self._pause(decision)
+
+    async def _repair_limit(self) -> None:
+        leader = self._leader
+        self._repairs_limit = False
+        try:
+            await self._session.commit(
+                Set(paths.COORDINATOR, leader.limit.encode(), leader.version),
+                Check(paths.GENERATION, self.generation_version),
+            )
+        except (NoNodeError, BadVersionError, OutcomeUnknownError) as error:
+            await self.read_again(error)
+            return
+        leader.version += 1
+        log.error(
+            "%s holds the limit %s again", self._store.describe(paths.COORDINATOR), leader.limit.encode().decode()
+        )
 
     def add(self, bounds: Mapping[Partition, Bounds]) -> None:
         """Have partitions join the agreed set, at the present limit."""
@@ -264,6 +288,9 @@ class Office:
             results = await self.bump(", ".join(words), ops)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self.read_again(error)
+            if isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS:
+                self._additions.update(added)
+                self._removals |= removed
             return
         self._listed_version, self._run_version = (version for version in results if isinstance(version, int))
         self._run = run
@@ -356,7 +383,9 @@ class Office:
         known = node.version == self._leader.version
         self._learn_limit(node, None if known else await last_cut(self._store, self._session, node.version))
         self._learn_request(await self._session.find(paths.PERIOD))
-        if isinstance(error, NodeError) and error.path == paths.RUN:
+        if isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS:  # by hand: our set stands
+            self._listed_version = (await self._get(paths.TOPIC_PARTITIONS)).version
+        elif isinstance(error, NodeError) and error.path == paths.RUN:
             self._learn_run(await self._get(paths.RUN), self._run.settings.partitions)
         elif isinstance(error, NodeError) and error.path in self._watched:
             self._learn_report(Change(error.path, await self._session.find(error.path)))

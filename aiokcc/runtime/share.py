@@ -24,6 +24,7 @@ from aiokcc.core.assignments import decode_assignment
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.run import encode_member
+from aiokcc.core.subscriptions import Registration
 from aiokcc.errors import (
     BadVersionError,
     CorruptNodeError,
@@ -209,6 +210,12 @@ class Share:
         if isinstance(change.now, Node):
             if _ASKED in _facts(change.now.data):
                 await self._write()
+                return
+            try:
+                Registration.decode(self._store.describe(change.path), change.now.data)
+            except CorruptNodeError as error:
+                log.error("%s; it is written again", error)
+                await self._write()
             return
         if self._member.leaving:
             return
@@ -230,7 +237,7 @@ class Share:
 def _facts(data: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return {name: value for name, value in raw.items() if name != "version"} if isinstance(raw, dict) else {}
 

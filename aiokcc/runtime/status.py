@@ -283,7 +283,7 @@ def _state(limit: Limit | None, request: Request | None) -> str:
 def _json(node: Node) -> dict[str, Any]:
     try:
         raw = json.loads(node.data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aiokcc.core.periods import format_time, parse_duration
+from aiokcc.core.periods import format_time, parse_period
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
@@ -215,7 +215,7 @@ def replay(
             spark,
             name,
             settings,
-            parse_duration(period),
+            parse_period(period),
             timestamp,
             options,
             _count("max_periods", max_periods, 1),

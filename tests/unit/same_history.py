@@ -20,15 +20,15 @@ async def main() -> None:
     apply = world.server._write
 
     def record(ops):  # type: ignore[no-untyped-def]
-        written.extend(op.data for op in ops if op.path.partition("/group/")[2].startswith(("cuts/", "coordinator", "run")))
+        written.extend(
+            op.data for op in ops if op.path.partition("/group/")[2].startswith(("cuts/", "coordinator", "run"))
+        )
         return apply(ops)
 
     world.server._write = record  # type: ignore[method-assign]
     async with AsyncExitStack() as stack:
         settings = {"topics": {"orders": 2 * MEMBERS}}
-        members = [
-            await stack.enter_async_context(world.connect(member=f"m{n}", **settings)) for n in range(MEMBERS)
-        ]
+        members = [await stack.enter_async_context(world.connect(member=f"m{n}", **settings)) for n in range(MEMBERS)]
         await settle()
         logs = [range(number, 3 * PERIOD, 100 + number) for number in range(2 * MEMBERS)]
         first, *others = [
