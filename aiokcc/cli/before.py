@@ -9,10 +9,10 @@ from typing import Final
 from aiokcc.cli.replay_arguments import member_name
 from aiokcc.core import paths
 from aiokcc.core.limit import Request, RequestKind
-from aiokcc.core.partitions import decode_partitions
 from aiokcc.core.progress import Cut
 from aiokcc.core.run import Run
 from aiokcc.errors import AiokccError, CorruptNodeError, NoNodeError
+from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.share import member_of
 from aiokcc.stores import Session, open_store
@@ -52,11 +52,10 @@ async def look(options: argparse.Namespace) -> Before:
         return Before()
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
-        found = [await session.find(path) for path in (paths.RUN, paths.TOPIC_PARTITIONS, paths.COORDINATOR)]
-        run, listed, coordinator = found
-        if run is None or listed is None or coordinator is None:
+        found, coordinator = await find_run(store, session), await session.find(paths.COORDINATOR)
+        if found is None or coordinator is None:
             return Before()
-        decoded = Run.decode(store.describe(run.path), run.data, decode_partitions(listed.path, listed.data))
+        decoded, _ = found
         cut = await last_cut(store, session, coordinator.version)
         before = Before(decoded, cut, others=bool(await _members(session) - _ours(options)))
         before.period = await _period(session)

@@ -28,7 +28,7 @@ __all__ = ["END", "OPEN", "Limit", "Mode", "Request", "RequestKind"]
 
 _MAX_LOOKAHEAD: Final = 1000
 _LIMIT_FORM: Final = "a limit in milliseconds since the epoch, 'open' or 'end'"
-_REQUEST_FORM: Final = f"a period in milliseconds, {MAX_PERIOD} at most, 'hold' or 'off'"
+_REQUEST_FORM: Final = f"a period in milliseconds, 'hold' or 'off'; the longest period is {MAX_PERIOD}"
 
 
 class Mode(enum.IntEnum):

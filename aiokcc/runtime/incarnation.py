@@ -33,6 +33,7 @@ from aiokcc.errors import (
     RunEnded,
     SessionLostError,
 )
+from aiokcc.runtime.agreement import find_run, has_changed
 from aiokcc.runtime.election import campaign
 from aiokcc.runtime.locks import Locks
 from aiokcc.runtime.new_run import remove_ended_run
@@ -144,20 +145,11 @@ class Incarnation:
     async def _agreement(self) -> Run:
         session, settings = self.session, self.member.settings
         while True:
-            node = await session.find(paths.RUN)
-            if node is not None:
-                path = self.store.describe(paths.TOPIC_PARTITIONS)
-                listed = await session.find(paths.TOPIC_PARTITIONS)
-                if listed is None:
-                    raise MissingNodeError(path)
+            found = await find_run(self.store, session)
+            if found is not None:
+                run, node = found
                 self.member.founded = node.created
-                try:
-                    return Run.decode(self.store.describe(paths.RUN), node.data, decode_partitions(path, listed.data))
-                except CorruptNodeError:
-                    again = await session.find(paths.RUN)
-                    if again is None or again.version == node.version:
-                        raise
-                    continue  # the set has changed between the two reads
+                return run
             directories = ["", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
             if self.member.group is not None:
                 directories += [paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED]
@@ -250,8 +242,7 @@ class Incarnation:
             try:
                 bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
             except CorruptNodeError as error:
-                now = await self.session.find(paths.TOPIC_PARTITIONS)
-                if now is not None and now.version == node.version:  # else it has changed since, and the watch tells
+                if not await has_changed(self.session, node):  # else the watch tells
                     log.error("%s; the set stays as it is until it can be read", error)
                 return
         if agreed < partitions or (self.share is not None and agreed != partitions):

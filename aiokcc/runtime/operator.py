@@ -10,8 +10,7 @@ from typing import Final
 from aiokcc.core import paths
 from aiokcc.core.assignments import decode_assignment
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
-from aiokcc.core.partitions import decode_partitions
-from aiokcc.core.run import Run, encode_member
+from aiokcc.core.run import encode_member
 from aiokcc.errors import (
     AiokccError,
     BadVersionError,
@@ -21,6 +20,7 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     UsageError,
 )
+from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
 from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Session, Store
@@ -109,10 +109,10 @@ async def rejoin(store: Store, session: Session, member: str) -> bool:
 
 async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
     """Return the members that are registered or assigned something, and the isolated members."""
-    run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
-    if run is None or listed is None:
+    found = await find_run(store, session)
+    if found is None:
         raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
-    agreed = Run.decode(store.describe(run.path), run.data, decode_partitions(store.describe(listed.path), listed.data))
+    agreed, _ = found
     if not agreed.managed:
         raise UsageError(
             f"the group under {store.describe('')} is not managed: each member says which partitions it runs. "

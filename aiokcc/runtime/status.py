@@ -17,6 +17,7 @@ from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.progress import Cut, Mark, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
+from aiokcc.runtime.agreement import has_changed
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.group_status import GroupStatus, read_group_status
@@ -149,6 +150,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     generation = attempt(Generation.decode, nodes[paths.GENERATION])
     partitions = attempt(decode_partitions, nodes[paths.TOPIC_PARTITIONS]) or frozenset()
     run = attempt(lambda path, data: Run.decode(path, data, partitions), nodes[paths.RUN])
+    if run is None and (node := nodes[paths.RUN]) is not None and await has_changed(session, node):
+        return await read_status(store, session, now=now)  # the set has changed between the reads
     cut: Cut | None = None
     if coordinator is not None:
         try:

@@ -19,8 +19,8 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.committed_offset import CommittedOffset, batched
-from aiokcc.core.partitions import Partition, decode_partitions
-from aiokcc.core.run import Generation, Run
+from aiokcc.core.partitions import Partition
+from aiokcc.core.run import Generation
 from aiokcc.errors import (
     BadVersionError,
     CoordinationError,
@@ -31,6 +31,7 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
+from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
@@ -229,12 +230,12 @@ class Activity(NamedTuple):
 
 async def read_activity(store: Store, session: Session) -> Activity:
     """Read the activity under the root. CorruptNodeError if a node cannot be read."""
-    run, listed = await session.find(paths.RUN), await session.find(paths.TOPIC_PARTITIONS)
+    found = await find_run(store, session)
     members = await list_children(session, paths.IDS)
-    if run is None or listed is None:
-        return Activity(run is not None, members, frozenset())
-    partitions = decode_partitions(store.describe(listed.path), listed.data)
-    return Activity(not Run.decode(store.describe(run.path), run.data, partitions).ended, members, partitions)
+    if found is None:
+        return Activity(False, members, frozenset())
+    run, _ = found
+    return Activity(not run.ended, members, run.settings.partitions)
 
 
 async def write_offsets(store: Store, session: Session, commits: Mapping[Partition, CommittedOffset]) -> None:

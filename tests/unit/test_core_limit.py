@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
-from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
+from aiokcc.core.periods import MAX_LIMIT, MAX_PERIOD, MAX_TIMESTAMP
 from aiokcc.errors import CorruptNodeError
 from tests.unit.naming import brief
 
@@ -145,7 +145,9 @@ def test_what_is_no_limit_is_corrupt(data: bytes) -> None:
         Limit.decode("/g/coordinator", data)
 
 
-@given(st.sampled_from([RequestKind.HOLD, RequestKind.OFF]).map(Request) | st.integers(1, MAX_LIMIT).map(Request.every))
+@given(
+    st.sampled_from([RequestKind.HOLD, RequestKind.OFF]).map(Request) | st.integers(1, MAX_PERIOD).map(Request.every)
+)
 def test_a_request_can_be_read_back(request_: Request) -> None:
     assert Request.decode("/p", request_.encode()) == request_
 

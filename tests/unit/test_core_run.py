@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiokcc.core.partitions import parse_topics
-from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
+from aiokcc.core.periods import MAX_LIMIT, MAX_PERIOD, MAX_TIMESTAMP
 from aiokcc.core.run import MAX_LOOKAHEAD, Generation, Run, Settings, check_member, encode_member
 from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
 from tests.unit.naming import brief
@@ -56,11 +56,11 @@ def test_settings_that_cannot_be_meant(wrong: dict[str, object], message: str) -
 
 
 times = st.none() | st.integers(0, MAX_TIMESTAMP)
-policies = st.sampled_from(["follow", "release"]) | st.integers(1, MAX_LIMIT)
+policies = st.sampled_from(["follow", "release"]) | st.integers(1, MAX_PERIOD)
 
 
 @given(
-    times, times, st.integers(1, MAX_LIMIT), st.integers(0, 1000), policies, st.integers(0, MAX_LIMIT), st.booleans()
+    times, times, st.integers(1, MAX_PERIOD), st.integers(0, 1000), policies, st.integers(0, MAX_LIMIT), st.booleans()
 )
 def test_a_run_can_be_read_back(
     start: int | None, end: int | None, period: int, lookahead: int, policy: object, ahead: int, ended: bool

@@ -86,7 +86,9 @@ async def test_who_has_seen_no_other_limit_does_not_lead_by_one_behind_the_last_
     async with world.store.session() as hand:
         right = world.data("coordinator")
         await hand.set("coordinator", right[:1], ANY_VERSION)
-        with pytest.raises(CorruptNodeError, match="/group/coordinator holds '6'; expected a limit behind the last cut"):
+        with pytest.raises(
+            CorruptNodeError, match="/group/coordinator holds '6'; expected a limit behind the last cut"
+        ):
             async with world.connect(topics={"orders": 1}):
                 await asyncio.sleep(60)
         await hand.set("coordinator", right, ANY_VERSION)
