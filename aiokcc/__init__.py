@@ -4,8 +4,8 @@ Nobody processes a record at or past the limit ``T`` before everybody has proces
 leader moves ``T`` on. ::
 
     async with aiokcc.connect("zk://127.0.0.1:2181/replay", topics={"orders": 8, "payments": 4},
-                              start="2026-01-01T00:00Z", period="1m") as coordinator:
-        async with coordinator.gate("orders", 3) as gate:
+                              start="2026-01-01T00:00Z", period="1m") as group:
+        async with group.gate("orders", 3) as gate:
             async for record in my_consumer:
                 await gate.wait_until(record.timestamp)
                 await handle(record)
@@ -59,8 +59,8 @@ from aiokcc.errors import (
     TooLargeError,
     UsageError,
 )
-from aiokcc.runtime.coordinator import Coordinator, connect
 from aiokcc.runtime.gate import Gate
+from aiokcc.runtime.group import Group, connect
 from aiokcc.runtime.status import Status
 from aiokcc.stores import Store, open_store
 
@@ -74,11 +74,11 @@ __all__ = [
     "AiokccError",
     "BadVersionError",
     "CoordinationError",
-    "Coordinator",
     "CorruptNodeError",
     "EphemeralParentError",
     "FencedError",
     "Gate",
+    "Group",
     "GroupMismatchError",
     "HandlerError",
     "KafkaError",

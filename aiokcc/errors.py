@@ -271,4 +271,4 @@ class PartitionRevoked(AiokccError):  # noqa: N818 - not a fault: what a partiti
 
 
 class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with
-    """The run has reached its end. ``async with coordinator.gate(...)`` swallows it, so that a consuming loop just ends."""
+    """The run has reached its end. ``async with group.gate(...)`` swallows it, so that a consuming loop just ends."""

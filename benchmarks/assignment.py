@@ -127,7 +127,7 @@ class _Cluster:
 def _kafka(members: Members, partitions: list[Partition], current: Assignment) -> Callable[[], dict[str, Any]]:
     """The same decision by aiokafka."""
     from aiokafka import TopicPartition
-    from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+    from aiokafka.group.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
     cluster = _Cluster(partitions)
     metadata = {}

@@ -43,8 +43,8 @@ async def run(options: argparse.Namespace) -> Outcome:
     async with server(options.url) as running:
         note("an open gate")
         async with (
-            aiokcc.connect(running.url("gate"), topics={"bench": 1}, start=0, period=_PERIOD) as coordinator,
-            coordinator.gate("bench", 0) as gate,
+            aiokcc.connect(running.url("gate"), topics={"bench": 1}, start=0, period=_PERIOD) as group,
+            group.gate("bench", 0) as gate,
         ):
             stamps = [n % _PERIOD for n in range(1000)]
             assert all(map(gate.is_open, stamps))

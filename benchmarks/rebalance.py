@@ -211,13 +211,13 @@ class _Member:
         self._task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
-        async with self._context as coordinator:
+        async with self._context as group:
 
             async def consume(partition: Partition) -> None:
-                async with coordinator.gate(*partition) as gate:
+                async with group.gate(*partition) as gate:
                     await gate.wait_until(_FAR)
 
-            sharing = asyncio.ensure_future(coordinator.share(consume))
+            sharing = asyncio.ensure_future(group.share(consume))
             await self._leave.wait()
             sharing.cancel()
             await asyncio.wait([sharing])
@@ -340,9 +340,9 @@ async def _goes_in_process(
         await until(lambda: len(handled) == PARTITIONS and len({who for who, _ in handled.values()}) == MEMBERS)
         await asyncio.sleep(JOIN_WINDOW)  # well under way: a leader who has just joined waits for others
         with store.server.intercept(before=lambda _: asyncio.sleep(trip)) if trip else contextlib.nullcontext():
-            goes = next(name for name, replay in replays.items() if (replay.coordinator.epoch is not None) == leader)
+            goes = next(name for name, replay in replays.items() if (replay.group.epoch is not None) == leader)
             mine = [p for p, (who, _) in handled.items() if who == goes]
-            session = replays[goes].coordinator._member.session
+            session = replays[goes].group._member.session
             began = time.monotonic()
             if event == "leaves":
                 replays[goes].stop()

@@ -147,8 +147,8 @@ async def _work(url: str, periods: int) -> None:
 
     async def member(number: int) -> None:
         topics, end = {"warm": 2}, periods * 1000
-        async with connect(url, topics=topics, start=0, end=end, period=1000, member=f"m{number}") as coordinator:
-            async with coordinator.gate("warm", number) as gate:
+        async with connect(url, topics=topics, start=0, end=end, period=1000, member=f"m{number}") as group:
+            async with group.gate("warm", number) as gate:
                 for period in range(periods):
                     await gate.wait_until(period * 1000)
                 gate.finish()

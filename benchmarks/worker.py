@@ -193,10 +193,10 @@ async def gate(orders: Orders) -> None:
         start=0,
         period=plan["period"],
         member=f"worker-{index}",
-    ) as coordinator:
+    ) as group:
 
         async def run(number: int) -> None:
-            async with coordinator.gate(TOPIC, index * count + number) as mine:
+            async with group.gate(TOPIC, index * count + number) as mine:
                 await rounds.take(number, mine.wait_until)
                 mine.finish()
 

@@ -127,8 +127,8 @@ async def member(store: str, topic: str) -> None:
     """One of the three processes."""
     client = Client(topic)
     async with (
-        aiokcc.connect(store, topics=TOPICS, start=START, period="1m", member=f"reader-of-{topic}") as coordinator,
-        coordinator.gate(topic, 0) as gate,
+        aiokcc.connect(store, topics=TOPICS, start=START, period="1m", member=f"reader-of-{topic}") as group,
+        group.gate(topic, 0) as gate,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(client.be_written())

@@ -35,10 +35,10 @@ async def records(partition: str) -> AsyncIterator[int]:
         yield ts
 
 
-async def consume(coordinator: aiokcc.Coordinator, partition: str) -> None:
+async def consume(group: aiokcc.Group, partition: str) -> None:
     """What you write: your own loop, and one line before each record is handled."""
     topic, _, number = partition.rpartition(".")
-    async with coordinator.gate(topic, int(number)) as gate:
+    async with group.gate(topic, int(number)) as gate:
         async for ts in records(partition):
             await gate.wait_until(ts)
             print(f"  {clock(ts)}  {partition:<10}   (the limit is {clock(gate.limit)})\n", end="", flush=True)
@@ -49,11 +49,11 @@ async def main(store: str, partitions: list[str]) -> None:
     """Join the group, and run one task for each partition."""
     print(f"reading {', '.join(partitions)} in periods of 2 minutes", flush=True)
     async with (
-        aiokcc.connect(store, topics=TOPICS, start=START, period="2m") as coordinator,
+        aiokcc.connect(store, topics=TOPICS, start=START, period="2m") as group,
         asyncio.TaskGroup() as tasks,
     ):
         for partition in partitions:
-            tasks.create_task(consume(coordinator, partition))
+            tasks.create_task(consume(group, partition))
     print("done: every partition was read to its end", flush=True)
 
 

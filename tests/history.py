@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from aiokcc.core.limit import Limit, Mode
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 
 __all__ = ["Event", "History", "ViolationError"]
 

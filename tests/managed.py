@@ -42,7 +42,7 @@ class Stage:
     @asynccontextmanager
     async def member(
         self, name: str | None, handler: Handler | None = None, *, url: str | None = None, **settings: Any
-    ) -> AsyncIterator[aiokcc.Coordinator]:
+    ) -> AsyncIterator[aiokcc.Group]:
         """A member that runs what it is given. Leaving the block leaves the group in good order."""
         usual: dict[str, Any] = {
             "topics": {"orders": 4},
@@ -53,21 +53,21 @@ class Stage:
             "join_window": 0.2,
             "clock": lambda: 0,
         }
-        async with aiokcc.connect(url or self.url, **{**usual, **settings}) as coordinator:
+        async with aiokcc.connect(url or self.url, **{**usual, **settings}) as group:
 
             async def consume(partition: Partition) -> None:
-                async with coordinator.gate(*partition) as gate:
-                    self.note("begins", coordinator.member, partition.number)
+                async with group.gate(*partition) as gate:
+                    self.note("begins", group.member, partition.number)
                     try:
                         if handler is not None:
                             await handler(gate)
                         await gate.wait_until(FAR)
                     finally:
-                        self.note("ends", coordinator.member, partition.number)
+                        self.note("ends", group.member, partition.number)
 
-            sharing = asyncio.ensure_future(coordinator.share(consume))
+            sharing = asyncio.ensure_future(group.share(consume))
             try:
-                yield coordinator
+                yield group
             finally:
                 sharing.cancel()
                 await asyncio.wait([sharing])
@@ -79,15 +79,15 @@ class Stage:
             yield session
 
 
-def name_of(coordinator: aiokcc.Coordinator) -> str:
+def name_of(group: aiokcc.Group) -> str:
     """The member in its present session."""
-    incarnation = coordinator._member.incarnation
-    assert incarnation is not None
-    return incarnation.name
+    member_session = group._member.member_session
+    assert member_session is not None
+    return member_session.name
 
 
-def session_of(coordinator: aiokcc.Coordinator) -> Session:
-    session = coordinator._member.session
+def session_of(group: aiokcc.Group) -> Session:
+    session = group._member.session
     assert isinstance(session, Session)
     return session
 

@@ -13,7 +13,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS
 from aiokcc.kafka import Replay
 from tests import kafka_topics

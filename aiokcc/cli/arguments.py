@@ -165,7 +165,7 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
     if options.store.startswith("memory://") and options.verb != "replay":
         raise UsageError(
             f"{mask_url(options.store)} lives inside the process that made it, where no other can look; "
-            f"call `await coordinator.status()` there"
+            f"call `await group.status()` there"
         )
 
 

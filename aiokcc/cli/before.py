@@ -9,12 +9,12 @@ from typing import Final
 from aiokcc.cli.replay_arguments import member_name
 from aiokcc.core import paths
 from aiokcc.core.limit import Request, RequestKind
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.core.run import Run
 from aiokcc.errors import AiokccError, CorruptNodeError, NoNodeError
 from aiokcc.runtime.agreement import find_run
+from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.cuts import last_cut
-from aiokcc.runtime.share import member_of
 from aiokcc.stores import Session, open_store
 
 __all__ = ["Before", "look", "look_quickly"]

@@ -190,7 +190,7 @@ async def _work(orders: dict[str, Any], reports: Reports, stop: Stop) -> None:
             reports.send("counts", last=True, **{**_counts(replay, counted), "records": replay.summary.records})
             if replay.summary.commit_error is not None:  # the next start handles these records again
                 reports.send("trouble", text=replay.summary.commit_error)
-        released, stopped = replay.coordinator.released, stop.asked and not replay.coordinator.ended
+        released, stopped = replay.group.released, stop.asked and not replay.group.ended
     reports.send("done", released=released, stopped=stopped)
 
 
@@ -244,7 +244,7 @@ async def _keep_looking(replay: Any, reports: Reports) -> None:
     reached: dict[str, int] = {}
     while True:
         try:
-            status = await replay.coordinator.status()
+            status = await replay.group.status()
             reached |= {p.partition: p.offset for p in status.partitions if p.offset is not None}
             starts = {str(partition): bounds.start for partition, bounds in replay.bounds.items()}
             done = sum(max(0, offset - starts.get(name, offset)) for name, offset in reached.items())
@@ -267,7 +267,7 @@ def _counts(replay: Any, counted: Counted) -> dict[str, Any]:
         "dead_lettered": summary.dead_lettered,
         "skipped": summary.skipped,
         "periods": summary.periods,
-        "limit": replay.coordinator.limit,
+        "limit": replay.group.limit,
         "partitions": len(replay.partitions),
         "busy": list(map(str, replay.busy)),
     }

@@ -6,8 +6,8 @@ argument. Everything here is tested by properties, and every rule by the history
 * :mod:`~aiokcc.core.periods`: timestamps, periods, boundaries; durations and times as people write them
 * :mod:`~aiokcc.core.partitions`: partitions, the agreed set
 * :mod:`~aiokcc.core.limit`: the limit and the operator's request
-* :mod:`~aiokcc.core.progress`: what a member reports, and what a cut holds
-* :mod:`~aiokcc.core.ledger`: the member's rule: who may pass, when to report
+* :mod:`~aiokcc.core.report`: what a member reports, and what a cut holds
+* :mod:`~aiokcc.core.member_progress`: the member's rule: who may pass, when to report
 * :mod:`~aiokcc.core.leader`: the leader's rule: may the limit move, and to where
 * :mod:`~aiokcc.core.run`: what the group agreed on when it started
 * :mod:`~aiokcc.core.paths`: the names of the nodes

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Crossing, Cut, Mark, Report
+from aiokcc.core.report import FINISHED, IDLE, RUNNING, Crossing, Cut, Mark, Report
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 
 __all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
@@ -71,7 +71,7 @@ Decision: TypeAlias = Advance | Wait
 
 @dataclass(slots=True)
 class Leader:
-    """What a leader in office knows. The fields are facts it has read; :meth:`decide` is the rule."""
+    """What a leader in its term knows. The fields are facts it has read; :meth:`decide` is the rule."""
 
     settings: Settings
     generation: int

@@ -68,12 +68,12 @@ ISOLATED: Final = "isolated"
 
 
 def progress(name: str) -> str:
-    """Return the path of the report of one incarnation of a member."""
+    """Return the path of the report of one member session of a member."""
     return f"{PROGRESS}/{name}"
 
 
 def member(name: str) -> str:
-    """Return the path of the registration of one incarnation of a member."""
+    """Return the path of the registration of one member session of a member."""
     return f"{IDS}/{name}"
 
 
@@ -103,5 +103,5 @@ def state(topic: str) -> str:
 
 
 def isolated(name: str) -> str:
-    """Return the path of the node that isolates a member, in all its incarnations."""
+    """Return the path of the node that isolates a member, in all its member sessions."""
     return f"{ISOLATED}/{name}"

@@ -227,7 +227,7 @@ class Generation:
 
     number: int
     leader: str
-    """The incarnation that wrote it."""
+    """The member session that wrote it."""
     reason: str
 
     def encode(self) -> bytes:

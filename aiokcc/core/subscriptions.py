@@ -196,7 +196,7 @@ class Registration:
     """The content of ``ids/<member>``: a member, its subscription, and the partitions it runs."""
 
     id: str
-    """The incarnation: the member's name and a suffix that is unique for this session."""
+    """The member session: the member's name and a suffix that is unique for this session."""
     subscription: Subscription
     timestamp: int
     """The time at which it joined, in milliseconds since the epoch, by its own clock; only shown to people."""

@@ -8,7 +8,7 @@
               Stream: one per partition, one task each ──gate──▶ your handler
                 │ crossings
                 ▼
-              Coordinator: the barrier; Committer: offsets at period boundaries
+              Group: the barrier; Committer: offsets at period boundaries
 
 * :mod:`~aiokcc.kafka.settings`: what a replay is told, checked
 * :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends

@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.reading import Reading
     from aiokcc.kafka.settings import ReplaySettings
-    from aiokcc.runtime.coordinator import Coordinator
+    from aiokcc.runtime.group import Group
 
 __all__ = ["discover", "take"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 
-async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coordinator) -> None:
+async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> None:
     """Look for partitions that are not in the set yet, for as long as the replay runs; have them join if we lead."""
     seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
     missing = frozenset[Partition]()
     while True:
         await anyio.sleep(seconds)  # time is the event: Kafka tells nobody of new partitions
-        if coordinator.epoch is None:
+        if group.epoch is None:
             missing = frozenset()
             continue
         try:
             if settings.managed:
                 found = await cluster.present(await cluster.topics(settings))
-                gone = coordinator.partitions - found
+                gone = group.partitions - found
                 if gone & missing:
-                    coordinator.remove(gone & missing)
+                    group.remove(gone & missing)
                 missing = gone
             else:
                 found = await cluster.partitions(await cluster.topics(settings))
-            new = found - coordinator.partitions
+            new = found - group.partitions
             if new:
                 begins = await cluster.begins(new)
-                coordinator.add({p: Bounds(begins[p]) for p in new})
+                group.add({p: Bounds(begins[p]) for p in new})
         except (
             KafkaError,
             UsageError,
@@ -64,14 +64,14 @@ async def discover(settings: ReplaySettings, cluster: Cluster, coordinator: Coor
             log.warning("could not look for new partitions: %s", error)
 
 
-async def take(reading: Reading, coordinator: Coordinator, wants: Callable[[Partition], bool]) -> None:
+async def take(reading: Reading, group: Group, wants: Callable[[Partition], bool]) -> None:
     """Read our partitions of the set, and those that join it later; one after the other, or one would be opened twice."""
     grown = Signal()
-    member = coordinator._member
+    member = group._member
     member.on_set = grown.set
     try:
         while True:
-            if new := set(filter(wants, coordinator.partitions - reading.partitions)):
+            if new := set(filter(wants, group.partitions - reading.partitions)):
                 await reading.begin_as_they_come(new)
             await grown.wait()
     finally:

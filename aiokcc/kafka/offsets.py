@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.kafka.summary import Summary
-    from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.member import Member
+    from aiokcc.runtime.member_session import MemberSession
 
 __all__ = ["Committer", "KafkaOffsets", "Storage", "committer"]
 
@@ -51,7 +51,7 @@ class Storage(Protocol):
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """What this run has committed, where it has."""
 
-    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
         """Commit what is still ours. CoordinationError, TimeoutError or an error of aiokafka's if it cannot be done."""
 
 
@@ -70,7 +70,7 @@ class KafkaOffsets:
         found = await self._cluster.commits(partitions)
         return {p: commit.offset for p, commit in found.items() if commit.counts_for(self._member.founded)}
 
-    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
         """Ask the store whether they are still ours, and commit at once."""
         ours = await still_ours(us, offsets, self._fence)
         self._fence = us.generation_version
@@ -111,7 +111,7 @@ class Committer:
         self._summary = summary
         self.enabled = enabled
         self._pending: dict[Partition, int] = {}
-        self._session: Incarnation | None = None
+        self._session: MemberSession | None = None
         """In which they were noted."""
         self._signal = Signal()
         self._one_at_a_time = anyio.Lock()
@@ -122,7 +122,7 @@ class Committer:
 
     def note(self, positions: Mapping[Partition, int]) -> None:
         """A boundary has closed at these offsets, or they were reached by somebody who gives them up."""
-        us = self._member.incarnation
+        us = self._member.member_session
         if not self.enabled or us is None:
             return
         if us is not self._session:
@@ -140,7 +140,7 @@ class Committer:
     async def flush(self, positions: Mapping[Partition, int]) -> None:
         """Commit these, and what is left."""
         self.note(positions)
-        if self.enabled and positions and self._member.incarnation is None:
+        if self.enabled and positions and self._member.member_session is None:
             self._failed("there is no session with the store")
         await self._commit()
 
@@ -150,7 +150,7 @@ class Committer:
             us = self._session
             if not pending or us is None:
                 return
-            if us is not self._member.incarnation:
+            if us is not self._member.member_session:
                 self._failed("the session in which they were reached is over")
                 return
             try:

@@ -124,7 +124,7 @@ class Pump:
 
     async def _fetch(self, wanted: list[TopicPartition], wait: int) -> None:
         """Hand on what is there for these, or comes within so many milliseconds."""
-        as_of = self._member.ledger.limit
+        as_of = self._member.progress.limit
         fetched: dict[TopicPartition, list[Any]] = {}
         self._wanted.clear()
         try:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
-from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Mode
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PartitionRevoked, RunEnded
 from aiokcc.kafka.stream import Stream
-from aiokcc.runtime.share import follow_assignment
+from aiokcc.runtime.assignment_follower import follow_assignment
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from aiokcc.kafka.pump import Pump
     from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
-    from aiokcc.runtime.coordinator import Coordinator
     from aiokcc.runtime.gate import Gate
+    from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
 
 __all__ = ["Reading", "by_group", "commit_released", "fixed", "managed", "unwrapped"]
@@ -61,7 +61,7 @@ class Reading:
     def __init__(
         self,
         settings: ReplaySettings,
-        coordinator: Coordinator,
+        group: Group,
         pump: Pump,
         committer: Committer,
         summary: Summary,
@@ -69,8 +69,8 @@ class Reading:
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         self._settings = settings
-        self._coordinator = coordinator
-        self._member = coordinator._member
+        self._coordinator = group
+        self._member = group._member
         self._pump = pump
         self._committer = committer
         self._summary = summary
@@ -169,7 +169,7 @@ class Reading:
         self._pump.remove(leaving)
         for running in leaving.values():
             await running.ended.wait()
-        if not self._member.ledger.withheld:  # else somebody has gathered it and not processed it yet
+        if not self._member.progress.withheld:  # else somebody has gathered it and not processed it yet
             await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
         async with unwrapped() as tasks:  # side by side: their locks go back in one transaction
             for running in leaving.values():
@@ -189,14 +189,14 @@ class Reading:
 
     async def close(self) -> None:
         """Close all gates. If all have finished, their word stands; else we leave early, and all of them are given up."""
-        if self._settings.managed and not self._member.ledger.withheld:  # whoever is given them goes on from here
+        if self._settings.managed and not self._member.progress.withheld:  # whoever is given them goes on from here
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self._committer.flush(self.positions())
         running, self._running = self._running, {}
         gates = [one.gate for one in running.values()]
-        early = any(gate.lane.state is not LaneState.FINISHED for gate in gates)
+        early = any(gate.progress.state is not PartitionState.FINISHED for gate in gates)
         try:
-            await _close(gates, self._member if early and self._member.ledger.limit.mode is Mode.GATED else None)
+            await _close(gates, self._member if early and self._member.progress.limit.mode is Mode.GATED else None)
         finally:
             if self.at_close is not None:
                 self.at_close()
@@ -217,8 +217,8 @@ class Reading:
         come, and who starts behind it could not tell it. And not before the last cut: there others were further than we.
         """
         reached = running.stream.next_offset
-        if self._member.ledger.limit.mode is Mode.GATED:
-            crossed = [int(offset) for _, offset in running.gate.lane.crossings.values() if offset is not None]
+        if self._member.progress.limit.mode is Mode.GATED:
+            crossed = [int(offset) for _, offset in running.gate.progress.crossings.values() if offset is not None]
             reached = min([reached, *crossed])
         return max(reached, int(running.gate.resume_offset or 0))
 
@@ -240,22 +240,22 @@ async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
                 tasks.start_soon(close_one, gate)
 
 
-async def fixed(reading: Reading, mine: Iterable[Partition], coordinator: Coordinator) -> None:
+async def fixed(reading: Reading, mine: Iterable[Partition], group: Group) -> None:
     """Read these partitions to their end."""
     await reading.begin_as_they_come(mine)
     await reading.all_done()
-    await coordinator._member.settled()
+    await group._member.settled()
 
 
-async def managed(reading: Reading, coordinator: Coordinator) -> None:
+async def managed(reading: Reading, group: Group) -> None:
     """Read what the group's leader assigns to us, until the run has ended for all.
 
     After a release no end is written: then we are done with the last of what is ours, and what we leave goes to whoever stays.
     """
-    member = coordinator._member
+    member = group._member
 
     def over() -> bool:
-        released = member.ledger.limit.mode is Mode.OPEN and bool(reading.partitions)
+        released = member.progress.limit.mode is Mode.OPEN and bool(reading.partitions)
         return released and reading.partitions == member.assigned and reading.done
 
     await follow_assignment(member, reading.begin, reading.end, over)
@@ -266,17 +266,15 @@ async def commit_released(reading: Reading, committer: Committer, member: Member
     await released.wait()
     before: dict[Partition, int] = {}
     while True:
-        if not member.ledger.withheld and before != (now := reading.positions()):
+        if not member.progress.withheld and before != (now := reading.positions()):
             before = now
             committer.note(now)
         await anyio.sleep(_COMMIT_SECONDS)  # time is the event: nothing else says that it is worth a commit
 
 
-async def by_group(
-    reading: Reading, consumer: AIOKafkaConsumer, settings: ReplaySettings, coordinator: Coordinator
-) -> None:
+async def by_group(reading: Reading, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group) -> None:
     """Read what Kafka assigns to us, until the run has ended for all."""
-    member = coordinator._member
+    member = group._member
     orders, desk = anyio.create_memory_object_stream[_Order](100)
     starts = {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()}
     listener = _Listener(consumer, orders, starts, grows=settings.end is None)
@@ -288,7 +286,7 @@ async def by_group(
     with desk, orders:
         async with unwrapped() as tasks:
             tasks.start_soon(_obey, reading, desk)
-            while member.ledger.limit.mode is not Mode.END and member.failure is None:
+            while member.progress.limit.mode is not Mode.END and member.failure is None:
                 await member.moved.wait()
             tasks.cancel_scope.cancel()
 

@@ -30,8 +30,8 @@ from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, mana
 from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
 from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Period, Summary
-from aiokcc.runtime.coordinator import Coordinator, connect, wall_clock
 from aiokcc.runtime.entry import Block, known_keywords
+from aiokcc.runtime.group import Group, connect, wall_clock
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores import open_store
@@ -194,7 +194,7 @@ def replay(
 async def _replaying(
     settings: ReplaySettings,
     store: Store,
-    join: Callable[..., AbstractAsyncContextManager[Coordinator]],
+    join: Callable[..., AbstractAsyncContextManager[Group]],
     timeout: float,
     clock: Callable[[], int],
     lookahead: int,
@@ -222,16 +222,16 @@ async def _replaying(
         by_topic: dict[str, list[int]] = {}
         for topic, number in sorted(everything):
             by_topic.setdefault(topic, []).append(number)
-        async with join(topics=by_topic, offsets=resolve) as coordinator:
+        async with join(topics=by_topic, offsets=resolve) as group:
             if settings.end is not None:  # what has come to be since the run was founded is not part of it
-                mine &= coordinator._member.settings.partitions
+                mine &= group._member.settings.partitions
                 newer = sorted((settings.partitions or mine) - mine)
                 if newer:
                     raise PartitionError(
                         f"{newer[0]} is newer than the run, and not part of it; leave it out of partitions="
                     )
             async with Background() as background:
-                yield Replay(settings, cluster, coordinator, mine, lookahead, background.tasks)
+                yield Replay(settings, cluster, group, mine, lookahead, background.tasks)
 
 
 class Replay:
@@ -241,7 +241,7 @@ class Replay:
         self,
         settings: ReplaySettings,
         cluster: Cluster,
-        coordinator: Coordinator,
+        group: Group,
         mine: frozenset[Partition],
         lookahead: int,
         tasks: anyio.abc.TaskGroup,
@@ -249,8 +249,8 @@ class Replay:
         self._settings = settings
         self._tasks = tasks
         self._cluster = cluster
-        self.coordinator = coordinator
-        self._member = coordinator._member
+        self.group = group
+        self._member = group._member
         self._mine = mine
         self._lookahead = lookahead
         self._used = False
@@ -268,8 +268,12 @@ class Replay:
     @property
     def busy(self) -> tuple[Partition, ...]:
         """The partitions of this process that may still have records before the limit: the others wait for these."""
-        ledger = self._member.ledger
-        return tuple(partition for partition, lane in ledger.lanes.items() if not lane.arrived(ledger.limit))
+        member_progress = self._member.progress
+        return tuple(
+            partition
+            for partition, progress in member_progress.partitions.items()
+            if not progress.arrived(member_progress.limit)
+        )
 
     @property
     def bounds(self) -> Mapping[Partition, Bounds]:
@@ -362,15 +366,15 @@ class Replay:
 
     async def _collect(self, collected: dict[Partition, list[Any]], desk: Desk[Period]) -> None:
         """Gather until every partition has arrived, hand the period over, and report only when it has been processed."""
-        ledger, member = self._member.ledger, self._member
+        member_progress, member = self._member.progress, self._member
         complete = Signal()
         taken = asyncio.Event()
 
         async def gather(records: list[Any]) -> None:
-            ledger.withheld = True
+            member_progress.withheld = True
             where = Partition(records[0].topic, records[0].partition)
             collected.setdefault(where, []).extend(records)
-            if ledger.limit.mode is Mode.OPEN:
+            if member_progress.limit.mode is Mode.OPEN:
                 complete.set()
                 await taken.wait()
 
@@ -390,26 +394,26 @@ class Replay:
                     if self._until_stopped.cancel_called:  # what was gathered since is no whole period: it comes again
                         taken.set()
                         continue
-                    released = ledger.limit.mode is Mode.OPEN
-                    if not collected or not (ledger.complete or released):
+                    released = member_progress.limit.mode is Mode.OPEN
+                    if not collected or not (member_progress.complete or released):
                         continue
                     ready = dict(collected)
-                    cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else ledger.positions()
+                    cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else member_progress.positions()
                     collected.clear()
                     async with self._in_hand:
-                        await desk.hand(Period(ledger.late_below, ledger.limit.value, ready, cut))
+                        await desk.hand(Period(member_progress.late_below, member_progress.limit.value, ready, cut))
                         taken.set()
                         taken = asyncio.Event()
                         if collected:  # an idle partition woke meanwhile
                             complete.set()
                         else:
-                            ledger.withheld = False
+                            member_progress.withheld = False
                             member.arrived()
         finally:
             member.on_complete = None
-            if ledger.withheld:  # what was not processed has not finished either
+            if member_progress.withheld:  # what was not processed has not finished either
                 await member.disown()
-            ledger.withheld = False
+            member_progress.withheld = False
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
@@ -420,7 +424,7 @@ class Replay:
         began = time.monotonic()
         settings, member = self._settings, self._member
         if isinstance(settings.start, int):
-            member.ledger.closed(settings.start)
+            member.progress.closed(settings.start)
         ahead = settings.fetches_ahead
         size = max(1, settings.buffer_bytes // 2) if ahead else settings.buffer_bytes
         bounded = {"max_partition_fetch_bytes": size, **consumer_settings(settings)}
@@ -437,7 +441,7 @@ class Replay:
             def moved(positions: dict[Partition, int]) -> None:
                 self.summary.periods = member.closed
                 commits.note(positions)
-                if self.coordinator.released:
+                if self.group.released:
                     released.set()
 
             member.on_close = moved
@@ -445,9 +449,7 @@ class Replay:
             reading: Reading | None = None
             try:
                 async with unwrapped() as tasks:
-                    self._reading = reading = Reading(
-                        settings, self.coordinator, pump, commits, self.summary, work, tasks
-                    )
+                    self._reading = reading = Reading(settings, self.group, pump, commits, self.summary, work, tasks)
                     tasks.start_soon(commits.run)
                     tasks.start_soon(pump.run)
                     tasks.start_soon(commit_released, reading, commits, member, released)
@@ -472,18 +474,18 @@ class Replay:
                 self.summary.seconds += time.monotonic() - began
 
     async def _until_done(self, reading: Reading, consumer: AIOKafkaConsumer) -> None:
-        settings, coordinator = self._settings, self.coordinator
+        settings, group = self._settings, self.group
         grows = settings.end is None
         async with unwrapped() as tasks:
             if grows:
-                tasks.start_soon(discover, settings, self._cluster, coordinator)
+                tasks.start_soon(discover, settings, self._cluster, group)
             if settings.managed:
-                await managed(reading, coordinator)
+                await managed(reading, group)
             elif settings.by_group:
-                await by_group(reading, consumer, settings, coordinator)
+                await by_group(reading, consumer, settings, group)
             elif grows:
-                tasks.start_soon(take, reading, coordinator, settings.wants)
+                tasks.start_soon(take, reading, group, settings.wants)
                 await reading.all_done(at_least=1)
             else:
-                await fixed(reading, self._mine, coordinator)
+                await fixed(reading, self._mine, group)
             tasks.cancel_scope.cancel()

@@ -23,7 +23,7 @@ from aiokafka import TopicPartition
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.periods import MAX_TIMESTAMP, format_duration, format_time
-from aiokcc.core.progress import Span
+from aiokcc.core.report import Span
 from aiokcc.errors import HandlerError, PoisonTimestampError
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import boottime
@@ -113,7 +113,7 @@ class Stream:
     @property
     def wants_end(self) -> bool:
         """Whether it would help to know if the log holds nothing more, under the present limit."""
-        return self.hungry and self._end_seen != self._member.ledger.limit and self.position >= self._log_end
+        return self.hungry and self._end_seen != self._member.progress.limit and self.position >= self._log_end
 
     def feed(self, records: list[Any]) -> None:
         """Fetched records, in the order of the log."""
@@ -166,7 +166,7 @@ class Stream:
 
     def _is_ripe(self) -> bool:
         """Whether those held back need not wait for earlier ones: the log has none, and by the clock none should come."""
-        limit = self._member.ledger.limit
+        limit = self._member.progress.limit
         return limit.mode is not Mode.GATED or (self._end_seen == limit and self._watermark(self._now()) >= limit.value)
 
     def _now(self) -> int:
@@ -181,7 +181,7 @@ class Stream:
                 self._end_seen = None  # what was seen before does not tell what came until now
             elif not self._held:
                 self._wake_at(self._until + self._lateness)
-        if self._end_seen != self._member.ledger.limit:
+        if self._end_seen != self._member.progress.limit:
             self.pump.wake()
             return None, self.position
         if self._held:  # not idle: it has something to bring, at the latest when the clock says so
@@ -260,7 +260,7 @@ class Stream:
         return bool(record.offset >= (self.gate.resume_offset or 0))
 
     async def _run_in_order(self, handle: Handler) -> None:
-        gate, lane, stamp, summary = self.gate, self.gate.lane, self._stamp, self._summary
+        gate, progress, stamp, summary = self.gate, self.gate.progress, self._stamp, self._summary
         while (chunk := await self._take()) is not None:
             records, left_out = iter(chunk), 0
             try:
@@ -268,7 +268,7 @@ class Stream:
                     ts = record.timestamp if stamp is None else stamp(record)
                     if not (
                         type(ts) is int
-                        and lane.late_below <= ts < lane.open_below
+                        and progress.late_below <= ts < progress.open_below
                         and boottime() < gate.session.stop_at
                     ) and not await self._admit(record, ts):
                         left_out += 1
@@ -341,10 +341,14 @@ class Stream:
                 self.next_offset = self._open[0] if self._open else self._read_to
 
     async def _pass(self, ts: int, record: Any, handle: Handler) -> None:
-        gate, lane = self.gate, self.gate.lane
-        if ts < lane.late_below and self._member.ledger.limit.mode is Mode.GATED and not await self._late(record, ts):
+        gate, progress = self.gate, self.gate.progress
+        if (
+            ts < progress.late_below
+            and self._member.progress.limit.mode is Mode.GATED
+            and not await self._late(record, ts)
+        ):
             return
-        if not (lane.late_below <= ts < lane.open_below and boottime() < gate.session.stop_at):
+        if not (progress.late_below <= ts < progress.open_below and boottime() < gate.session.stop_at):
             if self._flush is not None:
                 await self._flush()
             await gate.wait_until(ts, Span.of(self.next_offset, self._read_to))
@@ -362,7 +366,8 @@ class Stream:
         """Whether the cut from which we go on, or go on again, holds the record already."""
         resume = self.gate.resume_offset
         return resume is not None and (
-            offset < resume or (isinstance(resume, Span) and offset < resume.high and ts < self.gate.lane.late_below)
+            offset < resume
+            or (isinstance(resume, Span) and offset < resume.high and ts < self.gate.progress.late_below)
         )
 
     # -- out of the ordinary --------------------------------------------------------------------------------------------
@@ -373,10 +378,10 @@ class Stream:
         if sound is None:
             return False
         gate = self.gate
-        gate.lane.offset = record.offset
+        gate.progress.offset = record.offset
         if self._flush is not None:
             await self._flush()
-        late = sound < gate.lane.late_below and self._member.ledger.limit.mode is Mode.GATED
+        late = sound < gate.progress.late_below and self._member.progress.limit.mode is Mode.GATED
         if late and (self._is_behind_the_cut(sound, record.offset) or not await self._late(record, sound)):
             return False
         await gate.wait_until(sound, record.offset)
@@ -385,7 +390,7 @@ class Stream:
     async def _still_ours(self, offset: int) -> None:
         """Return once work may start on records that were let through before: the lock may have been lost since."""
         if boottime() >= self.gate.session.stop_at:
-            await self.gate.wait_until(self.gate.lane.late_below, offset)
+            await self.gate.wait_until(self.gate.progress.late_below, offset)
 
     async def _sound(self, record: Any, ts: Any) -> int | None:
         """The record's timestamp if it can be one, or what the policy makes of it; None: leave the record out."""
@@ -412,7 +417,7 @@ class Stream:
                 record.offset,
             ) from (ts if isinstance(ts, Exception) else None)
         if policy == "cap":
-            return max(self._greatest, self.gate.lane.late_below, 0)
+            return max(self._greatest, self.gate.progress.late_below, 0)
         if policy == "dead-letter":
             await self._bury(record, wrong)
         else:
@@ -427,7 +432,7 @@ class Stream:
                 self.partition,
                 record.offset,
                 format_time(ts),
-                format_duration(self.gate.lane.late_below - ts),
+                format_duration(self.gate.progress.late_below - ts),
             )
         self._summary.late += 1
         policy = self._settings.late

@@ -3,7 +3,7 @@
 ::
 
     async with aiokcc.local.zookeeper() as zk:                 # about half a second
-        async with aiokcc.connect(zk.url("replay"), ...) as coordinator:
+        async with aiokcc.connect(zk.url("replay"), ...) as group:
             ...
 
     async with aiokcc.local.zookeeper(servers=3) as zk:        # an ensemble

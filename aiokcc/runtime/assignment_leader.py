@@ -25,15 +25,15 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.rebalance import Await, Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import BadVersionError, CorruptNodeError, NodeExistsError, NoNodeError, OutcomeUnknownError
+from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.children import list_children
-from aiokcc.runtime.share import member_of
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Create, Delete, Node, Op, Set, Watch
 
 if TYPE_CHECKING:
-    from aiokcc.runtime.incarnation import Incarnation
-    from aiokcc.runtime.office import Office
+    from aiokcc.runtime.leader_term import LeaderTerm
+    from aiokcc.runtime.member_session import MemberSession
 
 __all__ = ["AssignmentLeader"]
 
@@ -43,14 +43,14 @@ log = logging.getLogger("aiokcc.group")
 class AssignmentLeader:
     """The part of one leader's term that assigns partitions."""
 
-    def __init__(self, office: Office, incarnation: Incarnation) -> None:
-        self._office = office
-        self._us = incarnation
-        self._session = incarnation.session
-        self._store = incarnation.store
-        settings = incarnation.member.group
+    def __init__(self, term: LeaderTerm, member_session: MemberSession) -> None:
+        self._office = term
+        self._us = member_session
+        self._session = member_session.session
+        self._store = member_session.store
+        settings = member_session.member.group
         assert settings is not None
-        self.machine = RebalanceMachine(settings, frozenset(), window_since=incarnation.joined_at)
+        self.machine = RebalanceMachine(settings, frozenset(), window_since=member_session.joined_at)
         self.due = False
         """True if something has changed since the last decision."""
         self._assignments: dict[str, int] = {}
@@ -60,7 +60,7 @@ class AssignmentLeader:
         self._nodes: dict[str, tuple[Node | None, Node | None]] = {}
         """The assignment and state nodes that were read and not decoded yet, by topic."""
         self._registered: dict[str, Subscription | None] = {}
-        """The subscriptions by incarnation; None if the registration cannot be read."""
+        """The subscriptions by member session; None if the registration cannot be read."""
         self._seen: set[str] = set()
         """The paths that were read at least once in this term. The first decision waits for all that it needs."""
         self._watched: frozenset[str] = frozenset()

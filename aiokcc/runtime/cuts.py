@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from aiokcc.core import paths
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS
 from aiokcc.errors import CorruptNodeError, MissingNodeError
 from aiokcc.stores.port import Node, Session, Store

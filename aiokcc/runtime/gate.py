@@ -11,10 +11,10 @@ import logging
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.limit import Mode
+from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
-from aiokcc.core.progress import Span
+from aiokcc.core.report import Span
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
@@ -32,11 +32,11 @@ log = logging.getLogger("aiokcc.member")
 
 
 class Gate:
-    """One partition's way through the barrier, for one task. Open it with ``async with coordinator.gate(topic, number)``.
+    """One partition's way through the barrier, for one task. Open it with ``async with group.gate(topic, number)``.
 
     ::
 
-        async with coordinator.gate("orders", 3) as gate:
+        async with group.gate("orders", 3) as gate:
             async for record in my_consumer:
                 await gate.wait_until(record.timestamp)
                 await handle(record)
@@ -50,7 +50,7 @@ class Gate:
     close periods of it. When this gate has the lock again, it raises :class:`PositionLostError` once, before any record starts.
     Seek to its ``offset`` and go on in the same gate. A consumer that is to survive this handles it::
 
-        async with coordinator.gate("orders", 3) as gate:
+        async with group.gate("orders", 3) as gate:
             seek(gate.resume_offset or 0)
             while (record := await poll()) is not None:
                 try:
@@ -70,11 +70,11 @@ class Gate:
         "_seen",
         "busy",
         "failure",
-        "lane",
         "late",
         "mark",
         "partition",
         "passed",
+        "progress",
         "resume_offset",
         "session",
         "signal",
@@ -83,9 +83,9 @@ class Gate:
 
     def __init__(self, member: Member, partition: Partition) -> None:
         self._member = member
-        self.lane = Lane(partition)
-        """The partition's line in the member's ledger, once the gate is opened."""
-        self._seen = member.ledger.limit
+        self.progress = PartitionProgress(partition)
+        """The partition's line in the member's member's progress, once the gate is opened."""
+        self._seen = member.progress.limit
         """The limit when a task was last let through: what the caller knows of the log's end is no older than that."""
         self.busy = False
         """Whether a task waits here."""
@@ -102,7 +102,7 @@ class Gate:
         self.resume_offset: int | None = None
         """Where to go on: the first offset that no closed period holds, if the last cut knows it.
 
-        A :class:`~aiokcc.core.progress.Span` where closed periods hold some records behind it as well.
+        A :class:`~aiokcc.core.report.Span` where closed periods hold some records behind it as well.
         """
         self.skips_closed = False
         """Whether the task itself leaves out what lies before ``resume_offset``. Then it gets no PositionLostError."""
@@ -117,28 +117,28 @@ class Gate:
         periods meanwhile; UsageError for what cannot be a timestamp. Cancelling leaves the partition where
         it was; waiting is the only place where this call can be cancelled.
         """
-        lane = self.lane
-        if type(ts) is int and lane.late_below <= ts < lane.open_below and boottime() < self.session.stop_at:
+        progress = self.progress
+        if type(ts) is int and progress.late_below <= ts < progress.open_below and boottime() < self.session.stop_at:
             self.passed = ts
             return
         await self._wait(ts, offset)
         self.passed = ts
 
-    def progress(self) -> object:
+    def activity(self) -> object:
         """Where the reader of this partition is: equal to what it was as long as no record has passed."""
         return self.passed if self.mark is None else self.mark()
 
     def is_open(self, ts: int) -> bool:
         """Whether a record with this timestamp may be processed now. False also while there is a PositionLostError to raise."""
-        lane = self.lane
-        if type(ts) is int and lane.late_below <= ts < lane.open_below:
+        progress = self.progress
+        if type(ts) is int and progress.late_below <= ts < progress.open_below:
             return boottime() < self.session.stop_at
         ts = check_timestamp(ts)
-        limit = self._member.ledger.limit
+        limit = self._member.progress.limit
         return (
-            lane.owned
-            and not lane.displaced
-            and lane.state is not LaneState.FINISHED
+            progress.owned
+            and not progress.displaced
+            and progress.state is not PartitionState.FINISHED
             and ts < limit.value
             and boottime() < self.session.stop_at
         )
@@ -146,7 +146,7 @@ class Gate:
     @property
     def limit(self) -> int:
         """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
-        return self._member.ledger.limit.value
+        return self._member.progress.limit.value
 
     async def idle(self, *, offset: int | None = None) -> int:
         """Say that the log holds nothing more, and wait until the limit has moved; the new limit.
@@ -161,20 +161,20 @@ class Gate:
         two: cancelling makes the partition running again. While everybody is idle the limit stays, and so does this.
         """
         self._enter()
-        ledger = self._member.ledger
+        member_progress = self._member.progress
         try:
             self._check_offset(offset)
             while True:
                 await self._usable(offset)
-                if ledger.limit != self._seen:
-                    self._seen = ledger.limit
+                if member_progress.limit != self._seen:
+                    self._seen = member_progress.limit
                     return self.limit
-                if ledger.idle(self.lane, self._seen, offset):
+                if member_progress.idle(self.progress, self._seen, offset):
                     self._member.arrived()
                 await self.signal.wait()
         finally:
             self.busy = False
-            ledger.resume(self.lane)
+            member_progress.resume(self.progress)
 
     async def rest(self, ready: Callable[[], bool], end: Callable[[], tuple[Limit | None, int]]) -> None:
         """Wait for something that comes from elsewhere, idle while it is known that the log holds nothing more.
@@ -183,18 +183,18 @@ class Gate:
         Whoever changes what they answer sets ``gate.signal``.
         """
         self._enter()
-        ledger = self._member.ledger
+        member_progress = self._member.progress
         try:
             while not ready():
                 await self._usable()
                 as_of, offset = end()
-                if as_of is not None and ledger.idle(self.lane, as_of, offset):
+                if as_of is not None and member_progress.idle(self.progress, as_of, offset):
                     self._member.arrived()
                 if not ready():
                     await self.signal.wait()
         finally:
             self.busy = False
-            ledger.resume(self.lane)
+            member_progress.resume(self.progress)
 
     def finish(self, offset: int | None = None) -> None:
         """Say that this partition brings nothing more before the run's end. The others no longer wait for it."""
@@ -203,16 +203,16 @@ class Gate:
         self._check_offset(offset)
         if self.failure is not None:
             raise self.failure
-        if self.lane.state is not LaneState.FINISHED:
+        if self.progress.state is not PartitionState.FINISHED:
             self._check_open()
             self._check_position(offset)
-        self._member.ledger.finish(self.lane, offset)
+        self._member.progress.finish(self.progress, offset)
         self._member.arrived()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _wait(self, ts: int, offset: int | None) -> None:
-        ledger, lane = self._member.ledger, self.lane
+        member_progress, progress = self._member.progress, self.progress
         if type(ts) is int and looks_like_seconds(ts) and not self._member.told_of_seconds:
             self._member.told_of_seconds = True
             log.warning(
@@ -226,8 +226,8 @@ class Gate:
             type(ts) is int
             and 0 <= ts <= MAX_TIMESTAMP
             and (offset is None or (type(offset) is int and 0 <= offset < 2**63))
-            and lane.owned
-            and lane.open_below >= 0  # neither the partition has finished nor the run has ended
+            and progress.owned
+            and progress.open_below >= 0  # neither the partition has finished nor the run has ended
             and self.failure is None
             and not self.busy
         ):
@@ -239,28 +239,28 @@ class Gate:
         try:
             while True:
                 if (
-                    not lane.owned
-                    or lane.open_below < 0
+                    not progress.owned
+                    or progress.open_below < 0
                     or self.failure is not None
                     or boottime() >= self.session.stop_at
                 ):
                     await self._usable(offset)
-                if ledger.approach(lane, ts, offset):
-                    self.late += ts < lane.late_below
-                    self._seen = ledger.limit
+                if member_progress.approach(progress, ts, offset):
+                    self.late += ts < progress.late_below
+                    self._seen = member_progress.limit
                     self._member.arrived()  # under lookahead it may have crossed the floor, as the last one
                     return
                 self._member.arrived()
                 await self.signal.wait()
                 if (
-                    lane.late_below <= ts < lane.open_below
+                    progress.late_below <= ts < progress.open_below
                     and self.failure is None
                     and boottime() < self.session.stop_at
                 ):
-                    self._seen = ledger.limit
+                    self._seen = member_progress.limit
                     return
         except BaseException:
-            ledger.resume(lane)
+            member_progress.resume(progress)
             raise
         finally:
             self.busy = False
@@ -271,9 +271,9 @@ class Gate:
             if self.failure is not None:
                 raise self.failure
             self._check_open()
-            if self._member.ledger.limit.mode is Mode.END:
+            if self._member.progress.limit.mode is Mode.END:
                 raise RunEnded(f"the run has ended; {self.partition} gets nothing more")
-            if self.lane.owned:
+            if self.progress.owned:
                 if boottime() < self.session.stop_at:
                     self._check_position(offset)
                     return
@@ -286,13 +286,13 @@ class Gate:
 
     def _check_position(self, offset: int | None) -> None:
         """Raise PositionLostError, once, if the task does not stand where the partition was left by another member."""
-        if self.lane.displaced and not self._member.ledger.locate(self.lane, offset):
+        if self.progress.displaced and not self._member.progress.locate(self.progress, offset):
             raise PositionLostError(str(self.partition), self.resume_offset)
 
     def _enter(self) -> None:
         if self.busy:
             raise UsageError(f"{self.partition} is waiting in another task; a gate serves one task at a time")
-        if self.lane.state is LaneState.FINISHED:
+        if self.progress.state is PartitionState.FINISHED:
             raise UsageError(f"{self.partition} was declared finished; it cannot bring another record")
         if self.failure is None:
             self._check_open()

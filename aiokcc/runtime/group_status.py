@@ -11,8 +11,8 @@ from aiokcc.core.assignments import TopicAssignment
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration
 from aiokcc.errors import CorruptNodeError
+from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.children import list_children
-from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Node, Session, Store
 
 __all__ = ["GroupMemberStatus", "GroupStatus", "TopicStatus", "read_group_status"]
@@ -69,7 +69,7 @@ async def read_group_status(
 ) -> GroupStatus:
     """Read the assignments and the isolated members, and return the status with what the caller has read.
 
-    ``registered`` has incarnations as keys, ``owners`` as values. Nodes that cannot be read are added to ``problems``.
+    ``registered`` has member sessions as keys, ``owners`` as values. Nodes that cannot be read are added to ``problems``.
     """
     topics: dict[str, TopicAssignment] = {}
     names = await list_children(session, paths.ASSIGNMENTS)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Mode
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import listing
 from aiokcc.errors import SessionLostError
 from aiokcc.runtime.cuts import last_cut
@@ -39,7 +39,7 @@ async def recorded(member: Member) -> None:
 
     async def leave_without() -> None:
         await _no_cut_can_come(member)
-        if member.failure is None and member.ledger.limit.mode is Mode.GATED:
+        if member.failure is None and member.progress.limit.mode is Mode.GATED:
             log.info(
                 "%s leaves before the group has recorded that %s has finished; the next owner says so again",
                 member.name,
@@ -61,12 +61,12 @@ async def recorded(member: Member) -> None:
 
 
 def _finished(member: Member) -> set[Partition]:
-    return {p for p, lane in member.ledger.lanes.items() if lane.state is LaneState.FINISHED}
+    return {p for p, progress in member.progress.partitions.items() if progress.state is PartitionState.FINISHED}
 
 
 async def _in_a_cut(member: Member) -> None:
     told = False
-    while member.failure is None and member.ledger.limit.mode is Mode.GATED:
+    while member.failure is None and member.progress.limit.mode is Mode.GATED:
         finished = _finished(member)
         if not finished:
             return
@@ -95,7 +95,7 @@ async def _no_cut_can_come(member: Member) -> None:
         return  # a managed group: what is ours is assigned to others, who cannot have it before we are gone
     if not member.left:
         await anyio.sleep_forever()
-    session, us = member.session, member.incarnation
+    session, us = member.session, member.member_session
     if not isinstance(session, Session) or us is None:
         return
     try:

@@ -1,6 +1,6 @@
 """This process's side of the group: its gates, what they have said, and the session it says it in.
 
-The member outlives its sessions. Each session is one :class:`~aiokcc.runtime.incarnation.Incarnation`; nothing is carried from
+The member outlives its sessions. Each session is one :class:`~aiokcc.runtime.member_session.MemberSession`; nothing is carried from
 one to the next but the highest limit seen and what the partitions themselves know. Between two sessions every gate is shut.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final, Literal
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.lane import LaneState
-from aiokcc.core.ledger import Ledger, gathered
 from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.member_progress import MemberProgress, gathered
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import (
     MissingNodeError,
@@ -25,8 +25,8 @@ from aiokcc.errors import (
     PartitionRevoked,
     SessionLostError,
 )
-from aiokcc.runtime.incarnation import Incarnation
 from aiokcc.runtime.leaving import recorded
+from aiokcc.runtime.member_session import MemberSession
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import Timeout, timers
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from aiokcc.core.group_settings import GroupSettings
-    from aiokcc.core.progress import Cut
+    from aiokcc.core.report import Cut
     from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
     from aiokcc.stores.port import Session, Store
@@ -101,10 +101,10 @@ class Member:
         """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
         self.founded = 0
         """When the run was founded, in milliseconds since the epoch on the store's clock: it tells this run from others."""
-        self.ledger = Ledger(gathers=gathered(settings.period, settings.lookahead))
+        self.progress = MemberProgress(gathers=gathered(settings.period, settings.lookahead))
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
-        self.incarnation: Incarnation | None = None
+        self.member_session: MemberSession | None = None
         self.failure: Exception | None = None
         self._given_up: list[Partition] = []
         self._given_up_timer: Timeout | None = None
@@ -129,19 +129,19 @@ class Member:
         """Join, take part, and join again after a lost session, until cancelled or failed for good."""
         first = True
         try:
-            while first or (self.ledger.limit.mode is not Mode.END and not self.leaving):
+            while first or (self.progress.limit.mode is not Mode.END and not self.leaving):
                 connect_timeout = self.connect_timeout if first else None
                 async with self.store.session(timeout=self.session_timeout, connect_timeout=connect_timeout) as session:
-                    incarnation = Incarnation(self, session)
+                    member_session = MemberSession(self, session)
                     try:
-                        await incarnation.join(first=first)
-                        self._begin(incarnation)
+                        await member_session.join(first=first)
+                        self._begin(member_session)
                         if first:
                             task_status.started()
                             first = False
-                        await incarnation.run()
+                        await member_session.run()
                     except (SessionLostError, OutcomeUnknownError) as error:  # a new session is always a safe way on
-                        log.warning("%s: %s; joining again", incarnation.name, error)
+                        log.warning("%s: %s; joining again", member_session.name, error)
                     finally:
                         self._end()
         except NoNodeError as error:
@@ -166,18 +166,18 @@ class Member:
         if changed and self.on_set is not None:
             self.on_set()
 
-    def _begin(self, incarnation: Incarnation) -> None:
-        self.incarnation = incarnation
-        self.session = incarnation.session
+    def _begin(self, member_session: MemberSession) -> None:
+        self.member_session = member_session
+        self.session = member_session.session
         for gate in self.gates.values():
             gate.session = self.session
         self.moved.set()  # in a new session what was not to be had may be had
 
     def _end(self) -> None:
-        self.incarnation = None
+        self.member_session = None
         self.session = NoSession()
         self.assigned = None
-        self.ledger.lose()
+        self.progress.lose()
         for gate in self.gates.values():
             gate.session = self.session
         if self.leaving:
@@ -189,10 +189,10 @@ class Member:
 
     async def handed_over(self) -> None:
         """We have left. If we lead, stay until what we had is given to others: a successor would first have to take office."""
-        office = None if self.incarnation is None else self.incarnation.office
-        if self.leaving and office is not None and office.assignment is not None:
+        term = None if self.member_session is None else self.member_session.term
+        if self.leaving and term is not None and term.assignment is not None:
             with anyio.move_on_after(_HANDOVER_SECONDS):
-                await office.assignment.handed_over()
+                await term.assignment.handed_over()
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """What is given to us, as this session has read it."""
@@ -201,8 +201,8 @@ class Member:
             self.moved.set()
             if self.on_assigned is not None:
                 self.on_assigned()
-        if self.incarnation is not None:
-            self.incarnation.locks.want.set()
+        if self.member_session is not None:
+            self.member_session.locks.want.set()
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be agreed on: every gate raises the error."""
@@ -217,7 +217,7 @@ class Member:
     async def open(self, gate: Gate) -> None:
         """Take the partition's lock; return once we hold it and have read the limit after that."""
         partition = gate.partition
-        if partition in self.gates or partition in self.ledger.lanes:
+        if partition in self.gates or partition in self.progress.partitions:
             raise PartitionError(f"{partition} is open in this member already; each partition has one gate")
         if self.failure is not None:
             raise self.failure
@@ -225,19 +225,19 @@ class Member:
             raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
         self.left.discard(partition)
-        gate.lane = self.ledger.add(partition)
-        gate.lane.skips_closed = gate.skips_closed
+        gate.progress = self.progress.add(partition)
+        gate.progress.skips_closed = gate.skips_closed
         gate.session = self.session
-        if self.incarnation is not None:
-            self.incarnation.locks.want.set()
+        if self.member_session is not None:
+            self.member_session.locks.want.set()
         try:
-            while not gate.lane.owned and self.ledger.limit.mode is not Mode.END:
+            while not gate.progress.owned and self.progress.limit.mode is not Mode.END:
                 if gate.failure is not None:
                     raise gate.failure
                 await gate.signal.wait()
         except BaseException:
-            if gate.lane.owned and self.incarnation is not None:
-                self.incarnation.locks.give_back(partition)
+            if gate.progress.owned and self.member_session is not None:
+                self.member_session.locks.give_back(partition)
             self._forget(gate)
             raise
 
@@ -245,18 +245,18 @@ class Member:
         """Give the partition up, unless it has finished: then what it said must stand until a cut holds it."""
         if self.gates.get(gate.partition) is not gate:
             return
-        if gate.lane.state is LaneState.FINISHED and gate.failure is None:
+        if gate.progress.state is PartitionState.FINISHED and gate.failure is None:
             del self.gates[gate.partition]
             return
-        if gate.failure is None and self.ledger.limit.mode is Mode.GATED:
+        if gate.failure is None and self.progress.limit.mode is Mode.GATED:
             self.left.add(gate.partition)
             self._given_up.append(gate.partition)
             if self._given_up_timer is None:
                 self._given_up_timer = timers().call_later(_GATHER_SECONDS, self.tell_given_up)
         self._forget(gate)
         gate.signal.set()  # another task may wait there, for nothing now
-        if self.incarnation is not None:
-            await self.incarnation.locks.release(gate.partition)
+        if self.member_session is not None:
+            await self.member_session.locks.release(gate.partition)
 
     def tell_given_up(self) -> None:
         """Log which partitions were given up before they had finished: one line for all that were at about the same time."""
@@ -290,26 +290,26 @@ class Member:
         """Give a revoked partition's lock back, now that nothing runs on it."""
         if self.gates.get(gate.partition) is gate:
             self._forget(gate)
-            if self.incarnation is not None:
-                await self.incarnation.locks.release(gate.partition)
+            if self.member_session is not None:
+                await self.member_session.locks.release(gate.partition)
 
     async def relinquish(self, partition: Partition) -> None:
         """Give back a partition of which nothing runs any more, also one that has finished and whose gate is closed."""
-        if partition in self.ledger.lanes:
+        if partition in self.progress.partitions:
             self.gates.pop(partition, None)
             self.abandon(partition)
-            if self.incarnation is not None:
-                await self.incarnation.locks.release(partition)
+            if self.member_session is not None:
+                await self.member_session.locks.release(partition)
 
     async def disown(self) -> None:
         """Take back what our partitions said, finished ones too: what they brought was not processed after all."""
-        partitions = list(self.ledger.lanes)
+        partitions = list(self.progress.partitions)
         for partition in partitions:
             self.gates.pop(partition, None)
-            self.ledger.drop(partition)
-        if self.incarnation is not None:
+            self.progress.drop(partition)
+        if self.member_session is not None:
             for partition in partitions:
-                await self.incarnation.locks.release(partition)
+                await self.member_session.locks.release(partition)
 
     def _forget(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)
@@ -317,27 +317,31 @@ class Member:
 
     def abandon(self, partition: Partition) -> None:
         """The partition is no longer ours to report; it may have been the one that the report waited for."""
-        self.ledger.drop(partition)
+        self.progress.drop(partition)
         self.arrived()
         self.moved.set()
 
     def arrived(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say, now or soon."""
-        ledger = self.ledger
-        if self.on_complete is not None and ledger.withheld and (ledger.complete or ledger.limit.mode is Mode.OPEN):
+        member_progress = self.progress
+        if (
+            self.on_complete is not None
+            and member_progress.withheld
+            and (member_progress.complete or member_progress.limit.mode is Mode.OPEN)
+        ):
             self.on_complete()
-        if self.incarnation is not None:
-            if self.incarnation.late:
-                ledger.hurries = True
-                self.incarnation.poke()
-            elif ledger.due:
-                self.incarnation.poke()
-            elif ledger.ready:
-                self.incarnation.linger()
+        if self.member_session is not None:
+            if self.member_session.late:
+                member_progress.hurries = True
+                self.member_session.poke()
+            elif member_progress.due:
+                self.member_session.poke()
+            elif member_progress.ready:
+                self.member_session.linger()
 
     def claimed(self, partitions: list[Partition], holder: str, cut: Cut | None) -> None:
         """We hold these locks in the session of this name, and have read the limit and the last cut since."""
-        self.ledger.claim(partitions, holder, cut)
+        self.progress.claim(partitions, holder, cut)
         for partition in partitions:
             gate = self.gates.get(partition)
             if gate is not None:
@@ -360,12 +364,12 @@ class Member:
         """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
         if not self.accepts(limit, version):
             return
-        before = self.ledger.limit
+        before = self.progress.limit
         closing: dict[Partition, int] = {}
-        if self.on_close is not None and self.ledger.has_arrived:
+        if self.on_close is not None and self.progress.has_arrived:
             closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
-            closing = self.ledger.positions(closed if limit.mode is Mode.GATED else before.floor)
-        if not self.ledger.see(limit):
+            closing = self.progress.positions(closed if limit.mode is Mode.GATED else before.floor)
+        if not self.progress.see(limit):
             if self.version is not None and limit == before:  # written again as it was: no step
                 self.version = max(self.version, version)
             return
@@ -376,10 +380,10 @@ class Member:
         self.version = version
         if self.on_close is not None:
             self.on_close(closing)
-        if self.incarnation is not None:
-            self.incarnation.limit_moved()
+        if self.member_session is not None:
+            self.member_session.limit_moved()
         for gate in self.gates.values():
-            if limit.mode is Mode.END or (gate.busy and gate.lane.state is LaneState.RUNNING):
+            if limit.mode is Mode.END or (gate.busy and gate.progress.state is PartitionState.RUNNING):
                 gate.signal.set()
         self.moved.set()
         self.arrived()
@@ -390,7 +394,7 @@ class Member:
         A stale read is an older version. A newer one with a lower limit, or with fewer boundaries than the run has, was cut
         short by somebody else: we keep to what we know until the node is right again.
         """
-        lower = self.version is not None and version > self.version and limit.precedes(self.ledger.limit)
+        lower = self.version is not None and version > self.version and limit.precedes(self.progress.limit)
         if not lower and limit.fits(self.settings.lookahead, self.settings.end):
             return True
         if self.version is None or version > self.version:

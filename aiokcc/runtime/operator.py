@@ -21,8 +21,8 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.runtime.agreement import find_run
+from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.children import list_children
-from aiokcc.runtime.share import member_of
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["isolate", "rejoin", "write_request"]

@@ -19,7 +19,7 @@ from aiokcc.runtime.timer import Timeout, timers
 
 if TYPE_CHECKING:
     from aiokcc.core.partitions import Partition
-    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member_session import MemberSession
 
 __all__ = ["Standstill"]
 
@@ -33,8 +33,8 @@ _LAST_LOOK: Final = 7 * 24 * 3600.0
 class Standstill:
     """Watches how long the limit of one member session has stood. Costs one timer for all periods."""
 
-    def __init__(self, incarnation: Incarnation) -> None:
-        self._us = incarnation
+    def __init__(self, member_session: MemberSession) -> None:
+        self._us = member_session
         self._timer: Timeout | None = None
         self._since = 0.0
         self._next = 0.0
@@ -60,7 +60,7 @@ class Standstill:
         stood = asyncio.get_running_loop().time() - self._since
         if stood >= self._next:
             still = self._still()
-            if self._next >= STANDSTILL_SECONDS and self._us.member.ledger.limit.mode is Mode.GATED:
+            if self._next >= STANDSTILL_SECONDS and self._us.member.progress.limit.mode is Mode.GATED:
                 self._us.tasks.start_soon(self._tell, still, stood)
             self._next *= 2
         self._timer = None
@@ -70,14 +70,16 @@ class Standstill:
     def _still(self) -> list[Partition]:
         """Our partitions that have work before the limit and have not moved since we looked last."""
         member = self._us.member
-        limit, before = member.ledger.limit, self._marks
+        limit, before = member.progress.limit, self._marks
         self._marks = {
-            p: gate.progress() for p, gate in member.gates.items() if gate.lane.owned and not gate.lane.arrived(limit)
+            p: gate.activity()
+            for p, gate in member.gates.items()
+            if gate.progress.owned and not gate.progress.arrived(limit)
         }
         return [p for p, mark in sorted(self._marks.items()) if p in before and before[p] == mark]
 
     async def _tell(self, still: list[Partition], stood: float) -> None:
-        member, limit = self._us.member, self._us.member.ledger.limit
+        member, limit = self._us.member, self._us.member.progress.limit
         waiting = any(gate.busy for gate in member.gates.values())
         hint = (
             "; a task that serves several gates waits in one of them: give each gate a task of its own"
@@ -90,10 +92,10 @@ class Standstill:
             for p in still
         ]
         elsewhere: list[str] = []
-        office = self._us.office
-        if office is not None and not office.is_blocked():
+        term = self._us.term
+        if term is not None and not term.is_blocked():
             return
-        if office is not None:
+        if term is not None:
             try:
                 status = await read_status(member.store, self._us.session)
             except AiokccError as error:
@@ -106,7 +108,7 @@ class Standstill:
                     words.append(f"{blocking.partition}: {why_blocked(blocking)}")
                 elif blocking.member != self._us.name:
                     elsewhere.append(f"{blocking.partition}: {why_blocked(blocking)}")
-        if member.ledger.limit != limit or not (words or elsewhere):
+        if member.progress.limit != limit or not (words or elsewhere):
             return
         self._told = True
         every = words + elsewhere

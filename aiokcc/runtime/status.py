@@ -14,7 +14,7 @@ from aiokcc.core import paths
 from aiokcc.core.leader import blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions
-from aiokcc.core.progress import Cut, Mark, Report
+from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.agreement import has_changed

@@ -36,8 +36,8 @@ from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
 if TYPE_CHECKING:
-    from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.member import Member
+    from aiokcc.runtime.member_session import MemberSession
 
 __all__ = [
     "Activity",
@@ -95,7 +95,7 @@ class StoreOffsets:
 
         Returns nothing if the session is lost: the locks are lost too, and whoever takes them next reads the last cut.
         """
-        us = self._member.incarnation
+        us = self._member.member_session
         if us is None:
             return {}
         wanted = list(partitions)
@@ -108,7 +108,7 @@ class StoreOffsets:
         found = {p: known[p].commit for p in wanted}
         return {p: commit.offset for p, commit in found.items() if commit is not None and commit.counts_for(run)}
 
-    async def commit(self, us: Incarnation, offsets: Mapping[Partition, int]) -> None:
+    async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
         """Commit the offsets that are still ours and above the stored ones; in one transaction, if they fit.
 
         Safe to cancel: the next commit reads the offsets whose outcome is unknown. CoordinationError if the commit fails.
@@ -117,7 +117,7 @@ class StoreOffsets:
         for batch in batched(sorted(offsets), size, _BATCH):
             await self._commit(us, {p: offsets[p] for p in batch})
 
-    async def _commit(self, us: Incarnation, wanted: dict[Partition, int]) -> None:
+    async def _commit(self, us: MemberSession, wanted: dict[Partition, int]) -> None:
         run = self._member.founded
         wanted = _held(us, wanted, wanted)
         for _ in range(_TRIES):
@@ -167,7 +167,7 @@ class StoreOffsets:
             self._known[partition] = _Known(None if node is None else node.version, commit)
 
 
-def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
+def _held(us: MemberSession, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
     """Return the part of a commit whose locks we hold, and log the rest."""
     left = {p: wanted[p] for p in ours if us.locks.holds(p)}
     if refused := sorted(wanted.keys() - left.keys()):
@@ -177,7 +177,7 @@ def _held(us: Incarnation, wanted: dict[Partition, int], ours: Iterable[Partitio
     return left
 
 
-async def still_ours(us: Incarnation, partitions: Iterable[Partition], fence: int) -> list[Partition]:
+async def still_ours(us: MemberSession, partitions: Iterable[Partition], fence: int) -> list[Partition]:
     """Return the partitions whose locks are ours. Reads the generation first, and the locks if its version is not ``fence``.
 
     In this order a commit that checks this generation relies on locks that were read under it. SessionLostError if the session

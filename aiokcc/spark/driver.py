@@ -33,7 +33,7 @@ from aiokcc.kafka.cluster import Cluster
 from aiokcc.kafka.growth import discover
 from aiokcc.kafka.reading import unwrapped
 from aiokcc.kafka.settings import ReplaySettings
-from aiokcc.runtime.coordinator import Coordinator
+from aiokcc.runtime.group import Group
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation, Periods
 from aiokcc.spark.ended import check_ended
@@ -84,7 +84,7 @@ class Options:
     connect_timeout: float
     store_timeout: float
     clock: Callable[[], int]
-    join: Callable[..., AbstractAsyncContextManager[Coordinator]]
+    join: Callable[..., AbstractAsyncContextManager[Group]]
     subscription: Subscription | None
     """In a managed group: what the pipeline runs."""
 
@@ -109,12 +109,12 @@ async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
                 await forget_group(options.store, session, 2 * session.timeout)
         join = options.join(topics=by_topic, offsets=resolve)
         try:
-            coordinator = await join.__aenter__()
+            group = await join.__aenter__()
         except RunEnded as ended:
             yield AsyncReplay(options, cluster, None, ended)
             return
         try:
-            yield AsyncReplay(options, cluster, coordinator)
+            yield AsyncReplay(options, cluster, group)
         except BaseException as error:
             if not await join.__aexit__(type(error), error, error.__traceback__):
                 raise
@@ -129,12 +129,10 @@ def _session(options: Options) -> AbstractAsyncContextManager[Session]:
 class AsyncReplay:
     """A replay in an asyncio program. Spark's calls run in a thread of their own."""
 
-    def __init__(
-        self, options: Options, cluster: Cluster, coordinator: Coordinator | None, ended: RunEnded | None = None
-    ) -> None:
+    def __init__(self, options: Options, cluster: Cluster, group: Group | None, ended: RunEnded | None = None) -> None:
         self._options = options
         self._cluster = cluster
-        self.coordinator = coordinator
+        self.group = group
         """This driver's place in the group; None if the run had ended before."""
         self._ended = ended
         self._used = False
@@ -163,23 +161,23 @@ class AsyncReplay:
             function, target = _same, _as_sink(function)
         else:
             target = _as_sink(sink)
-        coordinator = self.coordinator
-        if coordinator is None:
+        group = self.group
+        if group is None:
             await self._confirm_end(target)
             return self.summary
         options, settings = self._options, self._options.settings
-        member = coordinator._member
+        member = group._member
         began = time.monotonic()
-        participant = Participant(coordinator, options.store_timeout)
+        participant = Participant(group, options.store_timeout)
         worker, line = Worker(options.spark), Line()
         drive = partial(self._drive, participant, worker, function, target, line)
         member.on_set = member.moved.set
         try:
             async with unwrapped() as tasks:
                 if settings.end is None:
-                    tasks.start_soon(discover, settings, self._cluster, coordinator)
+                    tasks.start_soon(discover, settings, self._cluster, group)
                 if options.subscription is None:
-                    await drive(settings.partitions or coordinator.partitions)
+                    await drive(settings.partitions or group.partitions)
                 else:
                     await self._check_company(participant, options.subscription, target)
                     await in_turn(participant, drive)
@@ -284,11 +282,11 @@ class AsyncReplay:
         records = Records(member.store, self._options.name, participant.session)
         while True:
             session = await participant.session()
-            incarnation = member.incarnation
-            if incarnation is not None:
+            member_session = member.member_session
+            if member_session is not None:
                 try:
                     replays = self._options.settings.replays
-                    await check_company(member.store, session, incarnation.name, subscription, replays)
+                    await check_company(member.store, session, member_session.name, subscription, replays)
                     await records.check(session, self._definition(sink))
                 except SessionLostError:
                     continue

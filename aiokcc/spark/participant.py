@@ -2,7 +2,7 @@
 
 Asynchronous consumers walk record by record and wait in each partition's gate. A Spark driver walks batch by batch, and what
 it has to say it says for all partitions at once, when a batch is published: where each boundary was crossed, and which time
-comes next. So nothing waits in a gate here; the driver tells the member's ledger, and waits for the limit to move.
+comes next. So nothing waits in a gate here; the driver tells the member's member's progress, and waits for the limit to move.
 
 Everything told is true however late it is told: a crossing is where a published period ends, the next time is that of a record
 that stands in the log, and *idle* is said only of an end that was read under the present limit.
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import anyio
 
-from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Span
+from aiokcc.core.report import Span
 from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import (
     NoNodeError,
@@ -30,8 +30,8 @@ from aiokcc.errors import (
     StoreUnreachableError,
 )
 from aiokcc.kafka.reading import unwrapped
-from aiokcc.runtime.coordinator import Coordinator
 from aiokcc.runtime.gate import Gate
+from aiokcc.runtime.group import Group
 from aiokcc.runtime.member import NoSession
 from aiokcc.spark.finder import Found
 from aiokcc.spark.plan import Place, Stretch
@@ -65,7 +65,7 @@ class Track:
     @property
     def is_finished(self) -> bool:
         """Whether it will bring nothing more."""
-        return self.gate.lane.state is LaneState.FINISHED
+        return self.gate.progress.state is PartitionState.FINISHED
 
     @property
     def is_complete(self) -> bool:
@@ -76,10 +76,10 @@ class Track:
 class Participant:
     """The gates of one driver, as one member of the group."""
 
-    def __init__(self, coordinator: Coordinator, store_timeout: float) -> None:
-        self.coordinator = coordinator
-        self.member = coordinator._member
-        self._ledger = self.member.ledger
+    def __init__(self, group: Group, store_timeout: float) -> None:
+        self.group = group
+        self.member = group._member
+        self._ledger = self.member.progress
         # What a batch has brought is told at once: it comes in one go, and then nothing for long.
         self._ledger.gathers = 0
         self._store_timeout = store_timeout
@@ -109,7 +109,7 @@ class Participant:
     def joined(self) -> frozenset[Partition]:
         """Partitions that are to be run as well: they have joined the set, and in a managed group they are given to us."""
         if self._subscription is None:
-            return self.coordinator.partitions - self.tracks.keys()
+            return self.group.partitions - self.tracks.keys()
         return (self.member.assigned or frozenset()) - self.tracks.keys()
 
     async def surrender(self) -> None:
@@ -132,7 +132,7 @@ class Participant:
 
     async def open(self, partitions: Iterable[Partition]) -> None:
         """Take the locks of these partitions, side by side. They stand at the run's start until something else is known."""
-        gates = {p: self.coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        gates = {p: self.group.gate(p.topic, p.number) for p in sorted(partitions)}
         for gate in gates.values():
             gate.mark = object  # never twice the same: a job may take long, and does not stand still
             gate.skips_closed = True  # what is published is recorded elsewhere
@@ -168,13 +168,13 @@ class Participant:
 
     async def _deregister(self) -> None:
         """If we leave the group: say so, unless that has gone with the locks. Else we might still be given something."""
-        incarnation = self.member.incarnation
-        share = None if incarnation is None else incarnation.share
-        if incarnation is None or share is None:
+        member_session = self.member.member_session
+        share = None if member_session is None else member_session.share
+        if member_session is None or share is None:
             return
         try:
             for operation in share.farewell():
-                await incarnation.session.commit(operation)
+                await member_session.session.commit(operation)
         except (NoNodeError, SessionLostError, OutcomeUnknownError):
             pass  # gone already, or with the session: it ends with the block at the latest
         share.gone = self.member.leaving
@@ -222,7 +222,7 @@ class Participant:
             while True:
                 self.check()
                 session = self.member.session
-                if all(track.gate.lane.owned or track.is_finished for track in self.tracks.values()):
+                if all(track.gate.progress.owned or track.is_finished for track in self.tracks.values()):
                     if boottime() < session.stop_at:
                         return
                     try:
@@ -233,7 +233,7 @@ class Participant:
                 if self._ledger.limit.mode is Mode.END:
                     return
                 await self.member.moved.wait()
-        missing = [p for p, track in self.tracks.items() if not (track.gate.lane.owned or track.is_finished)]
+        missing = [p for p, track in self.tracks.items() if not (track.gate.progress.owned or track.is_finished)]
         if missing and not isinstance(self.member.session, NoSession):
             raise PartitionOwnedError(str(missing[0]), "another member", self._store_timeout)
         raise self._unreachable()
@@ -262,22 +262,22 @@ class Participant:
         for partition, track in self.tracks.items():
             if not track.is_finished:
                 steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, stretches)]
-                self._ledger.walk(track.gate.lane, steps, reached)
+                self._ledger.walk(track.gate.progress, steps, reached)
 
     def block(self, track: Track, ts: int) -> None:
         """Say that a partition's next record is of this time; it may lie below the limit."""
-        lane, where = track.gate.lane, Span.of(*track.place)
-        if lane.state is not LaneState.BLOCKED or (lane.ts, lane.offset) != (ts, where):
-            self._ledger.approach(lane, ts, where)
+        progress, where = track.gate.progress, Span.of(*track.place)
+        if progress.state is not PartitionState.BLOCKED or (progress.ts, progress.offset) != (ts, where):
+            self._ledger.approach(progress, ts, where)
 
     def idle(self, track: Track) -> None:
         """Say that a partition's log holds nothing more, if that was looked up under the present limit."""
         if track.end_seen is not None:
-            self._ledger.idle(track.gate.lane, track.end_seen, Span.of(*track.place))
+            self._ledger.idle(track.gate.progress, track.end_seen, Span.of(*track.place))
 
     def finish(self, track: Track) -> None:
         """Say that a partition brings nothing more before the run's end."""
-        self._ledger.finish(track.gate.lane, Span.of(*track.place))
+        self._ledger.finish(track.gate.progress, Span.of(*track.place))
 
     def done(self) -> None:
         """All has been said: if that makes a report, it is written."""

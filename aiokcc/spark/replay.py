@@ -19,8 +19,8 @@ from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings, consumer_keywords
-from aiokcc.runtime.coordinator import connect, wall_clock
 from aiokcc.runtime.entry import known_keywords
+from aiokcc.runtime.group import connect, wall_clock
 from aiokcc.spark.compute import Periods
 from aiokcc.spark.driver import AsyncReplay, Options, driving
 from aiokcc.spark.progress import Progress, Summary

@@ -125,7 +125,7 @@ async def _agreed(store: Store, session: Session) -> frozenset[Partition]:
 
 
 async def check_company(
-    store: Store, session: Session, incarnation: str, mine: Subscription, replays: Callable[[str], bool]
+    store: Store, session: Session, member_session: str, mine: Subscription, replays: Callable[[str], bool]
 ) -> None:
     """Whether a pipeline fits in with the others that are there, and came before it; an error that says why it does not.
 
@@ -139,12 +139,12 @@ async def check_company(
             f"the group under {store.describe('')} replays {', '.join(others)} as well; name all topics of the group, and "
             f"say with subscription= or partitions= which of them the pipeline runs"
         )
-    ours = await session.find(paths.member(incarnation))
+    ours = await session.find(paths.member(member_session))
     if ours is None:  # deleted by hand: it is being made again
         return
     whole = frozenset(filter(mine.covers, agreed))
     for name in await session.children(paths.IDS):
-        node = None if name == incarnation else await session.find(paths.member(name))
+        node = None if name == member_session else await session.find(paths.member(name))
         if node is None or node.created > ours.created:
             continue
         try:

@@ -17,7 +17,7 @@ from typing import Self
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS, Generation
 from aiokcc.errors import SessionLostError
 from aiokcc.stores import Children, Node, Session, open_store
@@ -175,7 +175,7 @@ class Group:
                 print(worker.log(), file=sys.stderr)
 
     async def leader(self) -> Worker:
-        """The worker in office, as the store tells it."""
+        """The worker in its term, as the store tells it."""
         await self.observer.until(lambda: self.observer.generation.number > 0)
         name = self.observer.generation.leader
         return next(w for w in self.workers if name.startswith(f"{w.spec.name}-"))
@@ -287,7 +287,7 @@ class Observer:
                 await self._changed.wait()
 
     async def new_leader(self, *, than: str) -> None:
-        """Wait until another worker than this one is in office."""
+        """Wait until another worker than this one is in its term."""
         await self.until(lambda: not self.generation.leader.startswith(f"{than}-"))
 
     async def lost(self, name: str) -> None:
@@ -300,7 +300,7 @@ class Observer:
                     return
 
     async def members(self) -> tuple[str, ...]:
-        """The live incarnations."""
+        """The live member sessions."""
         assert self._session is not None
         return await self._session.children(paths.IDS)
 

@@ -6,7 +6,7 @@ import pytest
 
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut, Mark
+from aiokcc.core.report import Cut, Mark
 from tests.chaos.group import Observer, check_history
 from tests.chaos.worker import PERIOD, TOPIC
 

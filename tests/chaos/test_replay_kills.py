@@ -20,7 +20,7 @@ import pytest
 from aiokcc import local
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from tests import kafka_topics
 from tests.chaos.group import Observer
 from tests.chaos.replayer import Spec

@@ -54,8 +54,8 @@ class History:
         os.write(self._fd, f"{what} {time.monotonic_ns()} {partition} {offset}\n".encode())
 
 
-async def consume(spec: Spec, coordinator: aiokcc.Coordinator, partition: int, history: History) -> None:
-    async with coordinator.gate(TOPIC, partition) as gate:
+async def consume(spec: Spec, group: aiokcc.Group, partition: int, history: History) -> None:
+    async with group.gate(TOPIC, partition) as gate:
         offset = gate.resume_offset or 0
         while offset < spec.count:
             await gate.wait_until(stamp(partition, offset), offset)
@@ -79,11 +79,11 @@ async def work(spec: Spec) -> None:
             connect_timeout=60,
             claim_timeout=spec.claim_timeout,
             lookahead=spec.lookahead,
-        ) as coordinator,
+        ) as group,
         asyncio.TaskGroup() as tasks,
     ):
         for partition in spec.partitions:
-            tasks.create_task(consume(spec, coordinator, partition, history))
+            tasks.create_task(consume(spec, group, partition, history))
         if not spec.partitions:
             await asyncio.Event().wait()  # leads, and does nothing else
 

@@ -150,7 +150,7 @@ async def until_holds(session: Session, path: str, content: bytes) -> None:
 class Group:
     """Two members in this process: ``alpha`` runs orders.0, ``beta`` payments.0. Their records are handed to them here."""
 
-    def __init__(self, store: str, alpha: aiokcc.Coordinator, orders: aiokcc.Gate, payments: aiokcc.Gate) -> None:
+    def __init__(self, store: str, alpha: aiokcc.Group, orders: aiokcc.Gate, payments: aiokcc.Gate) -> None:
         self.store, self.alpha, self.orders, self.payments = store, alpha, orders, payments
 
     async def slow(self) -> None:

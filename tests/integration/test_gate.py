@@ -19,7 +19,7 @@ from tests.faults import Proxy
 PERIOD = 1000
 
 
-def join(url: str, *, partitions: int = 1, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Coordinator]:
+def join(url: str, *, partitions: int = 1, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Group]:
     return aiokcc.connect(url, **{"topics": {"orders": partitions}, "period": PERIOD, "start": 0, **settings})
 
 
@@ -42,25 +42,25 @@ async def cross(gate: aiokcc.Gate, *periods: int) -> None:
 async def test_hundreds_of_partitions_in_one_process(zk_root: str) -> None:
     done: list[int] = []
 
-    async def consume(coordinator: aiokcc.Coordinator, number: int) -> None:
-        async with coordinator.gate("orders", number) as gate:
+    async def consume(group: aiokcc.Group, number: int) -> None:
+        async with group.gate("orders", number) as gate:
             for period in range(5):
                 await gate.wait_until(period * PERIOD + number, period)
                 done.append(period)
             gate.finish(5)
 
-    async with join(zk_root, partitions=300) as coordinator, asyncio.TaskGroup() as tasks:
+    async with join(zk_root, partitions=300) as group, asyncio.TaskGroup() as tasks:
         for number in range(300):
-            tasks.create_task(consume(coordinator, number))
+            tasks.create_task(consume(group, number))
     assert done == sorted(done), "a record was processed before an earlier period was complete"
     assert len(done) == 1500
-    assert coordinator.ended
+    assert group.ended
 
 
 async def test_an_empty_day_of_seconds_is_one_advance(zk_root: str) -> None:
     async with (
-        join(zk_root, period="1s") as coordinator,
-        coordinator.gate("orders", 0) as gate,
+        join(zk_root, period="1s") as group,
+        group.gate("orders", 0) as gate,
         looking(zk_root) as session,
     ):
         await gate.wait_until(500)
@@ -72,9 +72,9 @@ async def test_an_empty_day_of_seconds_is_one_advance(zk_root: str) -> None:
 
 async def test_the_nodes_are_readable_in_any_shell(zk_root: str) -> None:
     async with (
-        join(zk_root, partitions=2, member="worker") as coordinator,
-        coordinator.gate("orders", 0) as first,
-        coordinator.gate("orders", 1) as second,
+        join(zk_root, partitions=2, member="worker") as group,
+        group.gate("orders", 0) as first,
+        group.gate("orders", 1) as second,
         looking(zk_root) as session,
     ):
         async with asyncio.TaskGroup() as tasks:
@@ -84,15 +84,15 @@ async def test_the_nodes_are_readable_in_any_shell(zk_root: str) -> None:
             path: (await session.get(path)).data.decode()
             for path in (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.TOPIC_PARTITIONS, "cuts/1")
         }
-        (incarnation,) = await session.children(paths.PROGRESS)
+        (member_session,) = await session.children(paths.PROGRESS)
         assert texts == {
             paths.COORDINATOR: "2000",
             paths.PERIOD: "1000",
-            paths.GENERATION: f"1 {incarnation} took office",
+            paths.GENERATION: f"1 {member_session} took office",
             paths.TOPIC_PARTITIONS: "orders:0,1;",
-            "cuts/1": f"1 0 1000 1\n{incarnation} orders:0@1,1@1;",
+            "cuts/1": f"1 0 1000 1\n{member_session} orders:0@1,1@1;",
         }
-        assert (await session.get(paths.owner(Partition("orders", 1)))).data.decode() == incarnation
+        assert (await session.get(paths.owner(Partition("orders", 1)))).data.decode() == member_session
 
 
 # -- the store goes away ------------------------------------------------------------------------------------------------
@@ -104,10 +104,10 @@ async def test_everything_below_the_known_limit_goes_on_while_the_store_is_away(
     upstream, root = zk_root.removeprefix("zk://").split("/")
     async with (
         Proxy(upstream) as proxy,
-        join(f"zk://{proxy.connection}/{root}", session_timeout=20) as coordinator,
-        coordinator.gate("orders", 0) as gate,
+        join(f"zk://{proxy.connection}/{root}", session_timeout=20) as group,
+        group.gate("orders", 0) as gate,
     ):
-        session = coordinator._member.session
+        session = group._member.session
         assert isinstance(session, Session)
         proxy.refuse()
         proxy.cut()
@@ -120,17 +120,17 @@ async def test_everything_below_the_known_limit_goes_on_while_the_store_is_away(
         assert not blocked.done(), "a record passed a limit that nobody could have moved"
         proxy.accept()
         await blocked
-        assert coordinator._member.session is session, "the session was lost for nothing"
+        assert group._member.session is session, "the session was lost for nothing"
 
 
 async def test_nothing_starts_past_the_deadline_and_an_answer_lifts_it(zk_root: str) -> None:
     upstream, root = zk_root.removeprefix("zk://").split("/")
     async with (
         Proxy(upstream) as proxy,
-        join(f"zk://{proxy.connection}/{root}", session_timeout=1.5) as coordinator,
-        coordinator.gate("orders", 0) as gate,
+        join(f"zk://{proxy.connection}/{root}", session_timeout=1.5) as group,
+        group.gate("orders", 0) as gate,
     ):
-        session = coordinator._member.session
+        session = group._member.session
         assert isinstance(session, Session)
         await gate.wait_until(1)
         proxy.blackhole()
@@ -141,7 +141,7 @@ async def test_nothing_starts_past_the_deadline_and_an_answer_lifts_it(zk_root: 
         assert not waiting.done(), "a record started although the session was over"
         proxy.heal()
         await waiting  # joined again, with the lock taken again
-        assert coordinator._member.session is not session
+        assert group._member.session is not session
 
 
 async def test_a_server_that_cannot_be_reached_is_named_with_what_was_waited(zookeeper: object) -> None:
@@ -166,8 +166,8 @@ GARBAGE = {
 async def test_garbage_in_a_node_that_carries_the_agreement(zk_root: str, path: str, content: bytes) -> None:
     with pytest.raises(aiokcc.CorruptNodeError, match=f"/{path} holds .*; expected "):
         async with (
-            join(zk_root, partitions=2) as coordinator,
-            coordinator.gate("orders", 0) as gate,
+            join(zk_root, partitions=2) as group,
+            group.gate("orders", 0) as gate,
             join(zk_root, partitions=2) as other,
             other.gate("orders", 1) as second,
             looking(zk_root) as session,
@@ -183,18 +183,18 @@ async def test_garbage_in_the_operators_request_holds_the_limit_until_it_is_repl
     zk_root: str, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "aiokcc.leader")
-    async with join(zk_root) as coordinator, coordinator.gate("orders", 0) as gate, looking(zk_root) as session:
+    async with join(zk_root) as group, group.gate("orders", 0) as gate, looking(zk_root) as session:
         await gate.wait_until(1)
         await session.set(paths.PERIOD, content, ANY_VERSION)
         waiting = asyncio.ensure_future(gate.wait_until(PERIOD))
-        status = await coordinator.status()
+        status = await group.status()
         while status.limit == PERIOD and not caplog.records:  # the leader reads it when its watch fires
-            status = await coordinator.status()
+            status = await group.status()
         assert status.state == "unreadable"
         assert any("/period holds" in problem for problem in status.problems)
         assert not waiting.done()
         assert gate.limit == PERIOD
-        await coordinator.set_period("1s")
+        await group.set_period("1s")
         await waiting
 
 
@@ -202,29 +202,29 @@ async def test_garbage_in_the_operators_request_holds_the_limit_until_it_is_repl
 async def test_a_report_that_cannot_be_read_never_moves_the_limit(zk_root: str, content: bytes) -> None:
     """The last of them can be read, but its first line and its entries are of another generation."""
     async with (
-        join(zk_root, partitions=2) as coordinator,
-        coordinator.gate("orders", 0) as gate,
+        join(zk_root, partitions=2) as group,
+        group.gate("orders", 0) as gate,
         looking(zk_root) as session,
     ):
         await session.create(paths.progress("stranger"), content.replace(b"1 ", b"0 ", 1), ephemeral=True)
         waiting = asyncio.ensure_future(gate.wait_until(PERIOD))
         done, _ = await asyncio.wait([waiting], timeout=0.3)  # time is the event: nothing may happen
         assert not done
-        assert (await coordinator.status()).limit == PERIOD
+        assert (await group.status()).limit == PERIOD
         waiting.cancel()
 
 
 @pytest.mark.parametrize("path", [paths.COORDINATOR, paths.GENERATION])
 async def test_a_deleted_node_is_named(zk_root: str, path: str) -> None:
     with pytest.raises(aiokcc.MissingNodeError, match=f"/{path} was deleted"):
-        async with join(zk_root) as coordinator, coordinator.gate("orders", 0) as gate, looking(zk_root) as session:
+        async with join(zk_root) as group, group.gate("orders", 0) as gate, looking(zk_root) as session:
             await gate.wait_until(1)
             await session.delete(path, ANY_VERSION)
             await cross(gate, *range(1, 1000))
 
 
 async def test_our_own_report_and_candidate_may_be_deleted(zk_root: str) -> None:
-    async with join(zk_root) as coordinator, coordinator.gate("orders", 0) as gate, looking(zk_root) as session:
+    async with join(zk_root) as group, group.gate("orders", 0) as gate, looking(zk_root) as session:
         await cross(gate, 0, 1, 2)
         (name,) = await session.children(paths.PROGRESS)
         (candidate,) = await session.children(paths.LEADER)
@@ -239,15 +239,15 @@ async def test_our_own_report_and_candidate_may_be_deleted(zk_root: str) -> None
 
 
 async def test_no_permission_is_an_error_that_says_so(zk_root: str) -> None:
-    async with join(zk_root, auth=("alice", "secret"), acl="creator", member="alice") as coordinator:
-        async with coordinator.gate("orders", 0) as gate:
+    async with join(zk_root, auth=("alice", "secret"), acl="creator", member="alice") as group:
+        async with group.gate("orders", 0) as gate:
             await gate.wait_until(1)
             with pytest.raises(aiokcc.NoAuthError, match="no permission"):
                 async with join(zk_root, member="mallory"):
                     pass
             await cross(gate, 1, 2)  # and nothing was lost by it
         async with join(zk_root, auth=("alice", "secret"), acl="creator", member="second") as second:
-            assert second.limit == coordinator.limit
+            assert second.limit == group.limit
 
 
 # -- members that do not fit ------------------------------------------------------------------------------------------------
@@ -284,7 +284,7 @@ async def test_a_partition_another_member_holds_is_handed_over_or_refused(zk_roo
 
 
 async def test_a_run_that_has_ended_is_refused(zk_root: str) -> None:
-    async with join(zk_root) as coordinator, coordinator.gate("orders", 0) as gate:
+    async with join(zk_root) as group, group.gate("orders", 0) as gate:
         await cross(gate, 0, 1)
         gate.finish(2)
     with pytest.raises(aiokcc.RunEnded, match="choose another root"):
@@ -308,7 +308,7 @@ async def test_a_member_that_starts_behind_the_limit(zk_root: str) -> None:
 
 async def test_the_watch_is_one_per_member(zk_root: str) -> None:
     """A follower reads the limit once per period, however many partitions it has: its server counts."""
-    async with join(zk_root) as coordinator, coordinator.gate("orders", 0) as gate, looking(zk_root) as session:
+    async with join(zk_root) as group, group.gate("orders", 0) as gate, looking(zk_root) as session:
         await cross(gate, 0)
         node = await session.get(paths.COORDINATOR)
         assert isinstance(node, Node)

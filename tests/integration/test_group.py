@@ -282,7 +282,7 @@ async def test_released_in_the_middle_it_comes_to_an_end_all_the_same(kafka: loc
     settings: dict[str, Any] = {"offset_storage": "zookeeper", "slow": 0.001, "expect": 2}
     ones = [One(kafka, zk_root, seen, name, topic, **settings) for name in ("a", "b")]
     await seen.until(lambda: len(seen.records) > 200)
-    await ones[0].replay.coordinator.release()
+    await ones[0].replay.group.release()
     for one in ones:
         await one.ended()
     assert sorted(set(seen.places())) == replays.all_places(topic, *[300] * 4)

@@ -11,9 +11,9 @@ import pytest
 from aiokcc.core import paths
 from aiokcc.core.leader import Decision, Leader, Wait
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Report
+from aiokcc.core.report import Report
 from aiokcc.runtime.election import list_candidates
-from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.member_session import MemberSession
 from tests.faults import Proxy
 from tests.managed import Stage, break_off, generation, shared, through, until_children, until_node, upstream
 
@@ -28,10 +28,10 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
 ) -> None:
     """It covers the same partitions, and says that all have arrived; but another has taken office since it was made."""
     held, permits, said = asyncio.Event(), asyncio.Semaphore(0), list[Report]()
-    write, decide = Incarnation._write, Leader.decide
+    write, decide = MemberSession._write, Leader.decide
     decided, learnt = list[Decision](), asyncio.Event()
 
-    async def write_when_told(us: Incarnation, report: Report) -> None:
+    async def write_when_told(us: MemberSession, report: Report) -> None:
         if us.member.name == "c":
             said.append(report)
             held.set()
@@ -45,7 +45,7 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
             learnt.set()
         return decision
 
-    monkeypatch.setattr(Incarnation, "_write", write_when_told)
+    monkeypatch.setattr(MemberSession, "_write", write_when_told)
     monkeypatch.setattr(Leader, "decide", decide_and_tell)
     async with stage.looking() as session, AsyncExitStack() as stack:
         for number, name in enumerate("abc", 1):

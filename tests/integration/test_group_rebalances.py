@@ -68,14 +68,14 @@ async def test_while_zookeeper_is_away_all_go_on_with_what_they_have(stage: Stag
         async with stage.member("a", work, **settings) as a, stage.member("b", work, **settings) as b:
             before, fence = await shared(session, "a", "b"), await generation(session)
             break_off(proxy)
-            for coordinator in (a, b):
-                await session_of(coordinator).until(SessionState.SUSPENDED)
+            for group in (a, b):
+                await session_of(group).until(SessionState.SUSPENDED)
             away.set()
             await stage.until(lambda: len(passed) == 4)
             assert sorted(len(c.assigned) for c in (a, b)) == [2, 2]
             proxy.accept()
-            for coordinator in (a, b):
-                await session_of(coordinator).until(SessionState.CONNECTED)
+            for group in (a, b):
+                await session_of(group).until(SessionState.CONNECTED)
             assert await shared(session, "a", "b") == before
             assert await generation(session) == fence, "something was assigned anew"
             assert not [event for event in stage.events if event[0] == "ends"]

@@ -18,8 +18,8 @@ from aiokcc.core import paths
 from aiokcc.core.assignments import TopicState
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.election import list_candidates
-from aiokcc.runtime.locks import Locks
 from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.ownership import Ownership
 from aiokcc.stores import Check, SessionState, open_store
 from tests.faults import Proxy
 from tests.managed import (
@@ -55,10 +55,10 @@ class Claims:
         self.tried: list[tuple[str, list[Partition]]] = []
         self._changed = asyncio.Condition()
         self._waiting: set[str] = set()
-        take = Locks._take
+        take = Ownership._take
 
         async def take_when_told(
-            us: Locks, wanted: list[Partition], conditions: list[Check]
+            us: Ownership, wanted: list[Partition], conditions: list[Check]
         ) -> tuple[list[Partition], list[Partition]]:
             name = us._member.name
             async with self._changed:
@@ -72,7 +72,7 @@ class Claims:
                 self._changed.notify_all()
             return result
 
-        patch.setattr(Locks, "_take", take_when_told)
+        patch.setattr(Ownership, "_take", take_when_told)
 
     async def let(self, *names: str) -> None:
         async with self._changed:
@@ -120,13 +120,13 @@ async def test_a_registration_holds_version_subscription_pattern_and_timestamp_a
             stage.member("any", clock=lambda: 7) as any_,
         ):
             said = {}
-            for coordinator in (few, some, any_):
-                node = await session.get(paths.member(name_of(coordinator)))
-                assert node.owner == session_of(coordinator).id
+            for group in (few, some, any_):
+                node = await session.get(paths.member(name_of(group)))
+                assert node.owner == session_of(group).id
                 facts = json.loads(node.data)
                 assert facts["version"] == 1
-                assert facts["id"] == name_of(coordinator)
-                said[coordinator.member] = facts["subscription"], facts["pattern"], facts["timestamp"]
+                assert facts["id"] == name_of(group)
+                said[group.member] = facts["subscription"], facts["pattern"], facts["timestamp"]
             assert said == {"few": ({"orders": 2}, None, 5), "some": ({}, "ord.*", 6), "any": ("all", None, 7)}
         assert await session.children(paths.IDS) == (), "it goes with the session"
 
@@ -141,11 +141,11 @@ async def test_the_first_member_leads_and_receives_what_all_the_others_registere
             assert len(set((await shared(session, "first", "second", "third")).values())) == 3
             assert first.epoch is not None
             assert second.epoch is third.epoch is None
-            incarnation = first._member.incarnation
-            assert incarnation is not None
-            assert incarnation.office is not None
-            assert incarnation.office.assignment is not None
-            known = incarnation.office.assignment.machine.members
+            member_session = first._member.member_session
+            assert member_session is not None
+            assert member_session.term is not None
+            assert member_session.term.assignment is not None
+            known = member_session.term.assignment.machine.members
             assert {name: str(wants) for name, wants in known.items()} == {
                 "first": "everything",
                 "second": "orders (at most 1)",
@@ -286,11 +286,11 @@ async def test_members_run_what_the_assignment_says(stage: Stage) -> None:
         assert sorted(assignment.values()) == ["a", "a", "b", "b", "c", "c"]
         await stage.until(lambda: len(stage.events) == 6)
         assert {(number, who) for what, who, number in stage.events if what == "begins"} == set(assignment.items())
-        for name, coordinator in members.items():
+        for name, group in members.items():
             mine = sorted(number for number, who in assignment.items() if who == name)
-            assert coordinator.assigned == {Partition("orders", number) for number in mine}
+            assert group.assigned == {Partition("orders", number) for number in mine}
             running = f"orders:{','.join(map(str, mine))};"
-            path = paths.member(name_of(coordinator))
+            path = paths.member(name_of(group))
             await until_node(session, path, lambda data, running=running: json.loads(data)["running"] == running)
 
 

@@ -20,8 +20,8 @@ async def test_on_zookeeper_what_comes_out_is_what_would_without_us(zk_root: str
     @asynccontextmanager
     async def gate() -> AsyncIterator[Any]:
         async with (
-            aiokcc.connect(zk_root, topics={"orders": 1}, period="1m", start=at(0)) as coordinator,
-            coordinator.gate("orders", 0) as gate,
+            aiokcc.connect(zk_root, topics={"orders": 1}, period="1m", start=at(0)) as group,
+            group.gate("orders", 0) as gate,
         ):
             yield gate
 

@@ -388,7 +388,7 @@ async def test_after_a_lost_session_it_commits_again_in_the_next(kafka: local.Ka
         if record.offset == 3:
             session = replay._member.session
             store.server.expire(session)  # type: ignore[arg-type]
-            while replay._member.session is session or replay._member.incarnation is None:
+            while replay._member.session is session or replay._member.member_session is None:
                 await replay._member.moved.wait()
 
     async with replaying(kafka, name, store=store, **kept(storage, name)) as replay:

@@ -95,7 +95,7 @@ async def test_stop_of_periods_ends_with_the_period_in_hand(kafka: local.Kafka, 
 async def until_given_up(replay: Replay) -> None:
     """As long as it takes the streams to end, which is when they have been told."""
     while any(not running.ended.is_set() for running in replay._reading._running.values()):  # type: ignore[union-attr]
-        await replay.coordinator.status()
+        await replay.group.status()
 
 
 async def test_stop_of_periods_hands_out_no_part_of_one(kafka: local.Kafka, zk_root: str) -> None:
@@ -126,10 +126,10 @@ async def test_stop_of_periods_after_a_release_loses_nothing(kafka: local.Kafka,
     async with asyncio.timeout(40), replaying(kafka, name, **following) as replay:
         async for period in replay.periods():
             found.update(place for records in period.records.values() for place in places(records))
-            if replay.coordinator.released:
+            if replay.group.released:
                 replay.stop()
             else:
-                await replay.coordinator.release()
+                await replay.group.release()
     while len(found) < 10:
         async with asyncio.timeout(40), replaying(kafka, name, **following) as replay:
             async for period in replay.periods():
@@ -220,7 +220,7 @@ async def test_after_a_release_what_is_done_is_committed_and_does_not_come_again
     async with asyncio.timeout(40), replaying(kafka, name, **following) as replay:
         running = asyncio.ensure_future(replay.run(seen.handle))
         await seen.until(4)
-        await replay.coordinator.release()
+        await replay.group.release()
         await append(kafka, name, 0, [at(9), at(7)], first=2)
         await done.wait()
         running.cancel()
@@ -308,11 +308,11 @@ async def test_semantics_12_a_partition_joins_after_a_release_too(kafka: local.K
     seen = Seen()
     async with asyncio.timeout(30), member(kafka, name, zk_root, seen) as replay:
         await seen.until(1)
-        await replay.coordinator.release()
+        await replay.group.release()
         await add_partitions(kafka.bootstrap, name, 2)
         await append(kafka, name, 1, [at(2)])
         await seen.until(2)
-        assert replay.coordinator.released
+        assert replay.group.released
     assert places(seen.records) == all_places(name, 1, 1)
 
 

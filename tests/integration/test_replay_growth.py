@@ -55,7 +55,7 @@ async def test_semantics_12_a_new_partition_joins_at_the_limit(kafka: local.Kafk
         await add_partitions(kafka.bootstrap, topic, 2)
         await write(kafka.bootstrap, topic, [row(1, 2, b"late"), row(1, 6, b"new"), row(0, 6.5)])
         await seen.until(8)
-        status = await replay.coordinator.status()
+        status = await replay.group.status()
         running.cancel()
         await asyncio.wait([running])
     assert sorted((r.partition, r.offset) for r in seen.records) == [*((0, n) for n in range(6)), (1, 0), (1, 1)]
@@ -171,7 +171,7 @@ async def test_a_partition_in_nobodys_hands_blocks(kafka: local.Kafka, zk_root: 
     async with aiokcc.replay(topic, partitions={topic: [0]}, **settings) as replay:
         running = asyncio.ensure_future(replay.run(seen.handle))
         await seen.until(2)
-        status = await replay.coordinator.status()
+        status = await replay.group.status()
         assert (f"{topic}.1", None) in [(b.partition, b.member) for b in status.blocking]
         async with aiokcc.replay(topic, partitions={topic: [1]}, **settings) as other:
             await other.run(seen.handle)

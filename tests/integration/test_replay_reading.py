@@ -103,7 +103,7 @@ async def test_the_status_of_a_run_from_earliest_to_now_knows_how_much_is_done(
     seen: list[tuple[int | None, int | None]] = []
     async with replaying(kafka, name, store=zk_root) as replay:
         async for period in replay.periods():
-            status = await replay.coordinator.status()
+            status = await replay.group.status()
             assert (status.start, status.end) == (None, None)
             assert "start=earliest end=now" in status.source
             seen.append((status.offsets_done, status.offsets_total))
@@ -113,7 +113,7 @@ async def test_the_status_of_a_run_from_earliest_to_now_knows_how_much_is_done(
                 assert (
                     facts["run"] == "from the earliest record to where the topics ended as it began   10 of 20 offsets"
                 )
-        ended = await replay.coordinator.status()
+        ended = await replay.group.status()
     assert seen == [(2 * n, 20) for n in range(10)]
     assert (ended.state, ended.offsets_done) == ("ended", 20)
 
@@ -145,7 +145,7 @@ async def test_breaking_out_early_gives_the_partitions_up_and_ends(kafka: local.
     async with asyncio.timeout(20), replaying(kafka, name) as replay:
         async for _ in replay if how == "iteration" else replay.periods():
             break
-        assert replay.coordinator.limit == at(1), "what was not asked for is not passed"
+        assert replay.group.limit == at(1), "what was not asked for is not passed"
     # and the block was left without an error
 
 
@@ -233,7 +233,7 @@ async def test_a_root_whose_run_has_ended_is_refused(kafka: local.Kafka, zk_root
 async def test_asking_for_the_next_says_that_the_last_is_done(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0), at(1)], [at(0), at(1)])
     async with replaying(kafka, name) as replay:
-        limits = [(record.timestamp, replay.coordinator.limit) async for record in replay]
+        limits = [(record.timestamp, replay.group.limit) async for record in replay]
     assert [limit for _, limit in limits] == [at(1), at(1), at(2), at(2)]
 
 
@@ -242,7 +242,7 @@ async def test_a_period_is_whole_and_held_until_the_next_is_asked_for(kafka: loc
     async with replaying(kafka, name) as replay:
         found = []
         async for period in replay.periods():
-            assert replay.coordinator.limit == period.end, "nobody moves on while we work"
+            assert replay.group.limit == period.end, "nobody moves on while we work"
             found.append((period.start, period.end, {p.number: len(r) for p, r in period.records.items()}))
             assert all(type(p) is Partition for p in period.cut)
     assert [f[1:] for f in found] == [(at(1), {0: 50, 1: 1}), (at(3), {1: 1}), (at(4), {0: 1})]

@@ -33,7 +33,7 @@ async def test_a_handler_that_raises_names_the_record_and_the_limit_does_not_pas
             await replay.run(handle)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert (caught.value.topic, caught.value.partition, caught.value.offset) == (name, 0, 1)
-        status = await replay.coordinator.status()
+        status = await replay.group.status()
     assert status.limit == at(2)
     assert {b.partition for b in status.blocking} >= {f"{name}.0"}
 
@@ -380,7 +380,7 @@ async def test_a_run_with_an_end_keeps_the_partitions_it_was_founded_with(
             await kafka_topics.write(kafka.bootstrap, f"{name}-more", [kafka_topics.Row(0, at(1))])
         async with replaying(kafka, *topics, **settings) as replay:
             await replay.run(seen.append)
-            assert replay.coordinator.ended
+            assert replay.group.ended
     assert sorted(set(places(seen))) == all_places(name, 4, 4)
 
 

@@ -64,7 +64,7 @@ class Following:
     async def status(self, condition: Callable[[Status], bool]) -> Status:
         """Ask until the answer fulfils the condition: the store is the only one that knows."""
         async with asyncio.timeout(20):
-            while not condition(status := await self.replay.coordinator.status()):  # noqa: ASYNC110 - the store's word
+            while not condition(status := await self.replay.group.status()):  # noqa: ASYNC110 - the store's word
                 await asyncio.sleep(0.02)
         return status
 
@@ -105,7 +105,7 @@ async def test_semantics_02_waiting_idle_and_finished_are_distinct(kafka: local.
     async with Following(kafka, name, store=zk_root, end=None) as follower:
         await follower.seen.reach(3)
         await follower.status(lambda s: states(s) == {"0": "idle", "1": "idle", "2": "idle"})
-        await follower.replay.coordinator.hold()
+        await follower.replay.group.hold()
         await append(kafka, name, 0, [at(9)])
         status = await follower.status(lambda s: states(s)["0"] == "waiting")
         assert states(status) == {"0": "waiting", "1": "idle", "2": "idle"}
@@ -119,7 +119,7 @@ async def test_semantics_02_a_finished_partition_is_not_waited_for(kafka: local.
 
     async def handle(record: Any) -> None:
         if record.offset == 4:
-            found.append(states(await replay.coordinator.status()))
+            found.append(states(await replay.group.status()))
         seen.append(record)
 
     async with replaying(kafka, name, store=zk_root) as replay:
@@ -276,7 +276,7 @@ async def test_semantics_05_a_bounded_replay_ends_where_the_log_ended_in_every_p
     assert sorted(places(seen)) == all_places(name, 2, 2)
     assert [r.summary.records for r in replays] == [2, 2]
     async with replaying(kafka, name) as status_of_nothing:
-        assert not status_of_nothing.coordinator.ended
+        assert not status_of_nothing.group.ended
     last = (await cuts(zk_root))[max(await cuts(zk_root))]
     for number in (0, 1):
         mark = last.find(partition(name, number))
@@ -320,7 +320,7 @@ async def test_semantics_06_an_idle_partition_that_wakes_is_late_and_moves_nothi
         await follower.seen.reach(4)
         await append(kafka, name, 1, [at(1), at(2), at(7)], first=1)
         await follower.seen.reach(7 if late == "deliver" else 5)
-        assert follower.replay.coordinator.limit == at(8)
+        assert follower.replay.group.limit == at(8)
         assert follower.replay.summary.late == 2
     assert follower.seen[-1].timestamp == at(7)
 
@@ -533,12 +533,12 @@ async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kaf
     limits: list[tuple[int, int]] = []
     held, far, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
     async with replaying(kafka, name, store=zk_root) as replay:
-        coordinator = replay.coordinator
+        group = replay.group
 
         async def handle(record: Any) -> None:
-            limits.append((record.timestamp, coordinator.limit))
+            limits.append((record.timestamp, group.limit))
             if (record.partition, record.offset) == (0, 2):
-                await coordinator.hold()
+                await group.hold()
                 held.set()
             elif (record.partition, record.offset) == (0, 25):
                 far.set()
@@ -547,14 +547,14 @@ async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kaf
         running = asyncio.ensure_future(replay.run(handle))
         async with asyncio.timeout(30):
             await held.wait()
-            status = await coordinator.status()
+            status = await group.status()
             assert status.state == "held"
             assert status.limit == at(3)
-            await coordinator.set_period("10m")
+            await group.set_period("10m")
             await far.wait()
-            assert coordinator.limit % (10 * MINUTE) == 0
-            await coordinator.release()
-            while not coordinator.released:  # noqa: ASYNC110 - nothing tells a user of it but the limit
+            assert group.limit % (10 * MINUTE) == 0
+            await group.release()
+            while not group.released:  # noqa: ASYNC110 - nothing tells a user of it but the limit
                 await asyncio.sleep(0.01)
             released.set()
             await running
@@ -578,17 +578,17 @@ async def test_semantics_14_caught_up_follow(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0)) as follower:
         await follower.seen.reach(3)
-        assert follower.replay.coordinator.limit == present(1)
+        assert follower.replay.group.limit == present(1)
         await append(kafka, name, 1, [present(1)])
         await follower.seen.reach(4)
-        assert follower.replay.coordinator.limit == present(2)
+        assert follower.replay.group.limit == present(2)
 
 
 async def test_semantics_14_caught_up_release(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="release") as follower:
         await follower.seen.reach(3)
-        assert follower.replay.coordinator.released
+        assert follower.replay.group.released
         await append(kafka, name, 1, [present(-5), present(9)])
         await follower.seen.reach(5)
 
@@ -597,8 +597,8 @@ async def test_semantics_14_caught_up_longer_period(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="1h") as follower:
         await follower.seen.reach(3)
-        assert follower.replay.coordinator.limit % 3_600_000 == 0
-        assert (await follower.replay.coordinator.status()).period == 3_600_000
+        assert follower.replay.group.limit % 3_600_000 == 0
+        assert (await follower.replay.group.status()).period == 3_600_000
 
 
 async def test_semantics_14_periods_go_on_after_a_release(kafka: local.Kafka) -> None:
@@ -608,7 +608,7 @@ async def test_semantics_14_periods_go_on_after_a_release(kafka: local.Kafka) ->
         async for period in replay.periods():
             found += [r.offset for rs in period.records.values() for r in rs]
             if found == [0, 1]:
-                await replay.coordinator.release()
+                await replay.group.release()
             if len(found) == 5:
                 break
     assert found == [0, 1, 2, 3, 4]
@@ -640,7 +640,7 @@ async def test_semantics_16_status_tells_who_blocks(kafka: local.Kafka, zk_root:
         tasks.create_task(work(1, slow))
         await stuck.wait()
         while True:
-            status = await replays[0].coordinator.status()
+            status = await replays[0].group.status()
             if [b.state for b in status.blocking] == ["running"] and status.waiting_seconds > 0.2:
                 break
             await asyncio.sleep(0.02)

@@ -12,7 +12,7 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
-from aiokcc.runtime.coordinator import wall_clock
+from aiokcc.runtime.group import wall_clock
 from aiokcc.runtime.operator import isolate
 from aiokcc.runtime.status import read_status
 from aiokcc.runtime.store_offsets import find_offsets
@@ -61,7 +61,7 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
                 history.note(f"async-{record.partition}", "start", period)
                 read.append((record.topic, record.partition, record.offset))
                 if period == 2 and not seen:
-                    seen.append(await replay.coordinator.status())
+                    seen.append(await replay.group.status())
                 history.note(f"async-{record.partition}", "done", period)
 
             await replay.run(handle)

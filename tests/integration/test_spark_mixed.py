@@ -11,7 +11,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.runtime.coordinator import wall_clock
+from aiokcc.runtime.group import wall_clock
 from aiokcc.spark import Batch, Periods
 from aiokcc.spark.pipeline import Step
 from tests import kafka_topics, pipelines, replays
@@ -158,8 +158,8 @@ async def test_a_released_group_goes_on_in_periods(spark: SparkSession, kafka: l
         max_periods=2,
         check=False,
     ) as replay:
-        assert replay.coordinator is not None
-        await replay.coordinator.release()
+        assert replay.group is not None
+        await replay.group.release()
         await replay.for_each_period(count, sink)
     assert {millis(r["period"]): r["count"] for r in sink.rows} == {replays.at(n): 2 for n in range(4)}
     assert sink.full == [2, 2]

@@ -21,14 +21,14 @@ PERIOD = 1000
 PERIODS = 150
 
 
-def join(url: str, name: str, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Coordinator]:
+def join(url: str, name: str, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Group]:
     usual = {"topics": {"orders": 2}, "period": PERIOD, "start": 0, "member": name, "claim_timeout": math.inf}
     return aiokcc.connect(url, **{**usual, **settings})
 
 
-async def consume(coordinator: aiokcc.Coordinator, number: int, done: list[int], upto: int = PERIODS) -> None:
+async def consume(group: aiokcc.Group, number: int, done: list[int], upto: int = PERIODS) -> None:
     """One record in each period; up to where it is given up."""
-    async with coordinator.gate("orders", number) as gate:
+    async with group.gate("orders", number) as gate:
         for period in range(gate.resume_offset or 0, upto):
             await gate.wait_until(period * PERIOD, period)
             done.append(period)

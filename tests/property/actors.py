@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from aiokcc.core.leader import Advance, Leader
-from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import Limit, Request
+from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Report
+from aiokcc.core.report import Report
 from tests.property.tree import Op
 
-__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "Member", "Office", "WaitingLedger", "Write"]
+__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "LeaderTerm", "Member", "WaitingLedger", "Write"]
 
 RULES: Final = frozenset(
     {
@@ -53,11 +53,11 @@ class CountingLeader(Leader):
         return None if total + len(self.finished) >= len(self.settings.partitions) else "somebody has not reported"
 
 
-class WaitingLedger(Ledger):
+class WaitingLedger(MemberProgress):
     """Without "owned only": no report while the lock of one of the partitions is another member's."""
 
     def report(self, *, even_running: bool = False) -> Report | None:
-        waits = any(not lane.owned for lane in self.lanes.values())
+        waits = any(not progress.owned for progress in self.partitions.values())
         return None if waits and not even_running else super().report(even_running=even_running)
 
 
@@ -71,7 +71,7 @@ class Write:
     """``report``, ``take`` or ``advance``."""
     ops: Sequence[Op]
     sender: str = ""
-    """The incarnation that sent it."""
+    """The member session that sent it."""
     generation: int = 0
     """Of the leader that sent it."""
     report: Report | None = None
@@ -85,7 +85,7 @@ class Write:
 
 
 @dataclass(eq=False)
-class Office:
+class LeaderTerm:
     """What somebody who believes to lead knows."""
 
     leader: Leader
@@ -101,10 +101,10 @@ class Member:
     """One process, whatever becomes of its sessions."""
 
     name: str
-    ledger: Ledger = field(default_factory=Ledger)
+    progress: MemberProgress = field(default_factory=MemberProgress)
     session: int | None = None
     """What it believes; the store may know better."""
-    incarnation: str = ""
+    member_session: str = ""
     positions: dict[Partition, int] = field(default_factory=dict)
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
     claimed: set[Partition] = field(default_factory=set)
@@ -119,4 +119,4 @@ class Member:
     overdue: bool = False
     """Past the deadline: by its own clock the session may be over."""
     taking: Write | None = None
-    office: Office | None = None
+    term: LeaderTerm | None = None

@@ -30,7 +30,7 @@ class Company(Staff):
 
     # -- leaders -------------------------------------------------------------------------------------------------------
 
-    def take_office(self, process: Process) -> None:
+    def take_over(self, process: Process) -> None:
         if not process.connected or self.busy(process) or not self.alone(process):
             return
         node = self.tree.read(paths.GENERATION)
@@ -99,7 +99,7 @@ class Company(Staff):
     def decide(self, term: Term) -> str:
         """Send what is to be written; what is waited for, if nothing is."""
         if not self.active(term) or not term.read or len(term.learnt) < 2:
-            return "not in office"
+            return "not in its term"
         decision = term.group.decide(self.clock)
         if isinstance(decision, Settle):
             ops: list[Op] = [Check(paths.GENERATION, term.version)]
@@ -233,7 +233,7 @@ class Company(Staff):
             sent = self.sent
             leader = next((p.term for p in self.processes.values() if p.term and p.term.number == self.terms), None)
             if leader is None:
-                self.take_office(next(iter(self.processes.values())))
+                self.take_over(next(iter(self.processes.values())))
                 continue
             if not leader.read:
                 self.read(leader)

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from aiokcc.core import paths
-from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.progress import Cut, Mark, Report
+from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
 from aiokcc.errors import CorruptNodeError
 from tests.property.actors import RULES, Broken, Member, WaitingLedger, Write
@@ -74,7 +74,7 @@ class Ground(ABC):
 
     def member(self, name: str) -> Member:
         """A process that has just started."""
-        return Member(name, Ledger() if self.has("owned only") else WaitingLedger())
+        return Member(name, MemberProgress() if self.has("owned only") else WaitingLedger())
 
     def has(self, rule: str) -> bool:
         """Whether the rule is in force."""

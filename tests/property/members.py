@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from aiokcc.core import paths
-from aiokcc.core.lane import Lane, LaneState
+from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from tests.property.actors import Member, Write
 from tests.property.ground import Ground
 from tests.property.tree import Check, Create, Delete, Refused, Set
@@ -19,22 +19,22 @@ class Members(Ground):
     # -- sessions and processes ----------------------------------------------------------------------------------------
 
     def join(self, m: Member) -> None:
-        """A new session: a new incarnation, which registers and reads what stands."""
+        """A new session: a new member session, which registers and reads what stands."""
         if m.session is not None:
             return
         m.session = self.tree.connect()
         self._incarnations += 1
-        m.incarnation = f"{m.name}-{self._incarnations}" if self.has("unique name") else f"{m.name}-0"
+        m.member_session = f"{m.name}-{self._incarnations}" if self.has("unique name") else f"{m.name}-0"
         try:
-            self._commit(Create(paths.progress(m.incarnation), b"", m.session))
+            self._commit(Create(paths.progress(m.member_session), b"", m.session))
         except Refused:  # our own old node, under a name that is not unique: it will do
             assert not self.has("unique name")
-        m.written = m.reporting = m.taking = m.office = None
+        m.written = m.reporting = m.taking = m.term = None
         m.generation_version = -1
         m.overdue = False
         m.claimed.clear()
         self.see_generation(m)
-        m.ledger.see(self.limit)
+        m.progress.see(self.limit)
 
     def expire(self, m: Member) -> None:
         """The store ends the session. By then the member's own clock is past the deadline: that much is certain."""
@@ -55,14 +55,14 @@ class Members(Ground):
             return
         m.session = None
         m.overdue = False
-        m.written = m.reporting = m.taking = m.office = None
+        m.written = m.reporting = m.taking = m.term = None
         m.claimed.clear()
-        m.ledger.lose()
+        m.progress.lose()
 
     def crash(self, m: Member) -> None:
         """The process is gone with all it knew; its session lingers until it expires."""
         fresh = self.member(m.name)
-        fresh.ledger.gathers = m.ledger.gathers
+        fresh.progress.gathers = m.progress.gathers
         self.members[m.name] = fresh
         for write in self.writes:
             if write.member is m:
@@ -78,32 +78,32 @@ class Members(Ground):
         """One of the limits that were read arrives; ``keep``: and will arrive once more."""
         if m.inbox:
             n %= len(m.inbox)
-            m.ledger.see(m.inbox[n] if keep else m.inbox.pop(n))
+            m.progress.see(m.inbox[n] if keep else m.inbox.pop(n))
 
     def see_generation(self, m: Member) -> None:
         """The present generation arrives."""
         node = self.tree.read(paths.GENERATION)
         if m.session is not None and node.version > m.generation_version:
             m.generation_version = node.version
-            m.ledger.generation = self.generation.number
-        if m.office is not None and m.ledger.generation != m.office.leader.generation:
-            m.office = None  # somebody else has taken over, or we have ourselves, without knowing it yet
+            m.progress.generation = self.generation.number
+        if m.term is not None and m.progress.generation != m.term.leader.generation:
+            m.term = None  # somebody else has taken over, or we have ourselves, without knowing it yet
 
     def see_assignment(self, m: Member) -> None:
         """The present assignment arrives: what is no longer ours is given up, what is new is wanted."""
         m.wanted = frozenset(
             p for p, name in self.assignment.items() if name == m.name or m.name in self.standbys.get(p, ())
         )
-        for partition in [p for p in m.ledger.lanes if p not in m.wanted]:
+        for partition in [p for p in m.progress.partitions if p not in m.wanted]:
             self._give_up(m, partition)
         for partition in m.wanted:
-            if partition not in m.ledger.lanes:
-                m.ledger.add(partition)
+            if partition not in m.progress.partitions:
+                m.progress.add(partition)
 
     def release(self, m: Member, partition: Partition) -> None:
         """The member gives a partition up that it runs, for whoever wants it; it may want it again itself."""
-        lane = m.ledger.lanes.get(partition)
-        if lane is not None and lane.owned and not m.overdue and m.session in self.tree.sessions:
+        progress = m.progress.partitions.get(partition)
+        if progress is not None and progress.owned and not m.overdue and m.session in self.tree.sessions:
             self._give_up(m, partition)
 
     def leave(self, m: Member) -> None:
@@ -115,33 +115,33 @@ class Members(Ground):
 
     def _give_up(self, m: Member, partition: Partition) -> None:
         """Stop, commit; then the report without it and the end of the lock, in one transaction."""
-        if m.ledger.lanes[partition].owned and partition in m.positions:
+        if m.progress.partitions[partition].owned and partition in m.positions:
             self.commit(m, partition)
-        m.ledger.drop(partition)
+        m.progress.drop(partition)
         m.positions.pop(partition, None)
         m.looked.pop(partition, None)
         m.claimed.discard(partition)
         lock = self.tree.get(paths.owner(partition))
         if lock is not None and lock.session == m.session:
-            report = m.ledger.report(even_running=True)
+            report = m.progress.report(even_running=True)
             content = b"" if report is None else report.encode()
             self._overtake(m)
-            self._commit(Set(paths.progress(m.incarnation), content), Delete(paths.owner(partition)))
+            self._commit(Set(paths.progress(m.member_session), content), Delete(paths.owner(partition)))
             m.written = report
 
     def claim(self, m: Member) -> None:
         """Take the locks of all partitions that are wanted and free."""
         if m.session is None or m.session not in self.tree.sessions:
             return
-        for partition, lane in m.ledger.lanes.items():
-            if lane.owned or partition in m.claimed:
+        for partition, progress in m.progress.partitions.items():
+            if progress.owned or partition in m.claimed:
                 continue
             lock = self.tree.get(paths.owner(partition))
             ours = lock is not None and lock.session == m.session
             if not ours:
                 check = Check(paths.GENERATION, m.generation_version)
                 try:
-                    self._commit(check, Create(paths.owner(partition), m.incarnation.encode(), m.session))
+                    self._commit(check, Create(paths.owner(partition), m.member_session.encode(), m.session))
                 except Refused:
                     if self.has("owner lock"):
                         continue
@@ -152,18 +152,18 @@ class Members(Ground):
         if m.session not in self.tree.sessions:
             return
         cut = self.last_cut()
-        m.ledger.see(self.limit)
+        m.progress.see(self.limit)
         if cut is not None:
-            m.ledger.closed(cut.limit)
+            m.progress.closed(cut.limit)
         for partition in sorted(m.claimed):
             if partition not in m.positions:
                 m.positions[partition] = self._begin(partition, cut)
                 m.looked.pop(partition, None)
-        m.ledger.claim(m.claimed, m.incarnation, cut)
+        m.progress.claim(m.claimed, m.member_session, cut)
         if not self.has("resume at cut, same gate"):
             for partition in m.claimed:
-                if (lane := m.ledger.lanes.get(partition)) is not None:
-                    m.ledger.locate(lane, None)
+                if (progress := m.progress.partitions.get(partition)) is not None:
+                    m.progress.locate(progress, None)
         m.claimed.clear()
 
     def _begin(self, partition: Partition, cut: Cut | None) -> int:
@@ -172,31 +172,35 @@ class Members(Ground):
         closed = (mark.offset or 0) if mark is not None and self.has("resume at cut") else 0
         return max(self.committed[partition], closed)
 
-    def _told(self, m: Member, lane: Lane) -> None:
+    def _told(self, m: Member, progress: PartitionProgress) -> None:
         """The task comes to its gate: if another member was further meanwhile, it is told, and seeks to the cut."""
-        partition = lane.partition
-        if lane.owned and lane.displaced and not m.ledger.locate(lane, m.positions[partition]):
-            assert lane.resume is not None
-            m.positions[partition] = lane.resume
+        partition = progress.partition
+        if progress.owned and progress.displaced and not m.progress.locate(progress, m.positions[partition]):
+            assert progress.resume is not None
+            m.positions[partition] = progress.resume
             m.looked.pop(partition, None)
 
     # -- what a member does --------------------------------------------------------------------------------------------
 
-    def lane(self, m: Member, partition: Partition) -> Lane | None:
-        """The member's lane, if it may still bring something."""
-        lane = m.ledger.lanes.get(partition)
-        return None if lane is None or lane.state is LaneState.FINISHED or partition not in m.positions else lane
+    def progress(self, m: Member, partition: Partition) -> PartitionProgress | None:
+        """The member's partition, if it may still bring something."""
+        progress = m.progress.partitions.get(partition)
+        return (
+            None
+            if progress is None or progress.state is PartitionState.FINISHED or partition not in m.positions
+            else progress
+        )
 
     def handle(self, m: Member, partition: Partition) -> bool:
         """The next record comes to the gate. True: it passed and was processed."""
-        lane = self.lane(m, partition)
-        if lane is None or (m.overdue and self.has("deadline")):
+        progress = self.progress(m, partition)
+        if progress is None or (m.overdue and self.has("deadline")):
             return False
-        self._told(m, lane)
+        self._told(m, progress)
         offset, log, end = m.positions[partition], self.logs[partition], self.ends[partition]
         if offset >= len(log) or (end is not None and offset >= end):
             return False
-        if not m.ledger.approach(lane, log[offset], offset):
+        if not m.progress.approach(progress, log[offset], offset):
             return False
         self._check_start(m, partition, offset)
         self.processed[partition].add(offset)
@@ -205,40 +209,40 @@ class Members(Ground):
 
     def give_up_waiting(self, m: Member, partition: Partition) -> None:
         """The task that waits at the gate is cancelled."""
-        lane = self.lane(m, partition)
-        if lane is not None:
-            m.ledger.resume(lane)
+        progress = self.progress(m, partition)
+        if progress is not None:
+            m.progress.resume(progress)
 
     def look(self, m: Member, partition: Partition) -> None:
         """Look up the end of the log, under the limit seen by now."""
-        if self.lane(m, partition) is not None:
-            m.looked[partition] = (m.ledger.limit, len(self.logs[partition]))
+        if self.progress(m, partition) is not None:
+            m.looked[partition] = (m.progress.limit, len(self.logs[partition]))
 
     def idle(self, m: Member, partition: Partition) -> None:
         """Say idle, by the last look."""
-        lane = self.lane(m, partition)
-        if lane is not None:
-            self._told(m, lane)
+        progress = self.progress(m, partition)
+        if progress is not None:
+            self._told(m, progress)
         looked = m.looked.get(partition)
-        if lane is None or looked is None or m.positions[partition] < looked[1]:
+        if progress is None or looked is None or m.positions[partition] < looked[1]:
             return
-        m.ledger.idle(lane, looked[0] if self.has("fresh end") else m.ledger.limit, m.positions[partition])
+        m.progress.idle(progress, looked[0] if self.has("fresh end") else m.progress.limit, m.positions[partition])
 
     def finish(self, m: Member, partition: Partition) -> None:
         """Say finished, at the end that the run has for this partition."""
-        lane, end = self.lane(m, partition), self.ends[partition]
-        if lane is not None:
-            self._told(m, lane)
-        if lane is not None and end is not None and m.positions[partition] >= end:
-            m.ledger.finish(lane, m.positions[partition])
+        progress, end = self.progress(m, partition), self.ends[partition]
+        if progress is not None:
+            self._told(m, progress)
+        if progress is not None and end is not None and m.positions[partition] >= end:
+            m.progress.finish(progress, m.positions[partition])
 
     def commit(self, m: Member, partition: Partition) -> None:
         """Commit what was processed, but no further than where the floor was crossed."""
-        lane = m.ledger.lanes.get(partition)
-        if lane is None or not lane.owned or m.session not in self.tree.sessions:
+        progress = m.progress.partitions.get(partition)
+        if progress is None or not progress.owned or m.session not in self.tree.sessions:
             return
         offset = m.positions.get(partition, 0)
-        crossing = lane.crossings.get(m.ledger.limit.floor)
+        crossing = progress.crossings.get(m.progress.limit.floor)
         if self.has("clamp") and crossing is not None and crossing[1] is not None:
             offset = min(offset, crossing[1])
         self.committed[partition] = max(self.committed[partition], offset)
@@ -247,11 +251,11 @@ class Members(Ground):
         """Send the report, if it says something new."""
         if m.session is None or m.overdue or m.reporting is not None:
             return None
-        report = m.ledger.report()
+        report = m.progress.report()
         if report is None:
             return None
         once = m.written is None or m.written.limit != report.limit
         if not (report.supersedes(m.written) if self.has("level") else once):
             return None
-        m.reporting = self._send(m, "report", [Set(paths.progress(m.incarnation), report.encode())], report=report)
+        m.reporting = self._send(m, "report", [Set(paths.progress(m.member_session), report.encode())], report=report)
         return m.reporting

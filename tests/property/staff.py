@@ -40,7 +40,7 @@ class Process:
     name: str
     wants: Subscription
     session: int | None = None
-    incarnation: str = ""
+    member_session: str = ""
     frozen: bool = False
     suspended: bool = False
     """Past its deadline: it starts nothing until the store has answered."""
@@ -73,7 +73,7 @@ class Process:
 
 @dataclass(eq=False)
 class Term:
-    """A leader in office, or who takes itself for it."""
+    """A leader in its term, or who takes itself for it."""
 
     process: Process
     session: int
@@ -162,17 +162,17 @@ class Staff:
             self.connect(self.processes[name])
 
     def connect(self, process: Process) -> None:
-        """A new session: a new incarnation, which knows nothing and holds nothing."""
+        """A new session: a new member session, which knows nothing and holds nothing."""
         self.incarnations += 1
         process.session = self.tree.connect()
-        process.incarnation = f"{process.name}-{self.incarnations}"
+        process.member_session = f"{process.name}-{self.incarnations}"
         process.suspended = False
         process.generation = -1
         for kept in (process.seen, process.opened, process.running, process.drained):
             kept.clear()
         process.term = None
-        registration = Registration(process.incarnation, process.wants, 0, "here")
-        self._commit(Create(paths.member(process.incarnation), registration.encode(), process.session))
+        registration = Registration(process.member_session, process.wants, 0, "here")
+        self._commit(Create(paths.member(process.member_session), registration.encode(), process.session))
 
     def kill(self, process: Process) -> None:
         """Nothing more comes from it but what is on its way; the store finds out later."""
@@ -303,7 +303,7 @@ class Staff:
     def alone(self, process: Process) -> bool:
         """Whether no older session has its name: until then it takes part in nothing."""
         others = [name for name in self.tree.under(paths.IDS) if name.rpartition("-")[0] == process.name]
-        return others == [process.incarnation]
+        return others == [process.member_session]
 
     def follow(self, process: Process) -> None:
         """The next step towards what is assigned: what is not ours any more first, then what is new."""

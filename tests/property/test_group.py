@@ -197,7 +197,7 @@ class TheGroup(RuleBasedStateMachine):
     @rule(data=st.data())
     def somebody_takes_office(self, data: st.DataObject) -> None:
         process = self.some(data)
-        self.company.take_office(process)
+        self.company.take_over(process)
         if process.term is not None and data.draw(st.booleans()):
             self.company.read(process.term)
 

@@ -105,7 +105,7 @@ def take(company: Company, step: str, chance: random.Random, wanted: list[Subscr
         "commit": company.commit_running,
         "kill": company.kill,
         "leave": company.leave,
-        "office": company.take_office,
+        "office": company.take_over,
     }
     if step in one_of_them:
         one_of_them[step](process)
@@ -147,7 +147,7 @@ def test_a_new_leader_closes_whoever_is_isolated_even_if_nobody_else_is_there() 
     at_rest(company)
     process = company.processes["v"]
     assert process.running.keys() == set(ALL)
-    company.take_office(process)
+    company.take_over(process)
     company.isolate("v")
     at_rest(company)
     assert not process.running

@@ -2,7 +2,7 @@
 
 Every test plays one history twice: with all rules, where the invariants hold and the run reaches its end; and with the one rule
 switched off, where the very same history breaks what the rule is there for. So no test here can pass by looking away.
-*Check of reports* is not in the protocol's table: the leader in office makes it, and *no loss* needs it.
+*Check of reports* is not in the protocol's table: the leader in its term makes it, and *no loss* needs it.
 
 Two rows of the protocol's table are left to the parts they belong to: *fenced commit* (committed offsets) and *intent before
 publish* (Spark).
@@ -34,11 +34,11 @@ def take_part(world: World, m: Member, *, idle: bool = False) -> None:
     """Join, claim, process whatever passes; look and say idle, if asked to; report, if there is something to say."""
     world.join(m)
     world.see_generation(m)
-    m.ledger.see(world.limit)
+    m.progress.see(world.limit)
     world.see_assignment(m)
     world.claim(m)
     world.start(m)
-    for partition in m.ledger.lanes:
+    for partition in m.progress.partitions:
         while world.handle(m, partition):
             pass
         world.finish(m, partition)
@@ -53,7 +53,7 @@ def take_part(world: World, m: Member, *, idle: bool = False) -> None:
 def elect(world: World, m: Member) -> None:
     """The member takes office, and hears everybody."""
     world.join(m)
-    write = world.take_office(m)
+    write = world.take_over(m)
     if write is not None:
         done(world, write)
     hear(world, m)
@@ -61,8 +61,8 @@ def elect(world: World, m: Member) -> None:
 
 def hear(world: World, m: Member) -> None:
     """The leader reads all reports and the request."""
-    assert m.office is not None
-    for name in {*world.tree.under(paths.PROGRESS), *m.office.leader.reports}:
+    assert m.term is not None
+    for name in {*world.tree.under(paths.PROGRESS), *m.term.leader.reports}:
         world.hear(m, name)
     world.hear_request(m)
 
@@ -154,7 +154,7 @@ def test_fresh_end() -> None:
 
 
 def test_sets_not_numbers() -> None:
-    """Two members report p0, an old incarnation and the new one; the count is right, and p1 was never reported.
+    """Two members report p0, an old member session and the new one; the count is right, and p1 was never reported.
 
     The check of the reports would refuse this advance too, so it is off on both sides here.
     """
@@ -167,7 +167,7 @@ def test_sets_not_numbers() -> None:
         world.expire(x)
         world.answer(x)
         take_part(world, x)
-        world.hear(y, x.incarnation)  # and not yet that the other one is gone
+        world.hear(y, x.member_session)  # and not yet that the other one is gone
         write = world.decide(y)
         if write is not None:
             done(world, write)
@@ -270,7 +270,7 @@ def test_level() -> None:
 
 
 def test_unique_name_where_reports_are_not_level_triggered() -> None:
-    """A restarted member meets its old incarnation's node, which then expires under it. It matters only without *level*."""
+    """A restarted member meets its old member session's node, which then expires under it. It matters only without *level*."""
 
     def history(world: World) -> None:
         x, y = world.members["x"], world.members["y"]
@@ -435,7 +435,7 @@ def test_resume_at_cut_same_gate(lookahead: int) -> None:
             advance(world, z)
         assert len(world.cuts) >= 2
         world.release(y, P0)
-        y.ledger.drop(P0)
+        y.progress.drop(P0)
         world.answer(x)
         take_part(world, x)
 
@@ -464,7 +464,7 @@ def test_a_gate_that_nobody_overtook_goes_on_where_it_was() -> None:
     world.answer(x)
     for step in (world.join, world.see_assignment, world.claim, world.start):
         step(x)
-    assert not x.ledger.lanes[P0].displaced
+    assert not x.progress.partitions[P0].displaced
     assert x.positions[P0] == 1
     world.settle()
 
@@ -477,7 +477,7 @@ def test_owned_only() -> None:
         elect(world, y)
         take_part(world, x)
         take_part(world, y)
-        assert P0 in y.ledger.lanes
+        assert P0 in y.progress.partitions
 
     def make(off: frozenset[str]) -> World:
         logs = {P0: [12, 25], P1: [13, 27]}
@@ -527,12 +527,12 @@ def test_what_was_declared_finished_and_is_in_no_cut_is_said_again_by_the_next_o
     del world.members["x"]
     take_part(world, y)
     assert advance(world, y)
-    assert world.cuts[-1].owner(P0) == y.incarnation
+    assert world.cuts[-1].owner(P0) == y.member_session
     world.settle()
 
 
 def test_clamp() -> None:
-    """With lookahead the lane is past the floor; a commit there would put what lies between into the wrong cut."""
+    """With lookahead the partition is past the floor; a commit there would put what lies between into the wrong cut."""
 
     def history(world: World) -> None:
         x, y = world.members["x"], world.members["y"]

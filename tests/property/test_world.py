@@ -68,7 +68,7 @@ class WorldMachine(RuleBasedStateMachine):
             without=self.without,
         )
         for name in NAMES:
-            self.world.members.setdefault(name, self.world.member(name)).ledger.gathers = gathers
+            self.world.members.setdefault(name, self.world.member(name)).progress.gathers = gathers
         for _ in range(before):
             self.period(None, "land")
 
@@ -92,7 +92,7 @@ class WorldMachine(RuleBasedStateMachine):
         world.see_assignment(m)
         world.claim(m)
         world.start(m)
-        for partition in m.ledger.lanes:
+        for partition in m.progress.partitions:
             while world.handle(m, partition):
                 pass
             world.finish(m, partition)
@@ -112,17 +112,17 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(name=names)
     def see_everything(self, name: str) -> None:
         """The limit arrives."""
-        self.world.members[name].ledger.see(self.world.limit)
+        self.world.members[name].progress.see(self.world.limit)
 
     @rule(name=st.sampled_from(["?", "?", "?", "x", "y"]), end=st.sampled_from(["land", "land", "fly", "lost"]))
     def lead(self, name: str, end: str) -> None:
         """Hear everybody, decide; ``?`` is whoever leads, another has to take office first."""
-        leading = [m.name for m in self.world.members.values() if m.office is not None]
+        leading = [m.name for m in self.world.members.values() if m.term is not None]
         world, m = self.world, self.world.members[name if name != "?" else (leading or NAMES)[0]]
         world.join(m)
         world.answer(m)
-        if m.office is None:
-            self._end(world.take_office(m), "land")
+        if m.term is None:
+            self._end(world.take_over(m), "land")
         for report in world.tree.under(paths.PROGRESS):
             world.hear(m, report)
         world.hear_request(m)
@@ -192,7 +192,7 @@ class WorldMachine(RuleBasedStateMachine):
     # -- fine steps of a leader --------------------------------------------------------------------------------------------
 
     @rule(name=names, step=st.sampled_from(["take_office", "hear_request", "decide", "read_again"]))
-    def office(self, name: str, step: str) -> None:
+    def term(self, name: str, step: str) -> None:
         getattr(self.world, step)(self.world.members[name])
 
     @rule(name=names, n=which)
@@ -201,7 +201,7 @@ class WorldMachine(RuleBasedStateMachine):
         if reports:
             self.world.hear(self.world.members[name], reports[n % len(reports)])
 
-    @precondition(lambda self: any(m.office is not None for m in self.world.members.values()))
+    @precondition(lambda self: any(m.term is not None for m in self.world.members.values()))
     @rule(name=names, n=which, to=names)
     def assign(self, name: str, n: int, to: str) -> None:
         """A partition moves, or a new one joins the set."""

@@ -1,6 +1,6 @@
 """A little world in which the real rules meet every fault: no tasks, no clock, one step at a time.
 
-Members drive real :class:`Ledger` objects over synthetic logs; whoever is in office drives a real :class:`Leader`; all of them
+Members drive real :class:`MemberProgress` objects over synthetic logs; whoever is in its term drives a real :class:`Leader`; all of them
 meet in a :class:`~tests.property.tree.Tree` through the conditional writes of the protocol. Everything that can come between
 two steps is a step of its own: what is read is seen later, or twice, or in another order; a write flies, lands or is lost, and
 so is its answer; sessions expire, processes crash and start again, anybody takes office at any time, records are appended, the
@@ -23,9 +23,9 @@ from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader
 from aiokcc.core.limit import OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, encode_partitions
-from aiokcc.core.progress import Report
+from aiokcc.core.report import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run
-from tests.property.actors import NOW, RULES, Broken, CountingLeader, Member, Office, Write
+from tests.property.actors import NOW, RULES, Broken, CountingLeader, LeaderTerm, Member, Write
 from tests.property.ground import ASSIGNMENTS, encode_assignment
 from tests.property.members import Members
 from tests.property.tree import Check, Create, Op, Refused, Set
@@ -40,7 +40,7 @@ class World(Members):
 
     def _send(self, m: Member, kind: str, ops: Sequence[Op], **facts: object) -> Write:
         assert m.session is not None
-        write = Write(m, m.session, kind, ops, m.incarnation, **facts)  # type: ignore[arg-type]
+        write = Write(m, m.session, kind, ops, m.member_session, **facts)  # type: ignore[arg-type]
         self.writes.append(write)
         return write
 
@@ -98,43 +98,43 @@ class World(Members):
             m.reporting, m.written = None, write.report
         elif write.kind == "take":
             self._enter_office(m, write)
-        elif m.office is not None and m.office.flying is write:
+        elif m.term is not None and m.term.flying is write:
             assert write.decision is not None
-            m.office.flying = None
-            m.office.leader.advanced(write.decision)
+            m.term.flying = None
+            m.term.leader.advanced(write.decision)
             if write.report is not None:
                 m.written = write.report
-            m.ledger.see(write.decision.limit)
+            m.progress.see(write.decision.limit)
 
     def _unknown(self, m: Member, write: Write) -> None:
         if write.kind == "report":
             m.reporting = None
             m.written = None if self.has("level") else write.report
-            gone = self.tree.get(paths.progress(m.incarnation)) is None
+            gone = self.tree.get(paths.progress(m.member_session)) is None
             if gone and self.has("level") and m.session in self.tree.sessions:  # so that the next one has where to go
-                self._commit(Create(paths.progress(m.incarnation), b"", m.session))
+                self._commit(Create(paths.progress(m.member_session), b"", m.session))
         elif write.kind == "take":
             m.taking = None
-        elif m.office is not None and m.office.flying is write:
-            m.office.flying = None
+        elif m.term is not None and m.term.flying is write:
+            m.term.flying = None
             if self.has("level"):
                 m.written = None
             self.read_again(m)
 
     # -- the leader ----------------------------------------------------------------------------------------------------
 
-    def take_office(self, m: Member) -> Write | None:
+    def take_over(self, m: Member) -> Write | None:
         """Whoever wants to: bump the generation at the version read."""
         if m.session is None or m.overdue or m.taking is not None:
             return None
         node = self.tree.read(paths.GENERATION)
         if not self.has("take-over bump"):
-            self.in_office = m.incarnation
+            self.in_office = m.member_session
             self._enter_office(
                 m, Write(m, m.session, "take", [], version=node.version, generation=self.generation.number)
             )
             return None
-        mine = Generation(self.generation.number + 1, m.incarnation, "took office")
+        mine = Generation(self.generation.number + 1, m.member_session, "took office")
         ops = [Set(paths.GENERATION, mine.encode(), node.version)]
         m.taking = self._send(m, "take", ops, generation=mine.number)
         return m.taking
@@ -153,54 +153,54 @@ class World(Members):
             closed=(self.settings.start or 0) if cut is None else cut.limit,
             finished={} if cut is None or not self.has("finished in cut") else cut.finished(),
         )
-        m.office = Office(leader, write.version, request.version)
-        m.ledger.see(self.limit)
+        m.term = LeaderTerm(leader, write.version, request.version)
+        m.progress.see(self.limit)
         self.see_generation(m)
 
     def read_again(self, m: Member) -> None:
         """After an unknown outcome: find out what stands now."""
-        office = m.office
-        if office is None or office.flying is not None:
+        term = m.term
+        if term is None or term.flying is not None:
             return
-        if self.tree.read(paths.GENERATION).version != office.generation_version:
-            m.office = None
+        if self.tree.read(paths.GENERATION).version != term.generation_version:
+            m.term = None
             return
-        reports, versions = office.leader.reports, office.versions
-        generation = office.leader.generation
-        self._enter_office(m, Write(m, 0, "take", [], version=office.generation_version, generation=generation))
-        if m.office is not None:
-            m.office.leader.reports, m.office.versions = reports, versions
+        reports, versions = term.leader.reports, term.versions
+        generation = term.leader.generation
+        self._enter_office(m, Write(m, 0, "take", [], version=term.generation_version, generation=generation))
+        if m.term is not None:
+            m.term.leader.reports, m.term.versions = reports, versions
 
     def hear(self, m: Member, name: str) -> None:
         """The leader reads one report, or learns that it is gone."""
-        if m.office is None:
+        if m.term is None:
             return
         node = self.tree.get(paths.progress(name))
         report = None if node is None else Report.decode(name, node.data)
         if report is None:
-            m.office.leader.reports.pop(name, None)
+            m.term.leader.reports.pop(name, None)
         elif node is not None:
-            m.office.leader.reports[name] = report
-            m.office.versions[name] = node.version
+            m.term.leader.reports[name] = report
+            m.term.versions[name] = node.version
 
     def hear_request(self, m: Member) -> None:
         """The leader reads the operator's request."""
-        if m.office is not None:
-            m.office.leader.request = self.request
-            m.office.request_version = self.tree.read(paths.PERIOD).version
+        if m.term is not None:
+            m.term.leader.request = self.request
+            m.term.request_version = self.tree.read(paths.PERIOD).version
 
     def decide(self, m: Member) -> Write | None:
         """The leader decides by what it knows, and sends what it decided."""
-        office = m.office
-        if office is None or office.flying is not None or m.session is None or m.overdue:
+        term = m.term
+        if term is None or term.flying is not None or m.session is None or m.overdue:
             return None
-        leader = office.leader
-        own = m.ledger.report()
+        leader = term.leader
+        own = m.progress.report()
         if own is None or own.generation != leader.generation:
-            leader.reports.pop(m.incarnation, None)
+            leader.reports.pop(m.member_session, None)
             own = None
         else:
-            leader.reports[m.incarnation] = own
+            leader.reports[m.member_session] = own
         if not self.has("finished in cut"):
             leader.finished = {}
         decision = self._believing(leader).decide(NOW)
@@ -213,20 +213,22 @@ class World(Members):
         numbered = list(enumerate(decision.steps, leader.version))
         ops: list[Op] = [Set(paths.COORDINATOR, step.limit.encode(), version) for version, step in numbered]
         if self.has("check of generation") and self.has("take-over bump"):
-            ops.append(Check(paths.GENERATION, office.generation_version))
+            ops.append(Check(paths.GENERATION, term.generation_version))
         if self.has("check of period"):
-            ops.append(Check(paths.PERIOD, office.request_version))
+            ops.append(Check(paths.PERIOD, term.request_version))
         if decision.closes:
             ops += [Set(paths.cut(n + 1, CUT_SLOTS), s.cut.encode()) for n, s in numbered if s.cut is not None]
-            others = [name for name in leader.reports if name != m.incarnation] if self.has("check of reports") else []
-            ops += [Check(paths.progress(name), office.versions[name]) for name in others]
+            others = (
+                [name for name in leader.reports if name != m.member_session] if self.has("check of reports") else []
+            )
+            ops += [Check(paths.progress(name), term.versions[name]) for name in others]
         if own is not None:
-            ops.append(Set(paths.progress(m.incarnation), own.encode()))
+            ops.append(Set(paths.progress(m.member_session), own.encode()))
         if decision.limit.mode is Mode.END:
             ops.append(Set(paths.RUN, Run(self.settings, ended=True).encode()))
         facts = {"generation": leader.generation, "report": own, "decision": decision}
-        office.flying = self._send(m, "advance", ops, **facts)
-        return office.flying
+        term.flying = self._send(m, "advance", ops, **facts)
+        return term.flying
 
     def _believing(self, leader: Leader) -> Leader:
         """The leader as it is, or one that believes more than it should."""
@@ -241,17 +243,17 @@ class World(Members):
 
     def assign(self, m: Member, partition: Partition, name: str) -> bool:
         """The leader gives a partition to a member; a new partition joins the set by it. In one transaction with the fence."""
-        office = m.office
-        if office is None or office.flying is not None or m.session is None:
+        term = m.term
+        if term is None or term.flying is not None or m.session is None:
             return False
-        if office.leader.limit.mode is not Mode.GATED:
+        if term.leader.limit.mode is not Mode.GATED:
             return False
         self._overtake(m)
-        generation = Generation(office.leader.generation + 1, m.incarnation, f"{partition} to {name}")
+        generation = Generation(term.leader.generation + 1, m.member_session, f"{partition} to {name}")
         assignment = {**self.assignment, partition: name}
         try:
             self._commit(
-                Set(paths.GENERATION, generation.encode(), office.generation_version),
+                Set(paths.GENERATION, generation.encode(), term.generation_version),
                 Set(paths.TOPIC_PARTITIONS, encode_partitions(assignment)),
                 Set(ASSIGNMENTS, encode_assignment(assignment)),
             )
@@ -259,10 +261,10 @@ class World(Members):
             self.read_again(m)
             return False
         self._ends_at_reign.setdefault(partition, len(self.logs[partition]))
-        office.leader.generation += 1
-        office.generation_version += 1
-        office.leader = replace(
-            office.leader, settings=replace(self.settings, partitions=self.agreed), _names=None, _templates={}
+        term.leader.generation += 1
+        term.generation_version += 1
+        term.leader = replace(
+            term.leader, settings=replace(self.settings, partitions=self.agreed), _names=None, _templates={}
         )
         return True
 
@@ -279,7 +281,7 @@ class World(Members):
     def obey(self, m: Member) -> None:
         """… and acts on it, whenever it arrives."""
         if m.requests and m.requests.pop(0).kind is RequestKind.OFF and not self.has("leader applies requests"):
-            m.ledger.see(OPEN)
+            m.progress.see(OPEN)
 
     def append(self, partition: Partition, ts: int) -> None:
         """A record arrives in the log."""
@@ -329,11 +331,11 @@ class World(Members):
         self.answer(m)
         self.join(m)
         self.see_generation(m)
-        m.ledger.see(self.limit)
+        m.progress.see(self.limit)
         self.see_assignment(m)
         self.claim(m)
         self.start(m)
-        for partition in m.ledger.lanes:
+        for partition in m.progress.partitions:
             while self.handle(m, partition):
                 pass
             self.finish(m, partition)
@@ -343,16 +345,16 @@ class World(Members):
             self.reply(write)
 
     def _lead(self) -> None:
-        leading = [m for m in self.members.values() if m.office is not None]
+        leading = [m for m in self.members.values() if m.term is not None]
         m = leading[0] if leading else next(iter(self.members.values()))
-        if m.office is None:
-            write = self.take_office(m)
+        if m.term is None:
+            write = self.take_over(m)
             if write is not None:
                 self.land(write)
                 self.reply(write)
-        if m.office is None:
+        if m.term is None:
             return
-        for name in set(self.tree.under(paths.PROGRESS)) | set(m.office.leader.reports):
+        for name in set(self.tree.under(paths.PROGRESS)) | set(m.term.leader.reports):
             self.hear(m, name)
         self.hear_request(m)
         write = self.decide(m)

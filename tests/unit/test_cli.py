@@ -304,7 +304,7 @@ class TestArguments:
             (["status", "127.0.0.1:2181"], "a store's URL looks like zk://127.0.0.1:2181/replay"),
             (["status", URL, URL], "two stores are given"),
             (["status", URL, "--store", URL], "two stores are given"),
-            (["status", "memory://demo"], "coordinator.status()"),
+            (["status", "memory://demo"], "group.status()"),
             (["status", "redis://h/x"], "there is no store for 'redis://'"),
             (["status", "zk://h:port/x"], "is not a port number"),
             (["status", "zk:///x"], "which host"),

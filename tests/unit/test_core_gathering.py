@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokcc.core.lane import Lane, LaneState
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
-from aiokcc.core.ledger import Ledger, gathered
 from aiokcc.core.limit import END, Limit, Request
+from aiokcc.core.member_progress import MemberProgress, gathered
+from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
-from aiokcc.core.progress import Crossing, Cut, Mark, Report
+from aiokcc.core.report import Crossing, Cut, Mark, Report
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 from aiokcc.errors import CorruptNodeError
 from tests.unit.naming import brief
@@ -28,25 +28,25 @@ def chain(first: int, count: int, period: int = 10) -> Limit:
     return Limit(tuple(range(first, first + count * period, period)))
 
 
-def joined(*partitions: Partition, limit: Limit, gathers: int = 0) -> tuple[Ledger, list[Lane]]:
+def joined(*partitions: Partition, limit: Limit, gathers: int = 0) -> tuple[MemberProgress, list[PartitionProgress]]:
     """A member that holds the locks of these partitions and has read limit and generation."""
-    ledger = Ledger(gathers)
-    lanes = [ledger.add(p) for p in partitions]
-    ledger.see(limit)
-    ledger.generation = 3
-    ledger.claim(partitions)
-    return ledger, lanes
+    member_progress = MemberProgress(gathers)
+    progresses = [member_progress.add(p) for p in partitions]
+    member_progress.see(limit)
+    member_progress.generation = 3
+    member_progress.claim(partitions)
+    return member_progress, progresses
 
 
-def read(ledger: Ledger, lane: Lane, *stamps: int, first: int = 0) -> None:
+def read(member_progress: MemberProgress, progress: PartitionProgress, *stamps: int, first: int = 0) -> None:
     """Records come, with offsets from ``first`` on."""
     for offset, ts in enumerate(stamps, first):
-        ledger.approach(lane, ts, offset)
+        member_progress.approach(progress, ts, offset)
 
 
-def reported(ledger: Ledger) -> Report:
-    """What the ledger reports, as anybody reads it."""
-    report = ledger.report()
+def reported(member_progress: MemberProgress) -> Report:
+    """What the member's progress reports, as anybody reads it."""
+    report = member_progress.report()
     assert report is not None
     again = Report.decode("/report", report.encode())
     assert again == report
@@ -57,52 +57,52 @@ def reported(ledger: Ledger) -> Report:
 
 
 def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 5))
-    read(ledger, a, 5, 12, 14, 25, 33, 41)
-    read(ledger, b, 11, 31, 38)
-    report = reported(ledger)
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 5))
+    read(member_progress, a, 5, 12, 14, 25, 33, 41)
+    read(member_progress, b, 11, 31, 38)
+    report = reported(member_progress)
     assert dict(report.entries) == {"orders.0": "12@1", "orders.1": "11@0"}
     assert report.further == (Crossing(20, 25, ("3", "1")), Crossing(30, 31, ("4", "1")))
     assert report.encode().splitlines()[2:] == [b"20 25 3,1", b"30 31 4,1"]
 
 
 def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 3))
-    read(ledger, a, 12, 25, 33)
-    read(ledger, b, 11)
-    ledger.finish(b, 1)
-    assert reported(ledger).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
-    ledger.finish(a, 3)
-    assert reported(ledger).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 3))
+    read(member_progress, a, 12, 25, 33)
+    read(member_progress, b, 11)
+    member_progress.finish(b, 1)
+    assert reported(member_progress).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+    member_progress.finish(a, 3)
+    assert reported(member_progress).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
 
 
 def test_all_have_finished() -> None:
-    ledger, [a] = joined(P0, limit=chain(10, 3))
-    ledger.finish(a, None)
-    assert reported(ledger).further == (Crossing(20, None, ("?!",)), Crossing(30, None, ("?!",)))
+    member_progress, [a] = joined(P0, limit=chain(10, 3))
+    member_progress.finish(a, None)
+    assert reported(member_progress).further == (Crossing(20, None, ("?!",)), Crossing(30, None, ("?!",)))
 
 
 def test_idle_is_of_one_floor_only() -> None:
     limit = chain(10, 3)
-    ledger, [a, b] = joined(P0, P1, limit=limit)
-    read(ledger, a, 12, 25, 33)
-    assert ledger.idle(b, limit, 0)
-    report = reported(ledger)
+    member_progress, [a, b] = joined(P0, P1, limit=limit)
+    read(member_progress, a, 12, 25, 33)
+    assert member_progress.idle(b, limit, 0)
+    report = reported(member_progress)
     assert report.idle
     assert report.further == ()
 
 
 def test_a_report_is_of_a_size_that_the_store_takes() -> None:
     limit = chain(10, 100)
-    ledger, [a] = joined(P0, limit=limit)
-    read(ledger, a, 2000)
-    assert len(reported(ledger).further) == MOST_AT_ONCE - 1
+    member_progress, [a] = joined(P0, limit=limit)
+    read(member_progress, a, 2000)
+    assert len(reported(member_progress).further) == MOST_AT_ONCE - 1
     many = [Partition("orders", n) for n in range(1500)]
-    ledger, lanes = joined(*many, limit=limit)
-    for lane in lanes:
-        read(ledger, lane, 2000)
-    assert len(reported(ledger).further) == 2
-    assert len(reported(ledger).encode()) < 100_000
+    member_progress, progresses = joined(*many, limit=limit)
+    for progress in progresses:
+        read(member_progress, progress, 2000)
+    assert len(reported(member_progress).further) == 2
+    assert len(reported(member_progress).encode()) < 100_000
 
 
 @pytest.mark.parametrize(
@@ -158,52 +158,52 @@ def test_what_a_report_says_of_a_floor() -> None:
 
 
 def test_it_is_not_written_again_for_what_it_says_already() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
-    read(ledger, a, 12, 25, 33)
-    read(ledger, b, 11, 21)
-    written = reported(ledger)
-    read(ledger, b, 35, first=2)
-    assert len(reported(ledger).further) == 2
-    assert not reported(ledger).supersedes(written), "one more boundary than anybody can use now"
-    ledger.see(chain(20, 4))
-    assert not reported(ledger).supersedes(written), "it tells of this floor"
-    ledger.see(chain(30, 4))
-    assert reported(ledger).supersedes(written), "of this one it does not"
-    ledger.generation = 4
-    assert reported(ledger).supersedes(written)
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 12, 25, 33)
+    read(member_progress, b, 11, 21)
+    written = reported(member_progress)
+    read(member_progress, b, 35, first=2)
+    assert len(reported(member_progress).further) == 2
+    assert not reported(member_progress).supersedes(written), "one more boundary than anybody can use now"
+    member_progress.see(chain(20, 4))
+    assert not reported(member_progress).supersedes(written), "it tells of this floor"
+    member_progress.see(chain(30, 4))
+    assert reported(member_progress).supersedes(written), "of this one it does not"
+    member_progress.generation = 4
+    assert reported(member_progress).supersedes(written)
 
 
 def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
-    read(ledger, a, 12, 25, 33)
-    read(ledger, b, 11, 21)
-    written = reported(ledger)
-    ledger.see(chain(20, 4))
-    ledger.drop(P1)
-    assert reported(ledger).supersedes(written)
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 12, 25, 33)
+    read(member_progress, b, 11, 21)
+    written = reported(member_progress)
+    member_progress.see(chain(20, 4))
+    member_progress.drop(P1)
+    assert reported(member_progress).supersedes(written)
 
 
 def test_it_is_written_again_where_it_tells_of_others_only() -> None:
     """Blocked far behind the floor, which others have brought to a boundary that was not told."""
-    ledger, [a] = joined(P0, limit=chain(10, 4), gathers=20)
-    read(ledger, a, 95)
-    written = reported(ledger)
+    member_progress, [a] = joined(P0, limit=chain(10, 4), gathers=20)
+    read(member_progress, a, 95)
+    written = reported(member_progress)
     assert [c.boundary for c in written.further] == [20, 30, 40]
-    ledger.see(chain(40, 4))
-    assert not reported(ledger).supersedes(written)
-    ledger.see(chain(50, 4))
+    member_progress.see(chain(40, 4))
+    assert not reported(member_progress).supersedes(written)
+    member_progress.see(chain(50, 4))
     assert written.at(50) is None
-    assert reported(ledger).supersedes(written), "although its entries are the same"
+    assert reported(member_progress).supersedes(written), "although its entries are the same"
 
 
 def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
-    read(ledger, a, 12, 25)
-    read(ledger, b, 11, 21)
-    ledger.lose()
-    ledger.generation = 4
-    ledger.claim([P0])
-    report = ledger.report()
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 12, 25)
+    read(member_progress, b, 11, 21)
+    member_progress.lose()
+    member_progress.generation = 4
+    member_progress.claim([P0])
+    report = member_progress.report()
     assert report is not None
     assert dict(report.entries) == {"orders.0": "12@0"}
     assert report.further == (Crossing(20, 25, ("1",)),)
@@ -218,97 +218,97 @@ def test_half_of_what_is_open_lies_between_two_milestones() -> None:
 
 
 def test_it_is_time_when_all_have_crossed_the_milestone() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 8), gathers=40)
-    read(ledger, a, 12, 25, 33, 41, 55)
-    assert not ledger.due
-    read(ledger, b, 11)
-    assert ledger.ready
-    assert not ledger.due
-    read(ledger, b, 39, first=1)
-    assert not ledger.due
-    read(ledger, b, 44, first=2)
-    assert ledger.due
-    report = reported(ledger)
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 8), gathers=40)
+    read(member_progress, a, 12, 25, 33, 41, 55)
+    assert not member_progress.due
+    read(member_progress, b, 11)
+    assert member_progress.ready
+    assert not member_progress.due
+    read(member_progress, b, 39, first=1)
+    assert not member_progress.due
+    read(member_progress, b, 44, first=2)
+    assert member_progress.due
+    report = reported(member_progress)
     assert [c.boundary for c in report.further] == [20, 30, 40]
-    read(ledger, b, 51, first=3)
-    assert [c.boundary for c in reported(ledger).further] == [20, 30, 40], "all reports end at milestones"
-    ledger.see(chain(50, 8))
-    assert ledger.ready
-    assert not ledger.due, "the next is 80"
+    read(member_progress, b, 51, first=3)
+    assert [c.boundary for c in reported(member_progress).further] == [20, 30, 40], "all reports end at milestones"
+    member_progress.see(chain(50, 8))
+    assert member_progress.ready
+    assert not member_progress.due, "the next is 80"
 
 
 def test_the_milestone_may_be_the_floor() -> None:
-    ledger, [a] = joined(P0, limit=chain(40, 8), gathers=40)
-    read(ledger, a, 55)
-    assert ledger.due
-    assert reported(ledger).further == ()
+    member_progress, [a] = joined(P0, limit=chain(40, 8), gathers=40)
+    read(member_progress, a, 55)
+    assert member_progress.due
+    assert reported(member_progress).further == ()
 
 
 def test_where_there_is_no_milestone_half_of_what_is_open_is_one() -> None:
-    ledger, [a] = joined(P0, limit=Limit((41, 42, 43, 44, 45, 46)), gathers=40)
-    read(ledger, a, 42)
-    assert not ledger.due
-    read(ledger, a, 43, first=1)
-    assert ledger.due
-    assert [c.boundary for c in reported(ledger).further] == [42, 43]
+    member_progress, [a] = joined(P0, limit=Limit((41, 42, 43, 44, 45, 46)), gathers=40)
+    read(member_progress, a, 42)
+    assert not member_progress.due
+    read(member_progress, a, 43, first=1)
+    assert member_progress.due
+    assert [c.boundary for c in reported(member_progress).further] == [42, 43]
 
 
 def test_who_cannot_go_on_is_not_waited_for() -> None:
     limit = chain(10, 4)
-    ledger, [a, b] = joined(P0, P1, limit=limit, gathers=20)
-    read(ledger, a, 12)
-    assert ledger.idle(b, limit, 0)
-    assert not ledger.due, "one still runs"
-    ledger.finish(a, 1)
-    assert ledger.due, "none does"
-    ledger, [a, b] = joined(P0, P1, limit=limit, gathers=20)
-    read(ledger, a, 12)
-    read(ledger, b, 15)
-    ledger.drop(P0)
-    ledger.finish(b, 1)
-    assert ledger.due, "the one that was waited for is gone"
+    member_progress, [a, b] = joined(P0, P1, limit=limit, gathers=20)
+    read(member_progress, a, 12)
+    assert member_progress.idle(b, limit, 0)
+    assert not member_progress.due, "one still runs"
+    member_progress.finish(a, 1)
+    assert member_progress.due, "none does"
+    member_progress, [a, b] = joined(P0, P1, limit=limit, gathers=20)
+    read(member_progress, a, 12)
+    read(member_progress, b, 15)
+    member_progress.drop(P0)
+    member_progress.finish(b, 1)
+    assert member_progress.due, "the one that was waited for is gone"
 
 
 def test_what_has_waited_long_enough_is_reported() -> None:
-    ledger, [a] = joined(P0, limit=chain(10, 8), gathers=40)
-    ledger.hurries = True
-    assert not ledger.due, "there is nothing to report"
-    read(ledger, a, 12)
-    assert ledger.due
-    ledger.see(chain(20, 8))
-    read(ledger, a, 22)
-    assert not ledger.due, "under the next limit it waits again"
+    member_progress, [a] = joined(P0, limit=chain(10, 8), gathers=40)
+    member_progress.hurries = True
+    assert not member_progress.due, "there is nothing to report"
+    read(member_progress, a, 12)
+    assert member_progress.due
+    member_progress.see(chain(20, 8))
+    read(member_progress, a, 22)
+    assert not member_progress.due, "under the next limit it waits again"
 
 
 @pytest.mark.parametrize("open_", [1, 2])
 def test_with_little_lookahead_nothing_is_gathered(open_: int) -> None:
-    ledger, [a] = joined(P0, limit=chain(10, open_), gathers=gathered(10, open_ - 1))
-    read(ledger, a, 12)
-    assert ledger.due
+    member_progress, [a] = joined(P0, limit=chain(10, open_), gathers=gathered(10, open_ - 1))
+    read(member_progress, a, 12)
+    assert member_progress.due
 
 
 def test_what_is_withheld_is_not_due() -> None:
-    ledger, [a] = joined(P0, limit=chain(10, 4))
-    read(ledger, a, 12)
-    ledger.withheld = True
-    assert not ledger.due
+    member_progress, [a] = joined(P0, limit=chain(10, 4))
+    read(member_progress, a, 12)
+    member_progress.withheld = True
+    assert not member_progress.due
 
 
 def test_where_a_closed_boundary_was_crossed_is_what_may_be_committed() -> None:
-    ledger, [a, b] = joined(P0, P1, limit=chain(10, 4))
-    read(ledger, a, 12, 25, 33)
-    read(ledger, b, 11, 21)
-    assert ledger.positions() == {P0: 0, P1: 0}
-    assert ledger.positions(20) == {P0: 1, P1: 1}
-    assert ledger.positions(30) == {P0: 2}, "where the other one will cross it nobody knows"
-    ledger.finish(b, 7)
-    assert ledger.positions(30) == {P0: 2, P1: 7}
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 12, 25, 33)
+    read(member_progress, b, 11, 21)
+    assert member_progress.positions() == {P0: 0, P1: 0}
+    assert member_progress.positions(20) == {P0: 1, P1: 1}
+    assert member_progress.positions(30) == {P0: 2}, "where the other one will cross it nobody knows"
+    member_progress.finish(b, 7)
+    assert member_progress.positions(30) == {P0: 2, P1: 7}
 
 
 # -- the decision -------------------------------------------------------------------------------------------------------
 
 
-def office(limit: Limit, *, lookahead: int = 4, end: int | None = None, caught_up: object = "follow") -> Leader:
+def term(limit: Limit, *, lookahead: int = 4, end: int | None = None, caught_up: object = "follow") -> Leader:
     """A leader of generation 3 over two partitions that knows nothing from anybody yet."""
     settings = Settings.check(
         topics={"orders": 2}, period=10, end=end, lookahead=lookahead, caught_up=caught_up, ahead=1000
@@ -340,7 +340,7 @@ def cuts_of(decision: Advance) -> list[Cut]:
 
 
 def test_several_boundaries_close_in_one_decision_each_with_its_cut() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
     hear(leader, "b", 10, "11@0", at(20, 21, "2"), at(30, 41, "5"))
     decision = advance(leader)
@@ -358,7 +358,7 @@ def test_several_boundaries_close_in_one_decision_each_with_its_cut() -> None:
 
 
 def test_it_closes_as_many_as_everybody_has_crossed_and_the_rest_when_the_others_have() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
     hear(leader, "b", 10, "11@0")
     decision = advance(leader)
@@ -371,7 +371,7 @@ def test_it_closes_as_many_as_everybody_has_crossed_and_the_rest_when_the_others
 
 
 def test_a_gap_is_one_step_in_the_middle_too() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, 95, "3"), at(30, 95, "3"), at(40, 95, "3"), at(50, 95, "3"))
     hear(leader, "b", 10, "11@0", at(20, 97, "2"), at(30, 97, "2"), at(40, 97, "2"), at(50, 97, "2"))
     decision = advance(leader)
@@ -380,7 +380,7 @@ def test_a_gap_is_one_step_in_the_middle_too() -> None:
 
 
 def test_who_has_finished_stands_in_the_cut_of_the_boundary_before_which_he_has() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, None, "2!"), at(30, None, "2!"))
     hear(leader, "b", 10, "11@0", at(20, 21, "2"), at(30, 41, "5"))
     decision = advance(leader)
@@ -393,7 +393,7 @@ def test_who_has_finished_stands_in_the_cut_of_the_boundary_before_which_he_has(
 
 
 def test_all_have_finished_and_the_next_decision_ends_the_run() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, None, "2!"))
     hear(leader, "b", 10, "11@0", at(20, None, "1!"))
     decision = advance(leader)
@@ -405,7 +405,7 @@ def test_all_have_finished_and_the_next_decision_ends_the_run() -> None:
 
 
 def test_the_end_of_the_run_is_left_to_the_next_decision() -> None:
-    leader = office(Limit((10, 20, 25)), end=25)
+    leader = term(Limit((10, 20, 25)), end=25)
     for member in "ab":
         hear(leader, member, 10, "12@1", at(20, 99, "2"), at(25, 99, "2"))
     decision = advance(leader)
@@ -415,7 +415,7 @@ def test_the_end_of_the_run_is_left_to_the_next_decision() -> None:
 
 
 def test_idle_closes_one_boundary_only() -> None:
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
     hear(leader, "b", 10, "idle@0")
     assert advance(leader).limit == chain(20, 5)
@@ -423,11 +423,11 @@ def test_idle_closes_one_boundary_only() -> None:
 
 def test_the_clock_and_the_policies_have_their_say_at_each_boundary() -> None:
     for caught_up, now, limit in (("follow", 15, chain(40, 5)), ("release", 25, chain(20, 5)), (50, 25, chain(20, 5))):
-        leader = office(chain(10, 5), caught_up=caught_up)
+        leader = term(chain(10, 5), caught_up=caught_up)
         for member in "ab":
             hear(leader, member, 10, "12@1", at(20, 25, "3"), at(30, 33, "4"))
         assert advance(leader, now).limit == limit, (caught_up, now)
-    leader = office(chain(10, 5))
+    leader = term(chain(10, 5))
     for member in "ab":
         hear(leader, member, 10, "12@1", at(20, 5000, "3"))
     assert advance(leader, now=0).limit == chain(20, 5), "a record further ahead than the clock allows"
@@ -435,7 +435,7 @@ def test_the_clock_and_the_policies_have_their_say_at_each_boundary() -> None:
 
 def test_one_transaction_takes_no_more_than_the_store_does() -> None:
     crossings = [at(b, b + 5, "9") for b in range(20, 400, 10)]
-    leader = office(chain(10, 100), lookahead=99)
+    leader = term(chain(10, 100), lookahead=99)
     for member in "ab":
         hear(leader, member, 10, "12@1", *crossings)
     assert len(advance(leader).steps) == MOST_AT_ONCE
@@ -460,10 +460,10 @@ def test_who_has_said_it_before_does_not_block() -> None:
 
 
 def test_a_pipeline_that_is_far_ahead_vouches_for_no_boundary_that_it_does_not_tell() -> None:
-    leader = office(chain(10, 30), lookahead=29)
-    ledger, [lane] = joined(P0, limit=leader.limit)
-    ledger.walk(lane, [(end, end // 10) for end in range(10, 301, 10)], reached=140)
-    leader.reports["a"] = reported(ledger)
+    leader = term(chain(10, 30), lookahead=29)
+    member_progress, [progress] = joined(P0, limit=leader.limit)
+    member_progress.walk(progress, [(end, end // 10) for end in range(10, 301, 10)], reached=140)
+    leader.reports["a"] = reported(member_progress)
     other, [same] = joined(P1, limit=leader.limit)
     stamps = [n * 10 + 5 for n in range(13)]
     cuts: list[Cut] = []
@@ -474,10 +474,10 @@ def test_a_pipeline_that_is_far_ahead_vouches_for_no_boundary_that_it_does_not_t
             while isinstance(decision := leader.decide(NOW), Advance):
                 cuts += cuts_of(decision)
                 leader.advanced(decision)
-                ledger.see(decision.limit)
+                member_progress.see(decision.limit)
                 other.see(decision.limit)
-            if reported(ledger).supersedes(leader.reports["a"]):
-                leader.reports["a"] = reported(ledger)
+            if reported(member_progress).supersedes(leader.reports["a"]):
+                leader.reports["a"] = reported(member_progress)
     assert [cut.limit for cut in cuts] == list(range(10, 121, 10))
     for cut in cuts:
         assert cut.find(P0) == Mark(cut.limit // 10)
@@ -509,11 +509,11 @@ def test_what_closed_last_is_told_with_the_limit() -> None:
 
 
 def test_a_record_of_any_closed_period_is_late() -> None:
-    ledger, [a] = joined(P0, limit=chain(10, 4))
+    member_progress, [a] = joined(P0, limit=chain(10, 4))
     limit = chain(10, 4)
     for ts in (12, 22, 32):
         limit = limit.after(ts, 10, 3, None)
-    ledger.see(limit)
+    member_progress.see(limit)
     assert a.late_below == 30, "although it had seen nothing after 10"
 
 
@@ -534,16 +534,16 @@ def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
     ledgers = {p: joined(p, limit=limit, gathers=gathered(10, lookahead) if gathers else 0) for p in contents}
     offsets, written, cuts = dict.fromkeys(contents, 0), dict[Partition, Report](), list[Cut]()
     for partition in itertools.chain(turns, itertools.islice(itertools.cycle(contents), 200)):
-        ledger, (lane,) = ledgers[partition]
+        member_progress, (progress,) = ledgers[partition]
         log = contents[partition]
-        if lane.state is LaneState.RUNNING:
+        if progress.state is PartitionState.RUNNING:
             offset = offsets[partition]
             if offset == len(log):
-                ledger.finish(lane, offset)
-            elif ledger.approach(lane, log[offset], offset):
+                member_progress.finish(progress, offset)
+            elif member_progress.approach(progress, log[offset], offset):
                 offsets[partition] += 1
-        if ledger.due:
-            report = ledger.report()
+        if member_progress.due:
+            report = member_progress.report()
             if report is not None and report.supersedes(written.get(partition)):
                 written[partition] = report
                 leader.reports[str(partition)] = Report.decode("/r", report.encode()) or report

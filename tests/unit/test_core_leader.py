@@ -12,7 +12,7 @@ from aiokcc.core.leader import Advance, Blocker, Leader, Step, Wait, blockers
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.progress import Cut, Mark, Report
+from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.core.run import Settings
 
 P0, P1, P2 = (Partition("orders", n) for n in range(3))
@@ -20,7 +20,7 @@ NOW = 1_000_000_000
 HOLD, OFF = Request(RequestKind.HOLD), Request(RequestKind.OFF)
 
 
-def office(
+def term(
     *partitions: Partition,
     limit: Limit = Limit((10,)),  # noqa: B008 - frozen
     request: Request | None = Request.every(10),  # noqa: B008 - frozen
@@ -75,7 +75,7 @@ def cut_of(decision: Advance) -> Cut:
 
 
 def test_it_moves_to_the_boundary_after_the_least_timestamp() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3")
     waits(leader, "nobody has reported orders.1")
     hear(leader, "b", p1="35@9")
@@ -85,7 +85,7 @@ def test_it_moves_to_the_boundary_after_the_least_timestamp() -> None:
 
 
 def test_a_record_at_the_limit_is_not_before_it() -> None:
-    leader = office(P0)
+    leader = term(P0)
     hear(leader, "a", p0="9@0")
     waits(leader, "a has work before the limit")
     hear(leader, "a", p0="10@0")
@@ -93,45 +93,45 @@ def test_a_record_at_the_limit_is_not_before_it() -> None:
 
 
 def test_nobody_there() -> None:
-    waits(office(), "nobody has reported orders.0")
+    waits(term(), "nobody has reported orders.0")
 
 
 def test_an_empty_day_of_seconds_is_one_advance() -> None:
-    leader = replace(office(P0, limit=Limit((1000,)), ahead=0), request=Request.every(1000))
+    leader = replace(term(P0, limit=Limit((1000,)), ahead=0), request=Request.every(1000))
     hear(leader, "a", p0=f"{1000 + 86_400_000}@5")
     assert advance(leader).limit == Limit((86_402_000,)), "86,400 periods"
 
 
 def test_reports_of_another_generation_do_not_count() -> None:
     for generation in (2, 4):
-        leader = office(P0)
+        leader = term(P0)
         hear(leader, "a", generation=generation, p0="12@3")
         waits(leader, "a has not reported yet")
 
 
 def test_a_report_with_a_running_partition_does_not_count() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3", p1="running")
     waits(leader, "a has not reported yet")
 
 
 def test_the_set_counts_and_not_the_number() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p0="12@3")
     waits(leader, "a partition is reported by two members")
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p2="12@3")
     waits(leader, "orders.2 is reported and is not in the agreed set")
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3", p1="12@3")
     hear(leader, "b", p2="12@3")
     waits(leader, "orders.2 is reported and is not in the agreed set")
 
 
 def test_idle_counts_under_the_limit_it_was_said_under() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="12@3")
     hear(leader, "b", limit=9, p1="idle@5")
     waits(leader, "b has to look again")
@@ -145,7 +145,7 @@ def test_idle_counts_under_the_limit_it_was_said_under() -> None:
 
 
 def test_idle_counts_for_one_floor_even_where_the_end_keeps_the_limit() -> None:
-    leader = office(limit=Limit((10, 20, 30)), lookahead=2, end=30)
+    leader = term(limit=Limit((10, 20, 30)), lookahead=2, end=30)
     hear(leader, "a", p0="12@1")
     hear(leader, "b", limit=10, p1="idle@5")
     decision = advance(leader)
@@ -156,7 +156,7 @@ def test_idle_counts_for_one_floor_even_where_the_end_keeps_the_limit() -> None:
 
 
 def test_all_idle_stays() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="idle@3", p1="idle@4")
     waits(leader, "every partition is idle")
     hear(leader, "a", p0="finished@3", p1="idle@4")
@@ -164,7 +164,7 @@ def test_all_idle_stays() -> None:
 
 
 def test_all_finished_ends() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="finished@3")
     hear(leader, "b", p1="finished@4")
     decision = advance(leader)
@@ -177,7 +177,7 @@ def test_all_finished_ends() -> None:
 
 
 def test_finished_does_not_hold_the_others_back() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="finished@3", p1="57@9")
     assert advance(leader).limit == Limit((60,))
 
@@ -186,7 +186,7 @@ def test_finished_does_not_hold_the_others_back() -> None:
 
 
 def test_who_has_finished_in_a_cut_may_leave() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="finished@3")
     hear(leader, "b", p1="12@4")
     leader.advanced(advance(leader))
@@ -201,18 +201,18 @@ def test_who_has_finished_in_a_cut_may_leave() -> None:
 
 
 def test_the_next_leader_knows_from_the_cut_who_has_finished() -> None:
-    leader = office()
+    leader = term()
     hear(leader, "a", p0="finished")
     hear(leader, "b", p1="12@4")
     cut = cut_of(advance(leader))
-    successor = replace(office(limit=Limit((20,))), generation=4, finished=cut.finished(), reports={})
+    successor = replace(term(limit=Limit((20,))), generation=4, finished=cut.finished(), reports={})
     hear(successor, "b", generation=4, p1="25@5")
     decision = advance(successor)
     assert cut_of(decision).find(P0) == Mark(None, finished=True)
 
 
 def test_what_has_finished_is_what_stands_in_the_cut_and_not_what_was_heard_meanwhile() -> None:
-    leader = office(P0, P1)
+    leader = term(P0, P1)
     hear(leader, "a", p0="finished@3")
     hear(leader, "b", p1="12@4")
     decision = advance(leader)
@@ -223,7 +223,7 @@ def test_what_has_finished_is_what_stands_in_the_cut_and_not_what_was_heard_mean
 
 
 def test_who_comes_back_with_a_finished_partition_is_waited_for() -> None:
-    leader = office(limit=Limit((20,)))
+    leader = term(limit=Limit((20,)))
     leader.finished = {P0: ("a", Mark(3, finished=True))}
     hear(leader, "a2", p0="15@2")
     hear(leader, "b", p1="25@5")
@@ -237,7 +237,7 @@ def test_who_comes_back_with_a_finished_partition_is_waited_for() -> None:
 
 
 def test_hold_off_and_what_cannot_be_read() -> None:
-    leader = office(P0, request=HOLD)
+    leader = term(P0, request=HOLD)
     hear(leader, "a", p0="12@3")
     waits(leader, "on hold")
     leader.request = None
@@ -252,17 +252,17 @@ def test_hold_off_and_what_cannot_be_read() -> None:
 
 
 def test_off_needs_nobodys_report() -> None:
-    assert advance(office(request=OFF)).limit is OPEN
+    assert advance(term(request=OFF)).limit is OPEN
 
 
 def test_on_hold_not_even_a_finished_run_ends() -> None:
-    leader = office(P0, request=HOLD)
+    leader = term(P0, request=HOLD)
     hear(leader, "a", p0="finished@1")
     waits(leader, "on hold")
 
 
 def test_another_period_takes_effect_at_the_next_boundary() -> None:
-    leader = office(P0)
+    leader = term(P0)
     hear(leader, "a", p0="12@3")
     leader.request = Request.every(7)
     assert advance(leader).limit == Limit((14,))
@@ -274,7 +274,7 @@ def test_another_period_takes_effect_at_the_next_boundary() -> None:
     ("period", "limit"), [(1, (20, 30, 31)), (7, (20, 30, 35)), (30, (20, 30, 60)), (10, (20, 30, 40))]
 )
 def test_another_period_never_moves_what_is_open(period: int, limit: tuple[int, ...]) -> None:
-    leader = office(P0, limit=Limit((10, 20, 30)), lookahead=2, request=Request.every(period))
+    leader = term(P0, limit=Limit((10, 20, 30)), lookahead=2, request=Request.every(period))
     hear(leader, "a", p0="12@3")
     assert advance(leader).limit == Limit(limit)
 
@@ -283,7 +283,7 @@ def test_another_period_never_moves_what_is_open(period: int, limit: tuple[int, 
 
 
 def test_lookahead_closes_the_floor_and_opens_one_more() -> None:
-    leader = office(limit=Limit((10, 20, 30)), lookahead=2)
+    leader = term(limit=Limit((10, 20, 30)), lookahead=2)
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p1="28@9")
     decision = advance(leader)
@@ -297,7 +297,7 @@ def test_lookahead_closes_the_floor_and_opens_one_more() -> None:
 
 
 def test_the_end_of_the_run_is_the_last_boundary() -> None:
-    leader = office(end=25)
+    leader = term(end=25)
     hear(leader, "a", p0="12@3", p1="24@9")
     leader.advanced(advance(leader))
     assert leader.limit == Limit((20,))
@@ -310,7 +310,7 @@ def test_the_end_of_the_run_is_the_last_boundary() -> None:
 
 
 def test_past_the_end_and_finished_is_the_end() -> None:
-    leader = office(end=25)
+    leader = term(end=25)
     hear(leader, "a", p0="40@4", p1="finished@9")
     decision = advance(leader)
     assert decision.limit is END
@@ -318,7 +318,7 @@ def test_past_the_end_and_finished_is_the_end() -> None:
 
 
 def test_past_the_end_and_idle_waits_for_the_idle_one() -> None:
-    leader = office(end=25)
+    leader = term(end=25)
     hear(leader, "a", p0="40@4", p1="idle@9")
     waits(leader, "some are idle before the end of the run")
     hear(leader, "a", p0="40@4", p1="17@9")
@@ -326,7 +326,7 @@ def test_past_the_end_and_idle_waits_for_the_idle_one() -> None:
 
 
 def test_a_record_from_the_far_future_pulls_the_limit_no_further_than_the_clock_allows() -> None:
-    leader = office(P0, limit=Limit((500,)), ahead=1000)
+    leader = term(P0, limit=Limit((500,)), ahead=1000)
     hear(leader, "a", p0=f"{MAX_TIMESTAMP}@3")
     decision = advance(leader, now=123)
     assert decision.limit == Limit((1130,))
@@ -337,14 +337,14 @@ def test_a_record_from_the_far_future_pulls_the_limit_no_further_than_the_clock_
 
 
 def test_the_clock_holds_back_with_lookahead_too() -> None:
-    leader = office(P0, limit=Limit((1130, 1140)), lookahead=1, ahead=1000)
+    leader = term(P0, limit=Limit((1130, 1140)), lookahead=1, ahead=1000)
     hear(leader, "a", p0=f"{MAX_TIMESTAMP}@3")
     assert waits(leader, "waiting for the clock", now=100).until == 130
     assert advance(leader, now=130).limit == Limit((1140, 1150))
 
 
 def test_the_greatest_timestamp_has_a_limit_above_it() -> None:
-    leader = office(P0, ahead=MAX_LIMIT)
+    leader = term(P0, ahead=MAX_LIMIT)
     hear(leader, "a", p0=f"{MAX_TIMESTAMP}@3")
     assert advance(leader).limit == Limit((MAX_LIMIT,))
 
@@ -354,21 +354,21 @@ def test_the_greatest_timestamp_has_a_limit_above_it() -> None:
 
 def test_behind_the_clock_no_policy_matters() -> None:
     for policy in ("follow", "release", 1000):
-        leader = office(P0, caught_up=policy)
+        leader = term(P0, caught_up=policy)
         hear(leader, "a", p0="12@3")
         assert advance(leader, now=20).limit == Limit((20,))
         assert advance(leader, now=20).request is None
 
 
 def test_follow_keeps_pace_with_the_clock() -> None:
-    leader = office(P0, caught_up="follow")
+    leader = term(P0, caught_up="follow")
     hear(leader, "a", p0="12@3")
     decision = advance(leader, now=15)
     assert (decision.limit, decision.request) == (Limit((20,)), None)
 
 
 def test_release_opens_the_gate_for_good() -> None:
-    leader = office(P0, caught_up="release")
+    leader = term(P0, caught_up="release")
     hear(leader, "a", p0="12@3")
     decision = advance(leader, now=19)
     assert (decision.limit, decision.request) == (OPEN, OFF)
@@ -379,7 +379,7 @@ def test_release_opens_the_gate_for_good() -> None:
 
 
 def test_a_longer_period_takes_over() -> None:
-    leader = office(P0, caught_up=100)
+    leader = term(P0, caught_up=100)
     hear(leader, "a", p0="12@3")
     decision = advance(leader, now=19)
     assert (decision.limit, decision.request) == (Limit((100,)), Request.every(100))
@@ -394,7 +394,7 @@ def test_a_longer_period_takes_over() -> None:
 
 
 def test_cuts_are_numbered_by_the_version_and_tile() -> None:
-    leader = office(P0, limit=Limit((10,)))
+    leader = term(P0, limit=Limit((10,)))
     seen = []
     for ts in (12, 57, 60, 99):
         hear(leader, "a", p0=f"{ts}@{ts}")
@@ -406,13 +406,13 @@ def test_cuts_are_numbered_by_the_version_and_tile() -> None:
 
 
 def test_a_cut_with_names_that_could_be_taken_for_something_else() -> None:
-    leader = office(P0)
+    leader = term(P0)
     leader.reports["100%s-1"] = Report.of(3, 10, {"orders.0": "12"})
     assert cut_of(advance(leader)).marks == {"100%s-1": {P0: Mark(None)}}
 
 
 def test_members_that_come_and_go_do_not_confuse_the_cut() -> None:
-    leader = office()
+    leader = term()
     for n in range(60):
         leader.reports = {}
         hear(leader, f"m{n}", p0=f"{leader.limit.floor}@{n}")
@@ -432,7 +432,7 @@ def who(leader: Leader, owners: dict[Partition, str] | None = None) -> list[Bloc
 
 
 def test_who_blocks() -> None:
-    leader = office(P0, P1, P2)
+    leader = term(P0, P1, P2)
     assert who(leader, {P1: "b"}) == [
         Blocker(P0, None, "unowned"),
         Blocker(P1, "b", "unreported"),
@@ -452,7 +452,7 @@ def test_who_blocks() -> None:
 
 
 def test_a_finished_partition_blocks_only_if_somebody_runs_it_again() -> None:
-    leader = office(P0)
+    leader = term(P0)
     leader.finished = {P0: ("a", Mark(3, finished=True))}
     assert who(leader) == []
     hear(leader, "a2", p0="running")
@@ -460,7 +460,7 @@ def test_a_finished_partition_blocks_only_if_somebody_runs_it_again() -> None:
 
 
 def test_two_who_report_the_same_partition_are_told() -> None:
-    leader = office(P0)
+    leader = term(P0)
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p0="12@3")
     assert who(leader, {P0: "b"}) == [Blocker(P0, "b", "disputed")]
@@ -483,7 +483,7 @@ def test_it_moves_only_if_nobody_blocks_and_then_it_moves(
     said: dict[str, tuple[int, int, dict[str, str]]], gone: set[Partition], limit: Limit
 ) -> None:
     """The rule against a slow restatement of it, partition by partition."""
-    leader = office(P0, P1, limit=limit, lookahead=len(limit.boundaries) - 1)
+    leader = term(P0, P1, limit=limit, lookahead=len(limit.boundaries) - 1)
     leader.finished = {p: ("z", Mark(2, finished=True)) for p in gone}
     leader.reports = {name: Report.of(*facts) for name, facts in said.items()}
     decision = leader.decide(NOW)

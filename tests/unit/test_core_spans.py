@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from aiokcc.core.leader import Advance, Leader
-from aiokcc.core.ledger import Ledger
 from aiokcc.core.limit import Limit, Request
+from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut, Mark, Report, Span
+from aiokcc.core.report import Cut, Mark, Report, Span
 from aiokcc.core.run import Settings
 from aiokcc.errors import CorruptNodeError
 
@@ -51,18 +51,18 @@ def test_a_damaged_pair_is_a_corrupt_node(body: bytes) -> None:
 
 
 def test_a_report_carries_the_pair_to_the_cut() -> None:
-    ledger = Ledger()
-    lane = ledger.add(ORDERS)
-    ledger.claim([ORDERS])
-    ledger.generation = 2
-    ledger.see(Limit((60_000,)))
-    assert not ledger.approach(lane, 61_000, Span.of(55, 60))
-    report = ledger.report()
+    member_progress = MemberProgress()
+    progress = member_progress.add(ORDERS)
+    member_progress.claim([ORDERS])
+    member_progress.generation = 2
+    member_progress.see(Limit((60_000,)))
+    assert not member_progress.approach(progress, 61_000, Span.of(55, 60))
+    report = member_progress.report()
     assert report is not None
     assert report.entries == {"orders.0": "61000@55-60"}
     again = Report.decode("progress/w", report.encode())
     assert again == report
-    assert ledger.positions() == {ORDERS: 55}, "what may be committed is the lower one"
+    assert member_progress.positions() == {ORDERS: 55}, "what may be committed is the lower one"
 
     leader = Leader(Settings(frozenset([ORDERS]), 60_000), 2, Limit((60_000,)), 7, Request.every(60_000))
     leader.reports["w"] = again

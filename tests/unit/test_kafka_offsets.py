@@ -42,7 +42,7 @@ class Shelf:
 
 @pytest.fixture
 def member() -> Any:
-    return SimpleNamespace(incarnation="first session")
+    return SimpleNamespace(member_session="first session")
 
 
 def committer(shelf: Shelf, member: Any, summary: Summary | None = None, *, enabled: bool = True) -> Committer:
@@ -64,13 +64,13 @@ async def test_the_summary_tells_whether_the_last_commit_failed(member: Any) -> 
     await shelf.asked.wait()
     running.append(asyncio.create_task(commits.flush({ORDERS: 4})))
     await asyncio.sleep(0)
-    member.incarnation = "second session"
+    member.member_session = "second session"
     shelf.let.set()
     await asyncio.gather(*running)
     assert "the session in which they were reached is over" in str(summary.commit_error)
     await commits.flush({ORDERS: 5})
     assert summary.commit_error is None
-    member.incarnation = None
+    member.member_session = None
     await commits.flush({ORDERS: 4})
     assert "there is no session" in str(summary.commit_error)
 
@@ -90,11 +90,11 @@ async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member
     shelf = Shelf()
     commits = committer(shelf, member)
     commits.note({ORDERS: 5})
-    member.incarnation = "second session"
+    member.member_session = "second session"
     await commits.flush({})
     assert shelf.commits == []
     commits.note({ORDERS: 5})
-    member.incarnation = "third session"
+    member.member_session = "third session"
     await commits.flush({OTHER: 1})
     assert shelf.commits == [("third session", {OTHER: 1})]
 
@@ -102,9 +102,9 @@ async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member
 async def test_without_a_session_there_is_nothing_to_note(member: Any) -> None:
     shelf = Shelf()
     commits = committer(shelf, member)
-    member.incarnation = None
+    member.member_session = None
     await commits.flush({ORDERS: 5})
-    member.incarnation = "second session"
+    member.member_session = "second session"
     await commits.flush({})
     assert shelf.commits == []
 

@@ -19,7 +19,7 @@ def waiting_stream(now: list[int]) -> Stream:
     """A stream at the end of its log, at offset 5, that waits for records; the clock shows the last of these times."""
     settings: Any = SimpleNamespace(timestamp=None, lateness={}, start="earliest", end=END)
     gate: Any = SimpleNamespace(partition=Partition("t", 0), resume_offset=5, signal=Signal())
-    member: Any = SimpleNamespace(clock=lambda: now[-1], ledger=SimpleNamespace(limit=Limit((END,))))
+    member: Any = SimpleNamespace(clock=lambda: now[-1], member_progress=SimpleNamespace(limit=Limit((END,))))
     stream = Stream(settings, gate, Bounds(0, None), member, Summary())
     stream._waiting = True
     return stream

@@ -274,7 +274,7 @@ async def test_a_member_that_has_finished_leaves_once_it_is_recorded(world: Worl
         await asyncio.wait_for(leaving, 1)
         for n in range(2, 40):  # more than the ring of cuts holds
             await gate.wait_until(n * PERIOD, n)
-        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.progress.Mark(2, finished=True)
+        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.report.Mark(2, finished=True)
         gate.finish()
     assert world.data("coordinator") == b"end"
 
@@ -369,12 +369,12 @@ async def test_who_sees_several_limits_at_once_counts_every_period(world: World)
 
 
 async def test_neither_the_first_step_nor_a_release_closes_a_period(world: World) -> None:
-    async with world.connect(topics={"orders": 1}, start=None) as coordinator:
-        async with coordinator.gate("orders", 0) as gate:
+    async with world.connect(topics={"orders": 1}, start=None) as group:
+        async with group.gate("orders", 0) as gate:
             await gate.wait_until(7 * PERIOD, 0)
-            assert coordinator._member.closed == 0, "the limit came from nowhere"
+            assert group._member.closed == 0, "the limit came from nowhere"
             await gate.wait_until(8 * PERIOD, 1)
-            assert coordinator._member.closed == 1
-            await coordinator.release()
+            assert group._member.closed == 1
+            await group.release()
             await gate.wait_until(20 * PERIOD, 2)
-        assert coordinator._member.closed == 1
+        assert group._member.closed == 1

@@ -27,8 +27,8 @@ GARBAGE = [b"", b"\x00\xff\xfe", b"-5", b"9" * 30, b"{}", b"x" * 900_000]
 class Pair:
     """Two members with one partition each: the leader's gate and the follower's, both inside the first period."""
 
-    leader: aiokcc.Coordinator
-    follower: aiokcc.Coordinator
+    leader: aiokcc.Group
+    follower: aiokcc.Group
     led: aiokcc.Gate
     followed: aiokcc.Gate
     hand: Session

@@ -162,7 +162,7 @@ class Soak:
         end = None if follows else "now"
         looks = {"metadata_max_age_ms": 2000}
         self.settings = ReplaySettings(("orders", "payments"), "nowhere", end=end, managed=True, consumer=looks)  # type: ignore[arg-type]
-        self.live: dict[str, aiokcc.Coordinator] = {}
+        self.live: dict[str, aiokcc.Group] = {}
         self.tasks: dict[str, asyncio.Task[Any]] = {}
         self.published: dict[int, Batch] = {}
         self.attempt = 0
@@ -188,7 +188,7 @@ class Soak:
 
     # -- who takes part ---------------------------------------------------------------------------------------------------
 
-    async def process(self, name: str, subscription: Subscription, work: Callable[[aiokcc.Coordinator], Any]) -> None:
+    async def process(self, name: str, subscription: Subscription, work: Callable[[aiokcc.Group], Any]) -> None:
         """One that is started again whenever it ends, until the run is over."""
         while True:
             try:
@@ -203,9 +203,9 @@ class Soak:
                     assignment="managed",
                     subscription=subscription,
                     offsets=self.bounds,
-                ) as coordinator:
-                    self.live[name] = coordinator
-                    self.tasks[name] = asyncio.create_task(work(coordinator))
+                ) as group:
+                    self.live[name] = group
+                    self.tasks[name] = asyncio.create_task(work(group))
                     try:
                         await asyncio.wait([self.tasks[name]])
                     finally:
@@ -214,7 +214,7 @@ class Soak:
                         del self.live[name]
                     if name in self.killed:
                         raise _KilledError
-                    if coordinator.ended:
+                    if group.ended:
                         return
             except aiokcc.RunEnded:
                 return
@@ -224,12 +224,12 @@ class Soak:
                 self.told.append(f"{name}: {error}")
             await asyncio.sleep(self.chance.random() * 5)
 
-    async def consume(self, coordinator: aiokcc.Coordinator) -> None:
-        who = coordinator.member
+    async def consume(self, group: aiokcc.Group) -> None:
+        who = group.member
 
         async def run(partition: Partition) -> None:
             records = self.logs[partition]
-            async with coordinator.gate(*partition) as gate:
+            async with group.gate(*partition) as gate:
                 for offset in range(gate.resume_offset or 0, len(records)):
                     await gate.wait_until(records[offset], offset)
                     if offset < (gate.resume_offset or 0):
@@ -249,11 +249,11 @@ class Soak:
         cluster: Any = Cluster(self)
         async with anyio.create_task_group() as tasks:
             if self.follows:
-                tasks.start_soon(discover, self.settings, cluster, coordinator)
-            await coordinator.share(run)
+                tasks.start_soon(discover, self.settings, cluster, group)
+            await group.share(run)
             tasks.cancel_scope.cancel()
 
-    async def drive(self, coordinator: aiokcc.Coordinator) -> None:
+    async def drive(self, group: aiokcc.Group) -> None:
         options: Any = SimpleNamespace(
             spark=None,
             name="p",
@@ -276,13 +276,13 @@ class Soak:
             subscription=PIPELINE,
         )
         cluster: Any = Cluster(self)
-        replay = AsyncReplay(options, cluster, coordinator)
-        replay.after_step = lambda step, batch: self._step(coordinator.member, step, batch)
+        replay = AsyncReplay(options, cluster, group)
+        replay.after_step = lambda step, batch: self._step(group.member, step, batch)
         try:
-            await replay.for_each_period(lambda frame, _: frame, Table(self, coordinator.member))
+            await replay.for_each_period(lambda frame, _: frame, Table(self, group.member))
         except AiokccError as error:
             if not isinstance(error, aiokcc.RunEnded):
-                self.told.append(f"{coordinator.member}: {error!r}")
+                self.told.append(f"{group.member}: {error!r}")
 
     def _step(self, who: str, step: Step, batch: Batch) -> None:
         if step is Step.PUBLISHED:

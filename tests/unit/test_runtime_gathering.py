@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 import aiokcc
-from aiokcc.core.progress import Cut
-from aiokcc.runtime.incarnation import LINGER
+from aiokcc.core.report import Cut
+from aiokcc.runtime.member_session import LINGER
 from tests.unit.world import PERIOD, World
 
 PERIODS = 64
@@ -132,8 +132,8 @@ async def test_a_lane_that_wakes_up_after_the_report_was_due_does_not_hold_the_l
                     await gate.wait_until(PERIOD + 2, 1)
                     await asyncio.sleep(60)
 
-            async def other(coordinator: aiokcc.Coordinator, number: int, takes: float) -> None:
-                async with coordinator.gate("orders", number) as gate:
+            async def other(group: aiokcc.Group, number: int, takes: float) -> None:
+                async with group.gate("orders", number) as gate:
                     await gate.wait_until(1, 0)
                     await asyncio.sleep(takes)
                     await gate.wait_until(50 * PERIOD, 1)
@@ -159,15 +159,15 @@ async def test_a_lock_that_another_has_taken_does_not_spoil_the_report(world: Wo
         anyio.create_task_group() as tasks,
     ):
 
-        async def run(coordinator: aiokcc.Coordinator, number: int, takes: float) -> None:
-            async with coordinator.gate("orders", number) as gate:
+        async def run(group: aiokcc.Group, number: int, takes: float) -> None:
+            async with group.gate("orders", number) as gate:
                 for offset, ts in enumerate((1, 50 * PERIOD)):
                     if offset >= (gate.resume_offset or 0):
                         await gate.wait_until(ts, offset)
                         await asyncio.sleep(takes)
 
-        for coordinator, number, takes in ((x, 0, 0), (x, 1, 0), (z, 2, 30)):
-            tasks.start_soon(run, coordinator, number, takes)
+        for group, number, takes in ((x, 0, 0), (x, 1, 0), (z, 2, 30)):
+            tasks.start_soon(run, group, number, takes)
         await asyncio.sleep(3)
         tasks.start_soon(run, y, 1, 0)
         await asyncio.sleep(3)

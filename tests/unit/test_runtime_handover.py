@@ -74,8 +74,8 @@ class Reader:
             session_timeout=60,
             clock=lambda: 0,  # the limit stays where the clock, and how far it may be ahead, let it be
             ahead=1000 * (self._periods - 1),
-        ) as self.coordinator:
-            own = self.coordinator._member
+        ) as self.group:
+            own = self.group._member
             consumer: Any = None
             cluster: Any = None
             commits: Committer = committer(self._settings, consumer, cluster, own, Summary())
@@ -83,11 +83,11 @@ class Reader:
             reading: Reading | None = None
             try:
                 async with unwrapped() as tasks:
-                    reading = Reading(self._settings, self.coordinator, NoPump(), commits, Summary(), self._work, tasks)
+                    reading = Reading(self._settings, self.group, NoPump(), commits, Summary(), self._work, tasks)
                     tasks.start_soon(commits.run)
                     self.ready.set()
                     with self._until_stopped:
-                        await managed(reading, self.coordinator)
+                        await managed(reading, self.group)
                     own.leave()
                     await reading.end(reading.partitions)
                     await own.handed_over()
@@ -133,7 +133,7 @@ async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: 
     stay = [reader for reader in everybody if reader is not goes]
     for reader in stay:
         reader.begun.clear()
-    session, begun = world.session(goes.coordinator), world.time()
+    session, begun = world.session(goes.group), world.time()
     with world.server.intercept(before=lambda _: asyncio.sleep(TRIP)):
         if how == "leaves":
             goes.leave()
@@ -166,7 +166,7 @@ async def test_partitions_run_elsewhere_after_a_few_round_trips(
     world: World, how: str, leads: bool, commits: bool, periods: int, calls: int
 ) -> None:
     async with readers(world, commits=commits, periods=periods) as everybody:
-        goes = next(reader for reader in everybody if (reader.coordinator.epoch is not None) is leads)
+        goes = next(reader for reader in everybody if (reader.group.epoch is not None) is leads)
         taken, starts = await handed_over(world, everybody, goes, how)
         assert taken <= calls + 0.1
         cut = (periods - 1) * RECORDS // periods
@@ -180,7 +180,7 @@ async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None
         assert node is not None
         await operator.set("period", b"off", node.version)
         await asyncio.sleep(30)
-        assert everybody[0].coordinator.released
+        assert everybody[0].group.released
         taken, _ = await handed_over(world, everybody, everybody[1], "leaves")
         assert taken <= 9.1
 
@@ -188,7 +188,7 @@ async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None
 async def test_who_commits_for_the_first_time_has_nothing_to_read_before(world: World) -> None:
     async with readers(world, periods=1) as everybody:
         calls: list[Call] = []
-        session = everybody[1].coordinator._member.session
+        session = everybody[1].group._member.session
         with world.server.intercept(before=calls.append):
             everybody[1].leave()
             await settle()

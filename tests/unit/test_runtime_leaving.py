@@ -38,22 +38,22 @@ async def test_who_leaves_with_a_finished_partition_and_loses_its_session_waits_
         await asyncio.wait([holding])
 
 
-async def _hold(coordinator: aiokcc.Coordinator) -> None:
+async def _hold(group: aiokcc.Group) -> None:
     async def hold(partition: Partition) -> None:
-        async with coordinator.gate(*partition) as gate:
+        async with group.gate(*partition) as gate:
             await gate.wait_until(10**12)
 
-    await coordinator.share(hold)
+    await group.share(hold)
 
 
 # Leaving before the end
 
 
-async def leave_early(coordinator: aiokcc.Coordinator, *, topic: str = "orders") -> None:
+async def leave_early(group: aiokcc.Group, *, topic: str = "orders") -> None:
     """Partition 0 has finished in the open period; partition 1 is given up in the middle of it."""
-    async with coordinator.gate(topic, 0) as empty:
+    async with group.gate(topic, 0) as empty:
         empty.finish(0)
-    async with coordinator.gate(topic, 1) as gate:
+    async with group.gate(topic, 1) as gate:
         await gate.wait_until(0, 0)
 
 
@@ -90,10 +90,10 @@ async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world
             assert staying.ended
 
 
-async def _finish_again(coordinator: aiokcc.Coordinator) -> None:
+async def _finish_again(group: aiokcc.Group) -> None:
     """What was declared finished still stands while the member is there."""
-    while not coordinator.ended:
-        await coordinator._member.moved.wait()
+    while not group.ended:
+        await group._member.moved.wait()
 
 
 async def test_who_hands_over_waits_until_the_next_owner_has_closed_the_period(world: World) -> None:

@@ -20,7 +20,7 @@ from tests.virtual import settle
 def blocks(world: World) -> dict[str, Block]:
     @asynccontextmanager
     async def gate() -> AsyncIterator[Any]:
-        async with world.connect() as coordinator, coordinator.gate("orders", 0) as gate:
+        async with world.connect() as group, group.gate("orders", 0) as gate:
             yield gate
 
     return {"session": world.store.session, "connect": world.connect, "gate": gate}
@@ -100,8 +100,8 @@ async def test_what_ends_the_group_reaches_a_body_that_waits_for_something_else(
 async def test_a_block_may_be_left_in_another_task(world: World) -> None:
     """As the fixtures of some test frameworks do."""
     block = world.connect()
-    coordinator = await asyncio.create_task(block.__aenter__())
-    assert coordinator.limit > 0
+    group = await asyncio.create_task(block.__aenter__())
+    assert group.limit > 0
     await asyncio.create_task(block.__aexit__(None, None, None))
     assert world.below("ids") == []
 
@@ -124,7 +124,7 @@ async def test_cancelled_twice_the_block_is_left_all_the_same(world: World) -> N
 
 
 async def test_the_end_of_the_run_ends_a_gates_block_also_through_a_task_group(world: World) -> None:
-    async with world.connect(topics={"orders": 1}, end=2 * PERIOD) as coordinator:
-        async with coordinator.gate("orders", 0) as gate, asyncio.TaskGroup() as tasks:
+    async with world.connect(topics={"orders": 1}, end=2 * PERIOD) as group:
+        async with group.gate("orders", 0) as gate, asyncio.TaskGroup() as tasks:
             tasks.create_task(gate.wait_until(5 * PERIOD))
-        assert coordinator.ended
+        assert group.ended

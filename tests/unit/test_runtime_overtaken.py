@@ -54,7 +54,7 @@ async def test_a_task_that_comes_to_the_gate_is_told_once_and_goes_on_there(worl
     async with frozen(world, lookahead=lookahead) as gate:
         cut = await overtake(world, lookahead=lookahead)
         await thaw(world, gate)
-        assert gate.lane.owned
+        assert gate.progress.owned
         assert not gate.is_open(LOG[1])
         assert not gate.is_open(gate.limit - 1), "neither what is late nor what is open"
         with pytest.raises(PositionLostError, match=f"orders.0 was run by another member.*offset {cut}") as told:
@@ -142,7 +142,7 @@ async def test_share_begins_the_task_again_at_the_cut(world: World) -> None:
         if thawed and call.verb == "commit" and any(path.startswith("ids/first") for path in call.paths):
             await asyncio.sleep(5)  # when it reads the assignment, the partition has been assigned to it again
 
-    async def run(c: aiokcc.Coordinator, name: str, upto: int = 10**9) -> None:
+    async def run(c: aiokcc.Group, name: str, upto: int = 10**9) -> None:
         async def consume(partition: Partition) -> None:
             async with c.gate(*partition) as gate:
                 if partition.topic == "other":

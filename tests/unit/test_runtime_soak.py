@@ -30,7 +30,7 @@ class Soak:
 
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.chance = world, random.Random(seed)
-        self.live: dict[str, aiokcc.Coordinator] = {}
+        self.live: dict[str, aiokcc.Group] = {}
         self.stormy = True
         self.lookahead = self.chance.choice([0, 0, 1, 3, 8])
         self.logs = {f"orders.{n}": self._log() for n in range(PARTITIONS)}
@@ -61,14 +61,14 @@ class Soak:
                     session_timeout=6,
                     claim_timeout=500,
                     connect_timeout=10_000,
-                ) as coordinator:
-                    self.live[name] = coordinator
+                ) as group:
+                    self.live[name] = group
                     try:
                         while self.stormy:
                             await asyncio.sleep(self.chance.uniform(5, 120))
                             if self.stormy and self.chance.random() < 0.5:
                                 raise _CrashError
-                        while not coordinator.ended:  # noqa: ASYNC110 - time is virtual
+                        while not group.ended:  # noqa: ASYNC110 - time is virtual
                             await asyncio.sleep(1)
                         return
                     finally:
@@ -83,15 +83,15 @@ class Soak:
         while True:
             while not self.live:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
-            coordinator = self.live[self.chance.choice(sorted(self.live))]
+            group = self.live[self.chance.choice(sorted(self.live))]
             patience = self.chance.uniform(1, 60) if self.stormy else None
             try:
                 async with asyncio.timeout(patience):
-                    await self.world.process(coordinator, number, self.logs, takes=self._work)
+                    await self.world.process(group, number, self.logs, takes=self._work)
                 # If the member crashes before a cut holds this, it is to be done again.
-                while coordinator in self.live.values():  # noqa: ASYNC110
+                while group in self.live.values():  # noqa: ASYNC110
                     await asyncio.sleep(0.5)
-                if coordinator.ended:
+                if group.ended:
                     return
             except (TimeoutError, AiokccError):
                 self.offences += 1

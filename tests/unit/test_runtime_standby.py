@@ -18,9 +18,9 @@ PERIODS = 100
 LOG = list(range(0, PERIODS * PERIOD, PERIOD))
 
 
-async def stand_by(world: World, coordinator: aiokcc.Coordinator, *numbers: int) -> None:
+async def stand_by(world: World, group: aiokcc.Group, *numbers: int) -> None:
     """Run these partitions as soon as their locks are free."""
-    await asyncio.gather(*(world.consume(coordinator, number, LOG) for number in numbers))
+    await asyncio.gather(*(world.consume(group, number, LOG) for number in numbers))
 
 
 @pytest.mark.parametrize("lookahead", [0, 4])

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from aiokcc.core.progress import Report
+from aiokcc.core.report import Report
 from aiokcc.errors import UsageError
-from aiokcc.runtime.incarnation import LATE
+from aiokcc.runtime.member_session import LATE
 from aiokcc.runtime.status import read_status
 from aiokcc.stores import ANY_VERSION
 from tests.unit.world import PERIOD, World

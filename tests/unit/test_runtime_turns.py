@@ -49,8 +49,8 @@ async def driver(
     world: World, name: str, told: list[str], subscription: Subscription = ORDERS
 ) -> AsyncIterator[Participant]:
     """One that works without an end whenever it is its turn, and whose job takes a while to stop."""
-    async with joining(world, name, subscription) as coordinator:
-        participant = Participant(coordinator, 60.0)
+    async with joining(world, name, subscription) as group:
+        participant = Participant(group, 60.0)
         participant.member.on_set = participant.member.moved.set
 
         async def drive(mine: frozenset[Partition]) -> None:
@@ -74,16 +74,16 @@ async def driver(
 
 
 @asynccontextmanager
-async def consumer(world: World, name: str, subscription: object = EVERYTHING) -> AsyncIterator[aiokcc.Coordinator]:
-    async with joining(world, name, subscription) as coordinator:
+async def consumer(world: World, name: str, subscription: object = EVERYTHING) -> AsyncIterator[aiokcc.Group]:
+    async with joining(world, name, subscription) as group:
 
         async def hold(partition: Partition) -> None:
-            async with coordinator.gate(*partition) as gate:
+            async with group.gate(*partition) as gate:
                 await gate.idle()
 
-        sharing = asyncio.ensure_future(coordinator.share(hold))
+        sharing = asyncio.ensure_future(group.share(hold))
         try:
-            yield coordinator
+            yield group
         finally:
             sharing.cancel()
             await asyncio.wait([sharing])
@@ -164,7 +164,7 @@ async def test_after_a_lost_session_one_drives(world: World, standing_by: bool) 
             tasks.start_soon(another)
             await asyncio.sleep(2)
         for _ in range(3):
-            await world.expire(a.coordinator)
+            await world.expire(a.group)
             await asyncio.sleep(5)
             holder = owned(world)["orders.0"]
             assert owned(world) == orders_of(holder)
@@ -191,8 +191,8 @@ async def test_a_partition_that_joins_is_taken_as_well(world: World) -> None:
 
 
 async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(world: World) -> None:
-    async with joining(world, "a", ORDERS) as coordinator:
-        participant = Participant(coordinator, 60.0)
+    async with joining(world, "a", ORDERS) as group:
+        participant = Participant(group, 60.0)
         member = participant.member
         member.on_set = member.moved.set
         await asyncio.sleep(2)
@@ -220,8 +220,8 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
         return there
 
     monkeypatch.setattr(turns, "_agreed", agreed)
-    async with joining(world, "a", ORDERS) as coordinator, world.store.session() as session:
-        participant = Participant(coordinator, 60.0)
+    async with joining(world, "a", ORDERS) as group, world.store.session() as session:
+        participant = Participant(group, 60.0)
         participant.member.on_set = participant.member.moved.set
         await asyncio.sleep(2)
         taking = asyncio.ensure_future(take_whole(participant, ALL - {Partition("payments", 0)}))
@@ -237,8 +237,8 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
 async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World) -> None:
     """Or whoever stands by would wait for it until this process leaves the group."""
     told: list[str] = []
-    async with joining(world, "a", ORDERS) as coordinator, driver(world, "b", told):
-        participant = Participant(coordinator, 60.0)
+    async with joining(world, "a", ORDERS) as group, driver(world, "b", told):
+        participant = Participant(group, 60.0)
         await asyncio.sleep(2)
         await take_whole(participant, ALL - {Partition("payments", 0)})
         track = participant.tracks[Partition("orders", 0)]
@@ -246,7 +246,7 @@ async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World
         participant.done()
         await asyncio.sleep(2)
         assert told == []
-        coordinator._member.leave()
+        group._member.leave()
         await participant.close()
         await asyncio.sleep(2)
         assert told == ["b drives orders.0, orders.1"]
@@ -268,8 +268,8 @@ async def test_who_leaves_without_having_held_anything_is_given_nothing(world: W
 
 
 async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(world: World) -> None:
-    async with joining(world, "a", Subscription.check(pipeline="p")) as coordinator:
-        participant = Participant(coordinator, 60.0)
+    async with joining(world, "a", Subscription.check(pipeline="p")) as group:
+        participant = Participant(group, 60.0)
         member = participant.member
         await asyncio.sleep(2)
         assert member.assigned == ALL
@@ -297,10 +297,10 @@ async def test_who_does_not_fit_in(
         await asyncio.sleep(2)
         async with joining(world, "b", mine) as second, world.store.session() as session:
 
-            async def fits(participant: aiokcc.Coordinator, wants: Subscription) -> None:
-                incarnation = participant._member.incarnation
-                assert incarnation is not None
-                await check_company(world.store, session, incarnation.name, wants, topics.__contains__)
+            async def fits(participant: aiokcc.Group, wants: Subscription) -> None:
+                member_session = participant._member.member_session
+                assert member_session is not None
+                await check_company(world.store, session, member_session.name, wants, topics.__contains__)
 
             if error is None:
                 await fits(second, mine)
@@ -308,7 +308,7 @@ async def test_who_does_not_fit_in(
                 with pytest.raises(error, match=words):
                     await fits(second, mine)
             if topics == TOPICS:
-                await fits(a.coordinator, ORDERS)  # who was there before is not concerned
+                await fits(a.group, ORDERS)  # who was there before is not concerned
 
 
 async def test_the_leader_says_which_pipeline_is_given_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from aiokcc.core import paths
 from aiokcc.core.partitions import Partition, encode_partitions
-from aiokcc.core.progress import Cut, Mark
+from aiokcc.core.report import Cut, Mark
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import RunEnded

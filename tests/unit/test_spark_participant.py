@@ -10,7 +10,7 @@ import pytest
 import aiokcc
 from aiokcc.core import paths
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import PartitionOwnedError
 from aiokcc.spark.participant import Participant
@@ -30,8 +30,8 @@ def joining(store: Store, member: str, **settings: Any) -> Any:
 
 async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_again() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
-    async with joining(store, "one") as coordinator:
-        participant = Participant(coordinator, 5.0)
+    async with joining(store, "one") as group:
+        participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         await participant.ready()
         for _ in range(3):
@@ -39,14 +39,14 @@ async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_ag
             store.server.expire(before)
             await participant.ready()  # StoreUnreachableError if it missed that it holds them
             assert participant.member.session is not before
-            assert all(track.gate.lane.owned for track in participant.tracks.values())
+            assert all(track.gate.progress.owned for track in participant.tracks.values())
         await participant.close()
 
 
 async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
-    async with store.session(timeout=10) as somebody, joining(store, "one") as coordinator:
-        participant = Participant(coordinator, 0.2)
+    async with store.session(timeout=10) as somebody, joining(store, "one") as group:
+        participant = Participant(group, 0.2)
         await participant.open(PARTITIONS)
         store.server.expire(participant.member.session)
         await somebody.create("owners/t/0", b"somebody", ephemeral=True)
@@ -58,8 +58,8 @@ async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
 async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_are_kept_are_right() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
     minute, count = 60_000, 60
-    async with store.session(timeout=10) as session, joining(store, "one", lookahead=100) as coordinator:
-        participant = Participant(coordinator, 5.0)
+    async with store.session(timeout=10) as session, joining(store, "one", lookahead=100) as group:
+        participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         before = (await session.get(paths.COORDINATOR)).version
         stretches = [

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from aiokcc.core.lane import LaneState
 from aiokcc.core.limit import Limit
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError
@@ -54,7 +54,7 @@ class Participant:
     def __init__(self, logs: Mapping[Partition, list[int]], *, bounded: bool, lookahead: int) -> None:
         self.tracks = {
             p: Track(
-                SimpleNamespace(partition=p, lane=SimpleNamespace(state=LaneState.RUNNING)),  # type: ignore[arg-type]
+                SimpleNamespace(partition=p, progress=SimpleNamespace(state=PartitionState.RUNNING)),  # type: ignore[arg-type]
                 Bounds(0, len(log) if bounded else None),
                 Place(0, 0),
             )
@@ -71,7 +71,7 @@ class Participant:
 
     def finish(self, track: Track) -> None:
         self.told[track.partition] = "finished"
-        track.gate.lane.state = LaneState.FINISHED
+        track.gate.progress.state = PartitionState.FINISHED
 
     def idle(self, track: Track) -> None:
         if track.end_seen is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import aiokcc
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import Cut
+from aiokcc.core.report import Cut
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
 from aiokcc.stores.memory.tree import TreeOp
@@ -44,7 +44,7 @@ class World:
     def time() -> float:
         return asyncio.get_running_loop().time()
 
-    def connect(self, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Coordinator]:
+    def connect(self, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Group]:
         """A member of the group, with settings that most tests can use."""
         usual: dict[str, Any] = {
             "topics": {"orders": 2},
@@ -59,7 +59,7 @@ class World:
 
     async def consume(
         self,
-        coordinator: aiokcc.Coordinator,
+        group: aiokcc.Group,
         number: int,
         stamps: Iterable[int],
         *,
@@ -69,7 +69,7 @@ class World:
     ) -> aiokcc.Gate:
         """Run one partition over records with these timestamps."""
         records = list(stamps)
-        async with coordinator.gate(topic, number) as gate:
+        async with group.gate(topic, number) as gate:
             offset = gate.resume_offset or 0
             while offset < len(records):
                 await gate.wait_until(records[offset], offset)
@@ -87,16 +87,16 @@ class World:
 
     async def process(
         self,
-        coordinator: aiokcc.Coordinator,
+        group: aiokcc.Group,
         number: int,
         logs: Mapping[str, Sequence[int]],
         *,
         takes: Callable[[], float] = lambda: 0,
     ) -> None:
         """Run one partition over its log, into the history."""
-        who, partition = coordinator.member, f"orders.{number}"
+        who, partition = group.member, f"orders.{number}"
         records = logs[partition]
-        async with coordinator.gate("orders", number) as gate:
+        async with group.gate("orders", number) as gate:
             for offset in range(gate.resume_offset or 0, len(records)):
                 ts = records[offset]
                 await gate.wait_until(ts, offset)
@@ -148,22 +148,22 @@ class World:
         return None if node is None else node.data.decode()
 
     def leader(self) -> str:
-        """The incarnation in office."""
+        """The member session in its term."""
         return self.data("generation").decode().split(" ")[1]
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
-    def session(self, coordinator: aiokcc.Coordinator) -> MemorySession:
+    def session(self, group: aiokcc.Group) -> MemorySession:
         """The member's present session."""
-        session = coordinator._member.session
+        session = group._member.session
         assert isinstance(session, MemorySession)
         return session
 
-    async def expire(self, coordinator: aiokcc.Coordinator) -> None:
+    async def expire(self, group: aiokcc.Group) -> None:
         """End the member's session, and wait until it has joined again."""
-        before = self.session(coordinator)
+        before = self.session(group)
         self.server.expire(before)
-        while coordinator._member.session is before or coordinator._member.incarnation is None:
+        while group._member.session is before or group._member.member_session is None:
             await settle()
 
     def record_calls(self) -> None:

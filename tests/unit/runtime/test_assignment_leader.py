@@ -31,18 +31,18 @@ LOGS = {f"orders.{n}": [n * 7 + i * 300 for i in range(40)] for n in range(6)}
 @asynccontextmanager
 async def member(
     world: World, name: str, logs: Mapping[str, Sequence[int]] = LOGS, takes: float = 0.1, **settings: Any
-) -> AsyncIterator[aiokcc.Coordinator]:
+) -> AsyncIterator[aiokcc.Group]:
     """A member that runs what it is given, over these logs. Leaving the block leaves the group."""
     usual: dict[str, Any] = {"topics": {"orders": len(logs)}, "assignment": "managed", "member": name}
-    async with world.connect(**{**usual, **settings}) as coordinator:
+    async with world.connect(**{**usual, **settings}) as group:
 
         async def consume(partition: Partition) -> None:
-            await process(world, coordinator, partition, logs, takes)
+            await process(world, group, partition, logs, takes)
 
-        sharing = asyncio.ensure_future(coordinator.share(consume))
+        sharing = asyncio.ensure_future(group.share(consume))
         try:
-            yield coordinator
-            if coordinator.ended:
+            yield group
+            if group.ended:
                 await sharing
         finally:
             sharing.cancel()
@@ -52,17 +52,17 @@ async def member(
 
 
 async def process(
-    world: World, coordinator: aiokcc.Coordinator, partition: Partition, logs: Mapping[str, Sequence[int]], takes: float
+    world: World, group: aiokcc.Group, partition: Partition, logs: Mapping[str, Sequence[int]], takes: float
 ) -> None:
     """Run a partition over its log. No record starts unless the lock in the store is this session's: one owner."""
-    who, stamps = coordinator.member, logs[str(partition)]
-    async with coordinator.gate(*partition) as gate:
+    who, stamps = group.member, logs[str(partition)]
+    async with group.gate(*partition) as gate:
         for offset in range(gate.resume_offset or 0, len(stamps)):
             await gate.wait_until(stamps[offset], offset)
             owner = world.owner(partition.number, partition.topic)
-            incarnation = coordinator._member.incarnation
-            assert incarnation is not None
-            assert owner == incarnation.name, f"{who} starts {partition}@{offset}, which {owner} owns"
+            member_session = group._member.member_session
+            assert member_session is not None
+            assert owner == member_session.name, f"{who} starts {partition}@{offset}, which {owner} owns"
             world.history.start(who, str(partition), stamps[offset], offset)
             try:
                 await asyncio.sleep(takes)
@@ -96,9 +96,9 @@ async def until_ended(world: World, seconds: float = 3600) -> None:
                     return
 
 
-async def stop(world: World, coordinator: aiokcc.Coordinator) -> None:
+async def stop(world: World, group: aiokcc.Group) -> None:
     """Stop a member's process for longer than its session lasts."""
-    session = world.session(coordinator)
+    session = world.session(group)
     world.server.freeze(session)
     await asyncio.sleep(session.timeout)
     world.server.expire(session)
@@ -275,7 +275,7 @@ async def test_the_same_id_twice_is_an_error_for_the_second(world: World) -> Non
         await asyncio.sleep(1.5)
         assert owners(world) == before
         assert world.data("generation") == generation
-        assert b"asked" not in world.data(f"ids/{b._member.incarnation.name}")  # type: ignore[union-attr]
+        assert b"asked" not in world.data(f"ids/{b._member.member_session.name}")  # type: ignore[union-attr]
 
 
 async def test_isolated_counts_as_closed(world: World) -> None:

@@ -131,10 +131,10 @@ async def test_a_registration_deleted_by_hand_is_made_again(world: World) -> Non
     async with member(world, "a"), member(world, "b") as b, world.store.session() as operator:
         await asyncio.sleep(1.1)
         before = owners(world)
-        incarnation = b._member.incarnation
-        assert incarnation is not None
-        await operator.delete(f"ids/{incarnation.name}", -1)
+        member_session = b._member.member_session
+        assert member_session is not None
+        await operator.delete(f"ids/{member_session.name}", -1)
         await asyncio.sleep(3)
-        assert f"{incarnation.name}" in world.below("ids")
+        assert f"{member_session.name}" in world.below("ids")
         assert sorted(n for numbers in owners(world).values() for n in numbers) == [0, 1, 2, 3, 4, 5]
         assert before.keys() == owners(world).keys()

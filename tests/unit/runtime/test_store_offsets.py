@@ -12,7 +12,7 @@ import pytest
 import aiokcc
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.errors import CoordinationError, CorruptNodeError, SessionLostError
-from aiokcc.runtime.incarnation import Incarnation
+from aiokcc.runtime.member_session import MemberSession
 from aiokcc.runtime.store_offsets import StoreOffsets, find_offsets, list_offsets, write_offsets
 from aiokcc.stores.memory import Call
 from aiokcc.stores.port import ANY_VERSION
@@ -23,10 +23,10 @@ ORDERS = World.partition(0)
 OTHER = World.partition(1)
 
 
-def us(coordinator: aiokcc.Coordinator) -> Incarnation:
-    incarnation = coordinator._member.incarnation
-    assert incarnation is not None
-    return incarnation
+def us(group: aiokcc.Group) -> MemberSession:
+    member_session = group._member.member_session
+    assert member_session is not None
+    return member_session
 
 
 def stored(world: World, number: int = 0) -> CommittedOffset:
@@ -34,9 +34,7 @@ def stored(world: World, number: int = 0) -> CommittedOffset:
 
 
 @asynccontextmanager
-async def owning(
-    world: World, *numbers: int, **settings: object
-) -> AsyncIterator[tuple[aiokcc.Coordinator, StoreOffsets]]:
+async def owning(world: World, *numbers: int, **settings: object) -> AsyncIterator[tuple[aiokcc.Group, StoreOffsets]]:
     """A member that holds these partitions, and its offsets."""
     async with world.connect(**settings) as c:
         gates = [c.gate("orders", n) for n in numbers]

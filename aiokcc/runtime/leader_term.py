@@ -1,4 +1,4 @@
-"""The leader in office: it reads everything after its take-over, watches the reports, and moves the limit.
+"""The leader in its term: it reads everything after its take-over, watches the reports, and moves the limit.
 
 Every write is one transaction that sets the limit at the version it read and checks what it rests on: the generation (nobody
 has taken over since), the operator's request (after ``hold`` was acknowledged no advance can succeed) and the reports (nobody
@@ -18,7 +18,7 @@ from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions, listing
-from aiokcc.core.progress import Cut, Report
+from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     BadVersionError,
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokcc.core.run import Bounds
-    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member_session import MemberSession
 
-__all__ = ["Office"]
+__all__ = ["LeaderTerm"]
 
 log = logging.getLogger("aiokcc.leader")
 
 
-class Office:
+class LeaderTerm:
     """One term: from the take-over to the successor's, or to the end of the session."""
 
-    def __init__(self, incarnation: Incarnation) -> None:
-        self._us = incarnation
-        self._session = incarnation.session
-        self._store = incarnation.store
-        self._member = incarnation.member
+    def __init__(self, member_session: MemberSession) -> None:
+        self._us = member_session
+        self._session = member_session.session
+        self._store = member_session.store
+        self._member = member_session.member
         self.epoch = 0
         self.wake = Signal()
         self.generation_version = ANY_VERSION
@@ -63,7 +63,7 @@ class Office:
         self._run: Run
         self._leader: Leader
         self._removals: set[Partition] = set()
-        self.assignment = None if incarnation.member.group is None else AssignmentLeader(self, incarnation)
+        self.assignment = None if member_session.member.group is None else AssignmentLeader(self, member_session)
         """In a managed group: who is given what."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}
@@ -128,7 +128,7 @@ class Office:
         limit = Limit.decode(self._store.describe(node.path), node.data)
         if node.version != leader.version:
             if not self._member.accepts(limit, node.version):
-                limit, self._repairs_limit = self._member.ledger.limit, True
+                limit, self._repairs_limit = self._member.progress.limit, True
             if cut is not None and limit.floor <= cut.limit and limit.mode is Mode.GATED:  # and we have seen no other
                 raise CorruptNodeError(self._store.describe(node.path), node.data, "a limit behind the last cut")
             leader.limit, leader.version = limit, node.version
@@ -324,10 +324,10 @@ class Office:
 
     def _own_report(self) -> Report | None:
         """Our own report needs no trip through the store: it is written with the advance it leads to."""
-        ledger = self._member.ledger
-        if not ledger.due and ledger.ready:
+        member_progress = self._member.progress
+        if not member_progress.due and member_progress.ready:
             self._us.linger()
-        own = ledger.report() if ledger.due else None
+        own = member_progress.report() if member_progress.due else None
         if own is None or own.generation != self.epoch:
             self._leader.reports.pop(self._us.name, None)
             return None

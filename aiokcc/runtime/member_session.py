@@ -1,9 +1,9 @@
 """One member in one session: it joins, takes the locks of its partitions, follows the limit, and reports.
 
-A new session is a new incarnation with new node names, so that it never meets what it left behind. All of its writes go through
+A new session is a new member session with new node names, so that it never meets what it left behind. All of its writes go through
 the session in which they were decided, which refuses them once it is lost.
 
-Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes what the ledger says whenever it
+Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes what the member's progress says whenever it
 differs from what the node holds, *campaign* stands for election and leads. While we lead, the leader's own report travels
 in the transaction that moves the limit, and *follow* does not need to be told what we wrote ourselves.
 """
@@ -22,7 +22,7 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.limit import END, Limit, Request
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.progress import Report
+from aiokcc.core.report import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     CorruptNodeError,
@@ -34,11 +34,11 @@ from aiokcc.errors import (
     SessionLostError,
 )
 from aiokcc.runtime.agreement import find_run, has_changed
+from aiokcc.runtime.assignment_follower import AssignmentFollower
 from aiokcc.runtime.election import campaign
-from aiokcc.runtime.locks import Locks
+from aiokcc.runtime.leader_term import LeaderTerm
 from aiokcc.runtime.new_run import remove_ended_run
-from aiokcc.runtime.office import Office
-from aiokcc.runtime.share import Share
+from aiokcc.runtime.ownership import Ownership
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.standstill import Standstill
 from aiokcc.runtime.timer import Timeout, timers
@@ -47,7 +47,7 @@ from aiokcc.stores.port import ANY_VERSION, Create, Node, Session, SessionState
 if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
 
-__all__ = ["Incarnation"]
+__all__ = ["MemberSession"]
 
 log = logging.getLogger("aiokcc.member")
 
@@ -57,7 +57,7 @@ LINGER: Final = 0.05
 """Seconds in which, under lookahead, more boundaries may be crossed before those that were are reported."""
 
 
-class Incarnation:
+class MemberSession:
     """One member in one session."""
 
     def __init__(self, member: Member, session: Session) -> None:
@@ -69,11 +69,11 @@ class Incarnation:
         self.generation_version = ANY_VERSION
         self.written: Report | None = None
         """What our node holds."""
-        self.office: Office | None = None
+        self.term: LeaderTerm | None = None
         self.say = Signal()
         """Set when there may be something to report, or to give back."""
-        self.locks = Locks(self)
-        self.share: Share | None = None
+        self.locks = Ownership(self)
+        self.share: AssignmentFollower | None = None
         """What is given to us, in a managed group."""
         self.joined_at = 0.0
         """By the event loop's clock."""
@@ -120,7 +120,7 @@ class Incarnation:
         }
         if self.member.group is not None:
             facts["subscription"], facts["pattern"] = self.member.group.subscription.to_json()
-            self.share = Share(self, facts)
+            self.share = AssignmentFollower(self, facts)
         await session.commit(
             Create(paths.progress(self.name), b"", ephemeral=True),
             Create(
@@ -209,7 +209,7 @@ class Incarnation:
             self._watch = watch
             watch.add(paths.GENERATION)
             watch.add(paths.TOPIC_PARTITIONS)
-            if self.office is None:
+            if self.term is None:
                 watch.add(paths.COORDINATOR)
             while True:
                 for change in await watch.changes():
@@ -256,16 +256,16 @@ class Incarnation:
             return
         self.generation = Generation.decode(self.store.describe(node.path), node.data)
         self.generation_version = node.version
-        self.member.ledger.generation = self.generation.number
-        if self.office is not None and self.generation.leader != self.name:
-            self.office.depose()
+        self.member.progress.generation = self.generation.number
+        if self.term is not None and self.generation.leader != self.name:
+            self.term.depose()
         self.member.arrived()
 
     def poke(self) -> None:
-        """The ledger has something to say, or may have."""
-        if self.office is not None:
-            self.office.wake.set()
-        if self.office is None or self.late:
+        """The member's progress has something to say, or may have."""
+        if self.term is not None:
+            self.term.wake.set()
+        if self.term is None or self.late:
             self.say.set()
 
     def limit_moved(self) -> None:
@@ -291,15 +291,15 @@ class Incarnation:
     def linger(self) -> None:
         """There is something to say, and soon there may be more of it. Say it before long, whatever comes."""
         if self._linger_timer is None:
-            self._lingers_at = self.member.ledger.limit
+            self._lingers_at = self.member.progress.limit
             self._linger_timer = timers().call_later(LINGER, self._no_longer)
 
     def _no_longer(self) -> None:
         """One timer for all periods, here too."""
         self._linger_timer = None
-        ledger = self.member.ledger
-        if ledger.limit == self._lingers_at:
-            ledger.hurries = True
+        member_progress = self.member.progress
+        if member_progress.limit == self._lingers_at:
+            member_progress.hurries = True
         self.member.arrived()
 
     async def _report(self) -> None:
@@ -309,8 +309,8 @@ class Incarnation:
             if self.locks.leave:
                 await self.locks.give_up()
                 self.say.set()
-            elif self.office is None or self.late:
-                report = self.member.ledger.report(even_running=self.late)
+            elif self.term is None or self.late:
+                report = self.member.progress.report(even_running=self.late)
                 if report is not None and report.supersedes(self.written):
                     await self._write(report)
 
@@ -338,18 +338,18 @@ class Incarnation:
         """Stand for election for as long as the session lasts; lead when it is our turn."""
         while True:
             async with campaign(self.session, self.name, self.member.clock) as candidate:
-                office = Office(self)
-                if not await office.take(candidate):
+                term = LeaderTerm(self)
+                if not await term.take(candidate):
                     continue
-                log.info("%s leads under generation %d", self.name, office.epoch)
-                self.office = office
+                log.info("%s leads under generation %d", self.name, term.epoch)
+                self.term = term
                 if self.generation.leader != self.name:  # somebody has taken over while we read
-                    office.depose()
+                    term.depose()
                 self._watch.remove(paths.COORDINATOR)
                 try:
-                    await office.serve()
+                    await term.serve()
                 finally:
-                    self.office = None
+                    self.term = None
                     self._watch.add(paths.COORDINATOR)
                     self.say.set()
                 log.info("%s no longer leads", self.name)

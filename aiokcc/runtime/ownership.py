@@ -21,9 +21,9 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Set
 
 if TYPE_CHECKING:
-    from aiokcc.runtime.incarnation import Incarnation
+    from aiokcc.runtime.member_session import MemberSession
 
-__all__ = ["Locks"]
+__all__ = ["Ownership"]
 
 log = logging.getLogger("aiokcc.member")
 
@@ -31,14 +31,14 @@ _BATCH: Final = 500
 """Locks taken or given back in one transaction: far below the store's 1 MB."""
 
 
-class Locks:
-    """What one incarnation holds, wants, and is about to give back."""
+class Ownership:
+    """What one member session holds, wants, and is about to give back."""
 
-    def __init__(self, incarnation: Incarnation) -> None:
-        self._us = incarnation
-        self._member = incarnation.member
-        self._session = incarnation.session
-        self._store = incarnation.store
+    def __init__(self, member_session: MemberSession) -> None:
+        self._us = member_session
+        self._member = member_session.member
+        self._session = member_session.session
+        self._store = member_session.store
         self.want = Signal()
         """Set when there may be something to take."""
         self._held: set[Partition] = set()
@@ -66,9 +66,11 @@ class Locks:
         asked: set[Partition] = set()
         while True:
             await self.want.wait()
-            ledger = self._member.ledger
+            member_progress = self._member.progress
             unavailable = asked | self._leaving.keys()
-            wanted = [p for p, lane in ledger.lanes.items() if not lane.owned and p not in unavailable]
+            wanted = [
+                p for p, progress in member_progress.partitions.items() if not progress.owned and p not in unavailable
+            ]
             if self._us.share is not None:
                 # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
                 assigned = self._member.assigned or frozenset()
@@ -169,7 +171,7 @@ class Locks:
             node, cut = await limit_and_cut(self._store, self._session, self._member.version)
         self._member.see(Limit.decode(self._store.describe(node.path), node.data), node.version)
         if cut is not None:
-            self._member.ledger.closed(cut.limit)
+            self._member.progress.closed(cut.limit)
             for partition in taken:
                 gate, mark = self._member.gates.get(partition), cut.find(partition)
                 if gate is not None and mark is not None:
@@ -177,7 +179,7 @@ class Locks:
         held = [p for p in taken if p in self._held and p not in self._leaving]
         self._member.claimed(held, self._us.name, cut)
         for partition in held:
-            if partition not in self._member.ledger.lanes:  # given up while we asked for it
+            if partition not in self._member.progress.partitions:  # given up while we asked for it
                 self.give_back(partition)
 
     async def _await_release(self, partition: Partition, asked: set[Partition]) -> None:
@@ -221,7 +223,7 @@ class Locks:
         Only our own locks are deleted. What we have taken and is still assigned to us nobody else can have taken since, so
         there it is enough to check the assignment; otherwise, or if that is refused, we look.
         """
-        report = self._member.ledger.report(even_running=True)
+        report = self._member.progress.report(even_running=True)
         content = b"" if report is None else report.encode()
         share = None if look or not self._held.issuperset(partitions) else self._us.share
         resting_on = None if share is None else share.proof(partitions)

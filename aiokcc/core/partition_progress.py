@@ -7,15 +7,15 @@ from typing import Final
 
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.progress import FINISHED, IDLE, RUNNING, Cut
+from aiokcc.core.report import FINISHED, IDLE, RUNNING, Cut
 
-__all__ = ["NEVER", "Lane", "LaneState"]
+__all__ = ["NEVER", "PartitionProgress", "PartitionState"]
 
 NEVER: Final = -1
 """No limit, and no timestamp."""
 
 
-class LaneState(enum.Enum):
+class PartitionState(enum.Enum):
     """Where a partition stands."""
 
     RUNNING = "running"
@@ -28,7 +28,7 @@ class LaneState(enum.Enum):
     """Nothing more before the run's end. Final."""
 
 
-class Lane:
+class PartitionProgress:
     """One partition of this member. ``late_below <= ts < open_below`` is the whole test of an open gate."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Lane:
         self.name = str(partition)
         self.owned = False
         """Whether we hold its lock in the present session. Nothing passes and nothing is reported otherwise."""
-        self.state = LaneState.RUNNING
+        self.state = PartitionState.RUNNING
         self.ts = 0
         self.offset: int | None = None
         self.idle_at = NEVER
@@ -92,33 +92,33 @@ class Lane:
             return
         if self.offset is not None and mark.offset is not None and self.offset >= mark.offset:
             return
-        if self.state is LaneState.FINISHED:  # it brings nothing more, and a cut does not go back
+        if self.state is PartitionState.FINISHED:  # it brings nothing more, and a cut does not go back
             self.offset = mark.offset
         elif not self.skips_closed:
             self.displaced = True
-            self.state = LaneState.RUNNING
+            self.state = PartitionState.RUNNING
             self.crossings = {}  # the task goes back to the cut, and has crossed nothing from there
 
     def arrived(self, limit: Limit) -> bool:
-        """Whether the lane is ours and has nothing left before the limit's floor."""
+        """Whether the partition is ours and has nothing left before the limit's floor."""
         if not self.owned:
             return False
-        if self.state is LaneState.FINISHED or limit.floor in self.crossings:
+        if self.state is PartitionState.FINISHED or limit.floor in self.crossings:
             return True
-        if self.state is LaneState.BLOCKED:
+        if self.state is PartitionState.BLOCKED:
             return self.ts >= limit.floor
-        return self.state is LaneState.IDLE and self.idle_at == limit.floor
+        return self.state is PartitionState.IDLE and self.idle_at == limit.floor
 
     def entry(self, limit: Limit) -> str:
-        """What to report for the limit's floor. Where it was crossed counts first, even if the lane has finished since."""
+        """What to report for the limit's floor. Where it was crossed counts first, even if the partition has finished since."""
         crossing = self.crossings.get(limit.floor)
         if crossing is not None:
             return _entry(str(crossing[0]), crossing[1])
-        if self.state is LaneState.FINISHED:
+        if self.state is PartitionState.FINISHED:
             return _entry(FINISHED, self.offset)
-        if self.state is LaneState.BLOCKED and self.ts >= limit.floor:
+        if self.state is PartitionState.BLOCKED and self.ts >= limit.floor:
             return _entry(str(self.ts), self.offset)
-        if self.state is LaneState.IDLE and self.idle_at == limit.floor:
+        if self.state is PartitionState.IDLE and self.idle_at == limit.floor:
             return _entry(IDLE, self.offset)
         return RUNNING
 

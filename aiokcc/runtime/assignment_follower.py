@@ -40,10 +40,10 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Delete, Node, Watch
 
 if TYPE_CHECKING:
-    from aiokcc.runtime.incarnation import Incarnation
     from aiokcc.runtime.member import Member
+    from aiokcc.runtime.member_session import MemberSession
 
-__all__ = ["Share", "follow_assignment", "member_of", "run_assigned"]
+__all__ = ["AssignmentFollower", "follow_assignment", "member_of", "run_assigned"]
 
 log = logging.getLogger("aiokcc.member")
 
@@ -51,21 +51,21 @@ _ASKED = "asked"
 """The field of a registration in which somebody with the same id asks whether its owner is alive."""
 
 
-def member_of(incarnation: str) -> str:
-    """The member whose incarnation this is."""
-    return incarnation.rpartition("-")[0]
+def member_of(member_session: str) -> str:
+    """The member whose member session this is."""
+    return member_session.rpartition("-")[0]
 
 
-class Share:
+class AssignmentFollower:
     """What this session has read of the assignments."""
 
-    def __init__(self, incarnation: Incarnation, facts: dict[str, Any]) -> None:
-        self._us = incarnation
-        self._session = incarnation.session
-        self._store = incarnation.store
-        self._member = incarnation.member
+    def __init__(self, member_session: MemberSession, facts: dict[str, Any]) -> None:
+        self._us = member_session
+        self._session = member_session.session
+        self._store = member_session.store
+        self._member = member_session.member
         self._facts = facts
-        self._registration = paths.member(incarnation.name)
+        self._registration = paths.member(member_session.name)
         self._watch: Watch | None = None
         self._versions: dict[str, int] = {}
         """Of the assignments, by topic; missing while not read, -1 where there is none."""
@@ -256,7 +256,7 @@ async def follow_assignment(
     ended without being told to, because they were not ours any more: to be begun again if they are ours again.
     """
     running = frozenset[Partition]()
-    while member.ledger.limit.mode is not Mode.END and member.failure is None and not over():
+    while member.progress.limit.mode is not Mode.END and member.failure is None and not over():
         if lost:
             running -= lost
             lost.clear()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.progress import Cut, Mark, Report
+from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.errors import CorruptNodeError
 from tests.unit.core.test_partitions import partitions
 from tests.unit.naming import brief

@@ -24,16 +24,16 @@ from aiokcc.core.periods import parse_period
 from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
+from aiokcc.runtime.assignment_follower import run_assigned
 from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
 from aiokcc.runtime.operator import write_request
-from aiokcc.runtime.share import run_assigned
 from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["Coordinator", "connect", "wall_clock"]
+__all__ = ["Group", "connect", "wall_clock"]
 
 log = logging.getLogger("aiokcc.member")
 
@@ -68,8 +68,8 @@ def connect(
     join_window: float | None = None,
     expect: int | None = None,
     **options: Any,
-) -> AbstractAsyncContextManager[Coordinator]:
-    """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as coordinator``.
+) -> AbstractAsyncContextManager[Group]:
+    """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as group``.
 
     All members bring the same settings; one that does not gets a GroupMismatchError that names both sides. What is passed is
     checked at once, before anything is connected.
@@ -92,10 +92,10 @@ def connect(
     :param source: what the records are, in words that all members must share
     :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
     :param grows: whether the set of partitions may grow while the group runs: then one that has grown already is joined as
-        it is, and :meth:`Coordinator.add` has partitions join
+        it is, and :meth:`Group.add` has partitions join
     :param newer: what may have come to be since the group was founded, and is then not part of the run: partitions of the
         group's topics, or topics too
-    :param assignment: ``"managed"``: the group's leader says which member runs which partitions, see :meth:`Coordinator.share`.
+    :param assignment: ``"managed"``: the group's leader says which member runs which partitions, see :meth:`Group.share`.
         All members of a group must say so. Without it, each member opens the gates it wants
     :param subscription: managed: what this member may be given: topics (``["orders"]``), the most partitions of each
         (``{"orders": 4}``), partitions (``{"orders": [0, 3]}``), or a compiled regular expression; by default everything
@@ -170,7 +170,7 @@ def _check_seconds(what: str, seconds: object, more: str = "") -> None:
 
 
 @asynccontextmanager
-async def _connected(member: Member) -> AsyncIterator[Coordinator]:
+async def _connected(member: Member) -> AsyncIterator[Group]:
     async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         await member.serve(task_status=task_status)
         if member.failure is not None:
@@ -179,7 +179,7 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
     try:
         async with Background() as background:
             await background.tasks.start(serve)
-            yield Coordinator(member)
+            yield Group(member)
             await member.settled()
             if member.failure is not None:
                 raise member.failure
@@ -195,7 +195,7 @@ async def _connected(member: Member) -> AsyncIterator[Coordinator]:
             member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 
 
-class Coordinator:
+class Group:
     """This process's place in the group. Made by :func:`connect`."""
 
     def __init__(self, member: Member) -> None:
@@ -209,27 +209,27 @@ class Coordinator:
     @property
     def limit(self) -> int:
         """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
-        return self._member.ledger.limit.value
+        return self._member.progress.limit.value
 
     @property
     def released(self) -> bool:
         """Whether the gate was opened for all, for good."""
-        return self._member.ledger.limit.mode is Mode.OPEN
+        return self._member.progress.limit.mode is Mode.OPEN
 
     @property
     def ended(self) -> bool:
         """Whether the run is over."""
-        return self._member.ledger.limit.mode is Mode.END
+        return self._member.progress.limit.mode is Mode.END
 
     @property
     def epoch(self) -> int | None:
         """The generation under which this member leads; None if it does not lead."""
-        incarnation = self._member.incarnation
-        office = None if incarnation is None else incarnation.office
-        return None if office is None else office.epoch
+        member_session = self._member.member_session
+        term = None if member_session is None else member_session.term
+        return None if term is None else term.epoch
 
     def gate(self, topic: str, partition: int) -> Gate:
-        """The gate of one partition: ``async with coordinator.gate("orders", 3) as gate``.
+        """The gate of one partition: ``async with group.gate("orders", 3) as gate``.
 
         PartitionError if the partition is not in the agreed set.
         """
@@ -252,19 +252,19 @@ class Coordinator:
 
     def add(self, bounds: Mapping[Partition, Bounds]) -> bool:
         """Have partitions join the agreed set, at the present limit. Only the leader can: False if we do not lead."""
-        incarnation = self._member.incarnation
-        office = None if incarnation is None else incarnation.office
-        if office is not None:
-            office.add(bounds)
-        return office is not None
+        member_session = self._member.member_session
+        term = None if member_session is None else member_session.term
+        if term is not None:
+            term.add(bounds)
+        return term is not None
 
     def remove(self, partitions: frozenset[Partition]) -> bool:
         """Have partitions leave the agreed set of a managed group. Only the leader can: False if we do not lead."""
-        incarnation = self._member.incarnation
-        office = None if incarnation is None else incarnation.office
-        if office is not None:
-            office.remove(partitions)
-        return office is not None
+        member_session = self._member.member_session
+        term = None if member_session is None else member_session.term
+        if term is not None:
+            term.remove(partitions)
+        return term is not None
 
     @property
     def assigned(self) -> frozenset[Partition]:
@@ -275,10 +275,10 @@ class Coordinator:
         """Run what the managed group assigns to this member, each partition as a task, until the run ends. ::
 
             async def consume(partition):
-                async with coordinator.gate(*partition) as gate:
+                async with group.gate(*partition) as gate:
                     ...                                       # from gate.resume_offset on
 
-            await coordinator.share(consume)
+            await group.share(consume)
 
         When a partition is taken away its gate raises PartitionRevoked; once ``consume`` has returned or let that pass, the
         partition goes to its next owner. When another member has closed periods of it while we had lost its lock, its gate

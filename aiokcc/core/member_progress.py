@@ -1,0 +1,429 @@
+"""The member's rule: which record may pass, and what the member has to report.
+
+A member runs many partitions, each on its own *partition*. A partition is running until it *arrives*: blocked at the timestamp of its
+next record, idle at the end of the log, or finished. When the last partition has arrived the member has something to say, once.
+
+The report is level-triggered: a pure function of the generation, the limit, and the partitions. Whoever drives the member's progress writes it
+whenever it differs from what the node holds; then it does not matter which event was missed.
+
+The report speaks for the partitions whose locks we hold. A partition that waits for a lock is reported by the member that holds it, so it
+neither appears in our report nor delays it.
+
+With lookahead a partition goes on past the floor. What counts for the floor is where the partition *crossed* it: the first record at or
+past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was. And
+all that every partition has crossed is said in one report, so that it takes no more than one to close several.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import MAX_LIMIT
+from aiokcc.core.report import Crossing, Cut, Report
+from aiokcc.core.run import MOST_AT_ONCE
+from aiokcc.errors import UsageError
+
+__all__ = ["MemberProgress", "gathered"]
+
+_CLOSED: Final = Limit((0,))
+_MOST_MARKS: Final = 4000
+"""Of further boundaries in one report: far below the store's 1 MB."""
+
+
+def gathered(period: int, lookahead: int) -> int:
+    """For :attr:`MemberProgress.gathers`: half of what is open lies between two milestones; the other half is to go on in."""
+    return period * min((lookahead + 1) // 2, MOST_AT_ONCE)
+
+
+class MemberProgress:
+    """All partitions of one member, the limit and the generation it has seen."""
+
+    def __init__(self, gathers: int = 0) -> None:
+        self.limit = _CLOSED
+        """The highest limit seen. A new session keeps it: limits never go back."""
+        self.generation: int | None = None
+        """None while this session has not read it."""
+        self.partitions: dict[Partition, PartitionProgress] = {}
+        """Sorted, so that reports are equal when they say the same."""
+        self.late_below = 0
+        """The boundary that closed last, as far as we know."""
+        self.withheld = False
+        """Whether what the partitions have brought is still being worked on elsewhere: then there is nothing to report yet."""
+        self.gathers = gathers
+        """Under lookahead, boundaries are reported when a multiple of this is crossed; 0: each at once."""
+        self.hurries = False
+        """Whether what was crossed under this limit has waited long enough to be reported."""
+        self._behind: deque[PartitionProgress] | None = None
+        """The partitions for which that may wait, from the first that was found to be one; None: not looked up yet."""
+        self._missing = 0
+        """The number of partitions that we hold and that have not arrived."""
+        self._unowned = 0
+        """The number of partitions whose locks we do not hold."""
+        self._said: Report | None = None
+        """The last report, while nothing has happened that could change it."""
+
+    # -- partitions come and go ------------------------------------------------------------------------------------------
+
+    def add(self, partition: Partition) -> PartitionProgress:
+        """Adds a partition that this member wants to run. It counts for the report as soon as we hold its lock."""
+        progress = PartitionProgress(partition)
+        progress.late_below = self.late_below
+        self._behind = None
+        self.partitions = dict(sorted([*self.partitions.items(), (partition, progress)]))
+        self._set_thresholds(progress)
+        self._recount()
+        return progress
+
+    def claim(self, partitions: Iterable[Partition], holder: str = "", cut: Cut | None = None) -> None:
+        """We hold the locks of these partitions, under this name, and have read the last cut since."""
+        self._behind = None
+        for partition in partitions:
+            progress = self.partitions.get(partition)
+            if progress is not None:
+                progress.hold(holder, cut)
+                self._set_thresholds(progress)
+        self._recount()
+
+    def locate(self, progress: PartitionProgress, offset: int | None) -> bool:
+        """The task of a displaced partition comes with this offset. False, once: it has to go on from the last cut."""
+        progress.displaced = False
+        self._set_thresholds(progress)
+        return offset is not None and progress.resume is not None and offset >= progress.resume
+
+    def drop(self, partition: Partition) -> None:
+        """A partition was given up: it is no longer ours to report."""
+        progress, self._behind = self.partitions.pop(partition, None), None
+        if progress is not None:
+            progress.owned = False
+            self._set_thresholds(progress)
+        self._recount()
+
+    def lose(self) -> None:
+        """The session is over: all locks are gone, and the generation has to be read again."""
+        self.generation = None
+        self._behind = None
+        for progress in self.partitions.values():
+            progress.owned = False
+            self._set_thresholds(progress)
+        self._recount()
+
+    # -- partitions arrive ------------------------------------------------------------------------------------------------
+
+    def approach(self, progress: PartitionProgress, ts: int, offset: int | None) -> bool:
+        """The partition's next record. True: it may pass now. False: the partition is blocked until the limit has passed ``ts``.
+
+        UsageError if the partition has finished: what it said cannot be taken back.
+        """
+        limit = self.limit
+        if progress.state is PartitionState.RUNNING and 0 <= progress.open_below <= ts and not progress.crossings:
+            boundaries = limit.boundaries
+            if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the plain case, and nothing but a shorter way
+                progress.ts, progress.offset, progress.state = ts, offset, PartitionState.BLOCKED
+                progress.crossings[boundaries[0]] = (ts, offset)
+                self._missing -= 1
+                self._said = None
+                return False
+        self._refuse_finished(progress)
+        self._said = None
+        progress.ts, progress.offset = ts, offset
+        if limit.mode is not Mode.GATED:
+            progress.state = PartitionState.RUNNING if limit.mode is Mode.OPEN else PartitionState.BLOCKED
+            return limit.mode is Mode.OPEN and progress.owned and not progress.displaced
+        arrived = progress.arrived(limit)
+        for boundary in limit.boundaries:
+            if boundary > ts:
+                break
+            progress.crossings.setdefault(boundary, (ts, offset))
+        progress.state = PartitionState.RUNNING if ts < limit.value else PartitionState.BLOCKED
+        self._set_thresholds(progress)
+        self._missing += arrived - progress.arrived(limit)
+        return ts < limit.value and progress.owned and not progress.displaced
+
+    def walk(self, progress: PartitionProgress, steps: Sequence[tuple[int, int | None]], reached: int = 0) -> None:
+        """What :meth:`approach` does with each of these in turn, ascending, but in one go however many there are.
+
+        ``reached``: nothing of the partition is left before this time, so the limit need not stop at the boundaries before it.
+        Where they were crossed is noted down all the same, for others may make it stop there.
+        """
+        self._refuse_finished(progress)
+        if not steps:
+            return
+        self._said = None
+        limit = self.limit
+        progress.ts, progress.offset = steps[-1]
+        if limit.mode is not Mode.GATED:
+            progress.state = PartitionState.RUNNING if limit.mode is Mode.OPEN else PartitionState.BLOCKED
+            return
+        arrived = progress.arrived(limit)
+        boundaries, n = limit.boundaries, 0
+        for ts, offset in steps:
+            while n < len(boundaries) and boundaries[n] <= ts:
+                progress.crossings.setdefault(boundaries[n], (max(ts, reached), offset))
+                n += 1
+        progress.state = PartitionState.RUNNING if progress.ts < limit.value else PartitionState.BLOCKED
+        self._set_thresholds(progress)
+        self._missing += arrived - progress.arrived(limit)
+
+    def idle(self, progress: PartitionProgress, as_of: Limit, offset: int | None) -> bool:
+        """The partition was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again.
+
+        The whole limit, since its value alone does not tell two apart whose chain the run's end has cut short: there the
+        floor moves and the value does not. UsageError if the partition has finished.
+        """
+        self._refuse_finished(progress)
+        if as_of != self.limit or self.limit.mode is not Mode.GATED:
+            return False
+        arrived = progress.arrived(self.limit)
+        progress.state, progress.idle_at, progress.offset = PartitionState.IDLE, self.limit.floor, offset
+        self._said = None
+        self._missing += arrived - progress.arrived(self.limit)
+        return True
+
+    def finish(self, progress: PartitionProgress, offset: int | None) -> None:
+        """The partition will bring nothing more before the run's end. The first word on it stands."""
+        if progress.state is PartitionState.FINISHED:
+            return
+        arrived = progress.arrived(self.limit)
+        progress.state, progress.offset = PartitionState.FINISHED, offset
+        self._said = None
+        self._missing += arrived - progress.arrived(self.limit)
+        self._set_thresholds(progress)
+
+    def resume(self, progress: PartitionProgress) -> None:
+        """The partition no longer waits: it has a record, or gave up waiting. What it said before stays true."""
+        if progress.state in {PartitionState.IDLE, PartitionState.BLOCKED}:
+            self._said = None
+            arrived = progress.arrived(self.limit)
+            if progress.state is PartitionState.BLOCKED:  # the record was not processed, so it crossed nothing yet
+                unread = (progress.ts, progress.offset)
+                progress.crossings = {b: c for b, c in progress.crossings.items() if c != unread}
+            progress.state = PartitionState.RUNNING
+            self._behind = None
+            self._set_thresholds(progress)
+            self._missing += arrived - progress.arrived(self.limit)
+
+    # -- the world moves ---------------------------------------------------------------------------------------------
+
+    def see(self, limit: Limit) -> bool:
+        """A limit was read. False: it is not later than the one we know, which a late read may well be."""
+        if not self.limit.precedes(limit):
+            return False
+        previous, self.limit = self.limit, limit
+        self.hurries, self._behind = False, None
+        if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
+            self.late_below = max(self.late_below, previous.floor, limit.closed)
+            if len(limit.boundaries) == len(previous.boundaries) == 1:
+                self._step(previous.boundaries[0], limit.boundaries[0])
+                return True
+        for progress in self.partitions.values():
+            if limit.mode is Mode.GATED:
+                progress.late_below = self.late_below
+                if progress.crossings:
+                    progress.crossings = {b: c for b, c in progress.crossings.items() if b >= limit.floor}
+                if progress.state is PartitionState.BLOCKED:
+                    for boundary in limit.boundaries:
+                        if boundary > progress.ts:
+                            break
+                        progress.crossings.setdefault(boundary, (progress.ts, progress.offset))
+            if progress.state is PartitionState.IDLE or (
+                progress.state is PartitionState.BLOCKED and progress.ts < limit.value
+            ):
+                progress.state = PartitionState.RUNNING
+            self._set_thresholds(progress)
+        self._recount()
+        return True
+
+    def _step(self, previous: int, value: int) -> None:
+        """What :meth:`see` does from one single boundary to the next: it is every period of every replay without lookahead."""
+        late_below, missing = self.late_below, 0
+        for progress in self.partitions.values():
+            progress.late_below = late_below
+            crossings, state = progress.crossings, progress.state
+            if crossings:
+                if len(crossings) == 1 and previous in crossings:
+                    crossings.clear()
+                else:
+                    crossings = progress.crossings = {b: c for b, c in crossings.items() if b >= value}
+            if state is PartitionState.BLOCKED:
+                if progress.ts < value:
+                    state = progress.state = PartitionState.RUNNING
+                else:
+                    crossings.setdefault(value, (progress.ts, progress.offset))
+            elif state is PartitionState.IDLE:
+                state = progress.state = PartitionState.RUNNING
+            if not progress.owned or state is PartitionState.FINISHED:
+                progress.open_below = NEVER
+            else:
+                progress.open_below = NEVER if progress.displaced else value
+                missing += value not in crossings
+        self._missing = missing
+        self._said = None
+
+    def closed(self, boundary: int) -> None:
+        """A boundary that is known to be closed, from the last cut: records below it are late."""
+        self.late_below = max(self.late_below, boundary)
+        for progress in self.partitions.values():
+            progress.late_below = self.late_below
+
+    # -- the report --------------------------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether we hold the locks of all partitions, and every partition has arrived."""
+        return self._missing == 0 and self._unowned == 0
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether every partition whose lock we hold has arrived."""
+        return self._missing == 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a report that counts: every partition that we hold has arrived, and what they brought is done with."""
+        return self._missing == 0 and self._unowned < len(self.partitions) and not self.withheld
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to report: at once, or, where we gather, when no partition that runs is before the next milestone.
+
+        The partitions go on meanwhile, up to the limit, so that nobody waits for the report and its answer. Those that cannot go on
+        do not count: if there is nothing else, it is time. And whoever drives the member's progress does not let it wait for long.
+        The milestones are the same for all members, so that their reports tell of the same boundaries.
+        """
+        if not self.ready:
+            return False
+        boundaries = self.limit.boundaries
+        if not self.gathers or self.hurries or len(boundaries) < 3:
+            return True
+        half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
+        milestone = next((b for b in half if b % self.gathers == 0), half[-1])
+        behind = self._behind
+        if behind is None:
+            behind = self._behind = deque(self._owned())
+        while behind and (behind[0].state is not PartitionState.RUNNING or milestone in behind[0].crossings):
+            behind.popleft()
+        return not behind
+
+    def positions(self, boundary: int | None = None) -> dict[Partition, int]:
+        """Where each partition crossed this boundary, by default the floor, or stands: the first offset not processed, if known."""
+        crossed = self.limit.floor if boundary is None else boundary
+        result: dict[Partition, int] = {}
+        for partition, progress in self.partitions.items():
+            crossing = progress.crossings.get(crossed)
+            if crossing is None and progress.state is PartitionState.RUNNING:
+                continue
+            offset = progress.offset if crossing is None else crossing[1]
+            if offset is not None and progress.owned:
+                result[partition] = offset
+        return result
+
+    def report(self, *, even_running: bool = False) -> Report | None:
+        """What the member's node should hold; None while it should stay as it is.
+
+        ``even_running`` gives one that does not count, for people who want to know who is slow.
+        """
+        if self.generation is None or not self.partitions or self.limit.mode is not Mode.GATED:
+            return None
+        if not (self.ready or even_running):
+            return None
+        floor = self.limit.floor
+        said = self._said
+        if said is not None and said.generation == self.generation and said.limit == floor:
+            return said
+        entries: dict[str, str] = {}
+        marks: list[str] = []
+        least: int | None = None
+        for progress in self.partitions.values():
+            if not progress.owned:
+                continue
+            crossing = progress.crossings.get(floor)
+            if crossing is None:  # not all of them are simply blocked
+                break
+            ts, offset = crossing
+            if least is None or ts < least:
+                least = ts
+            if offset is None:
+                entries[progress.name] = str(ts)
+                marks.append("?")
+            else:
+                mark = str(offset)
+                entries[progress.name] = f"{ts}@{mark}"
+                marks.append(mark)
+        else:
+            if not entries:
+                return None
+            self._said = Report(self.generation, floor, entries, least, marks=tuple(marks), further=self._further())
+            return self._said
+        entries = {progress.name: progress.entry(self.limit) for progress in self._owned()}
+        report = Report.of(self.generation, floor, entries)
+        return report if report.running or report.idle else replace(report, further=self._further())
+
+    def _further(self) -> tuple[Crossing, ...]:
+        """The boundaries behind the floor that every partition has crossed, or has finished before.
+
+        Where we gather, up to the last milestone: so all reports end at the same boundaries, whoever is further.
+        """
+        crossed = self._crossed_by_all()
+        if self.gathers:
+            reached = [self.limit.floor, *(crossing.boundary for crossing in crossed)]
+            last = max((n for n, boundary in enumerate(reached) if boundary % self.gathers == 0), default=len(crossed))
+            crossed = crossed[:last]
+        return tuple(crossed)
+
+    def _crossed_by_all(self) -> list[Crossing]:
+        result: list[Crossing] = []
+        owned = self._owned()
+        most = min(MOST_AT_ONCE - 1, max(1, _MOST_MARKS // len(owned)))
+        for boundary in itertools.islice(self.limit.boundaries, 1, 1 + most):
+            least: int | None = None
+            marks: list[str] = []
+            for progress in owned:
+                crossing = progress.crossings.get(boundary)
+                if crossing is not None:
+                    ts, offset = crossing
+                    marks.append("?" if offset is None else str(offset))
+                    if least is None or ts < least:
+                        least = ts
+                elif progress.state is PartitionState.FINISHED:
+                    marks.append("?!" if progress.offset is None else f"{progress.offset}!")
+                else:
+                    return result
+            result.append(Crossing(boundary, least, tuple(marks)))
+        return result
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _refuse_finished(progress: PartitionProgress) -> None:
+        if progress.state is PartitionState.FINISHED:
+            raise UsageError(f"{progress.name} was declared finished; it cannot bring another record")
+
+    def _owned(self) -> list[PartitionProgress]:
+        return [progress for progress in self.partitions.values() if progress.owned]
+
+    def _recount(self) -> None:
+        self._said = None
+        owned = self._owned()
+        self._missing = sum(not progress.arrived(self.limit) for progress in owned)
+        self._unowned = len(self.partitions) - len(owned)
+
+    def _set_thresholds(self, progress: PartitionProgress) -> None:
+        limit = self.limit
+        if (
+            not progress.owned
+            or progress.displaced
+            or limit.mode is Mode.END
+            or progress.state is PartitionState.FINISHED
+        ):
+            progress.open_below = NEVER
+        elif limit.mode is Mode.OPEN:
+            progress.open_below = MAX_LIMIT
+        else:
+            progress.open_below = next((b for b in limit.boundaries if b not in progress.crossings), limit.value)
