@@ -37,7 +37,7 @@ from benchmarks.worker import Orders
 
 _clock = time.monotonic_ns
 Times = tuple[int, int]
-Reading = Callable[[], Awaitable[Times]]
+PartitionTasks = Callable[[], Awaitable[Times]]
 """Reads everything; when that began, and when the last record was handled."""
 
 
@@ -70,7 +70,7 @@ class Counting:
 
 
 @contextlib.asynccontextmanager
-async def replay(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+async def replay(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
     counting = Counting(plan["records"])
     async with aiokcc.replay(
         *plan["topics"],
@@ -109,7 +109,7 @@ async def _started(plan: dict[str, Any]) -> AsyncIterator[AIOKafkaConsumer]:
 
 
 @contextlib.asynccontextmanager
-async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
     wanted = plan["records"]
 
     async def read() -> Times:
@@ -125,7 +125,7 @@ async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
     wanted = plan["records"]
 
     async def read() -> Times:
@@ -141,7 +141,7 @@ async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
     counting = Counting(plan["records"])
     handle = counting.handle
 
@@ -161,7 +161,7 @@ async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Reading]:
+async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
     from quixstreams import Application
 
     with tempfile.TemporaryDirectory() as directory:

@@ -22,14 +22,14 @@ from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
-from aiokcc.kafka.desk import Desk
-from aiokcc.kafka.growth import discover, take
+from aiokcc.kafka.fetch_loop import FetchLoop
+from aiokcc.kafka.handoff import Handoff
 from aiokcc.kafka.offsets import committer
-from aiokcc.kafka.pump import Pump
-from aiokcc.kafka.reading import Reading, by_group, commit_released, fixed, managed, unwrapped
+from aiokcc.kafka.partition_consumer import PartitionConsumer
+from aiokcc.kafka.partition_tasks import PartitionTasks, by_group, commit_released, fixed, managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
-from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Period, Summary
+from aiokcc.kafka.topic_discovery import discover, take
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, connect, wall_clock
 from aiokcc.runtime.signal import Signal
@@ -254,7 +254,7 @@ class Replay:
         self._mine = mine
         self._lookahead = lookahead
         self._used = False
-        self._reading: Reading | None = None
+        self._reading: PartitionTasks | None = None
         self._until_stopped = anyio.CancelScope()
         self._in_hand = anyio.Lock()
         """Held while the user works on a period: what it brought is not processed before that."""
@@ -302,7 +302,7 @@ class Replay:
         """
         check_handler(handler, "run", "a record")
 
-        async def work(stream: Stream) -> None:
+        async def work(stream: PartitionConsumer) -> None:
             await stream.run(handler)
 
         await self._read(work)
@@ -315,7 +315,7 @@ class Replay:
         """
         check_handler(handler, "run_batches", "a list of records")
 
-        async def work(stream: Stream) -> None:
+        async def work(stream: PartitionConsumer) -> None:
             await stream.run_batches(handler)
 
         await self._read(work)
@@ -326,9 +326,9 @@ class Replay:
 
         Leaving the loop early gives the partitions up, at the latest when the block ends.
         """
-        desk = Desk[tuple[Stream, list[Any]]]()
+        desk = Handoff[tuple[PartitionConsumer, list[Any]]]()
 
-        async def work(stream: Stream) -> None:
+        async def work(stream: PartitionConsumer) -> None:
             await stream.run_batches(lambda records: desk.hand((stream, records)), bare=True)
 
         self._tasks.start_soon(desk.serve, partial(self._read, work))
@@ -353,7 +353,7 @@ class Replay:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
         if self._settings.by_group or self._settings.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
-        desk = Desk[Period]()
+        desk = Handoff[Period]()
         collected: dict[Partition, list[Any]] = {}
         self._tasks.start_soon(desk.serve, partial(self._collect, collected, desk))
         try:
@@ -364,7 +364,7 @@ class Replay:
         finally:
             await desk.close()
 
-    async def _collect(self, collected: dict[Partition, list[Any]], desk: Desk[Period]) -> None:
+    async def _collect(self, collected: dict[Partition, list[Any]], desk: Handoff[Period]) -> None:
         """Gather until every partition has arrived, hand the period over, and report only when it has been processed."""
         member_progress, member = self._member.progress, self._member
         complete = Signal()
@@ -378,7 +378,7 @@ class Replay:
                 complete.set()
                 await taken.wait()
 
-        async def work(stream: Stream) -> None:
+        async def work(stream: PartitionConsumer) -> None:
             await stream.run_batches(gather, bare=True)
 
         async def read() -> None:
@@ -417,7 +417,7 @@ class Replay:
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    async def _read(self, work: Callable[[Stream], Awaitable[None]]) -> None:
+    async def _read(self, work: Callable[[PartitionConsumer], Awaitable[None]]) -> None:
         if self._used:
             raise UsageError("this replay has been read already; open another one, under another root to run it again")
         self._used = True
@@ -434,7 +434,7 @@ class Replay:
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
             how = {"assigns": not settings.by_group, "ahead": ahead}
-            pump = Pump(consumer, self._cluster, member, **how, batch=settings.buffer_records)
+            pump = FetchLoop(consumer, self._cluster, member, **how, batch=settings.buffer_records)
             commits = committer(settings, consumer, self._cluster, member, self.summary)
             released = asyncio.Event()
 
@@ -446,10 +446,12 @@ class Replay:
 
             member.on_close = moved
             moved({})  # what was so before we looked
-            reading: Reading | None = None
+            reading: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
-                    self._reading = reading = Reading(settings, self.group, pump, commits, self.summary, work, tasks)
+                    self._reading = reading = PartitionTasks(
+                        settings, self.group, pump, commits, self.summary, work, tasks
+                    )
                     tasks.start_soon(commits.run)
                     tasks.start_soon(pump.run)
                     tasks.start_soon(commit_released, reading, commits, member, released)
@@ -473,7 +475,7 @@ class Replay:
                     log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
                 self.summary.seconds += time.monotonic() - began
 
-    async def _until_done(self, reading: Reading, consumer: AIOKafkaConsumer) -> None:
+    async def _until_done(self, reading: PartitionTasks, consumer: AIOKafkaConsumer) -> None:
         settings, group = self._settings, self.group
         grows = settings.end is None
         async with unwrapped() as tasks:

@@ -30,9 +30,9 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.growth import discover
-from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.group import Group
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation, Periods

@@ -19,7 +19,7 @@ from aiokafka import TopicPartition
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.partition_tasks import unwrapped
 
 __all__ = ["Finder", "Found"]
 

@@ -29,7 +29,7 @@ from aiokcc.errors import (
     SessionLostError,
     StoreUnreachableError,
 )
-from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.group import Group
 from aiokcc.runtime.member import NoSession

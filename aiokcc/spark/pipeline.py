@@ -26,7 +26,7 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
-from aiokcc.kafka.reading import unwrapped
+from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.compute import Computation
 from aiokcc.spark.deleted import check_left, check_start, deleted

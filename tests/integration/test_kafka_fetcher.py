@@ -15,8 +15,8 @@ from aiokafka.consumer.fetcher import PartitionRecords
 from aiokafka.errors import CorruptRecordException
 
 from aiokcc import KafkaError, local
-from aiokcc.kafka import fetcher
-from aiokcc.kafka.fetcher import _PlainRecords, prepare_fetcher
+from aiokcc.kafka import fast_fetch
+from aiokcc.kafka.fast_fetch import _PlainRecords, prepare_fetcher
 from tests import kafka_topics
 from tests.kafka_topics import Row
 from tests.replays import alive, at, replaying, topic
@@ -135,7 +135,7 @@ async def test_deserializers_are_left_to_aiokafka(kafka: local.Kafka, monkeypatc
 async def test_a_fetcher_of_another_shape_is_left_as_it_is(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0), b"7")])
-    monkeypatch.setattr(fetcher, "_MADE_FROM", ("self", "something", "else"))
+    monkeypatch.setattr(fast_fetch, "_MADE_FROM", ("self", "something", "else"))
     taken = short_ways(monkeypatch)
     (record,), _ = await read(kafka, name, prepared=True)
     assert record.value == b"7"
@@ -169,7 +169,7 @@ async def test_what_a_fetch_brings_is_left_as_it_is_where_it_is_built_otherwise(
         def __next__(self) -> Any:
             return next(self._unpacked)
 
-    for module in (fetcher, aiokafka.consumer.fetcher):
+    for module in (fast_fetch, aiokafka.consumer.fetcher):
         monkeypatch.setattr(module, "PartitionRecords", Renamed)
     (record,), _ = await read(kafka, name, prepared=True)
     assert record.value == b"7"
@@ -232,7 +232,7 @@ async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
     name = await topic(kafka, [at(n / 100) for n in range(2000)])
     others = {"_RESULT_OF": ("other",), "_RESULT_HAS": {"_other"}, "_HAVE": ((PartitionRecords, ("_other",)),)}
     if unknown:
-        monkeypatch.setattr(fetcher, unknown, others[unknown])
+        monkeypatch.setattr(fast_fetch, unknown, others[unknown])
     taken: list[int] = []
     take = _PlainRecords.take
 

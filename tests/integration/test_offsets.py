@@ -20,7 +20,7 @@ from aiokcc.core import paths
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.offsets import KafkaOffsets
-from aiokcc.kafka.reading import Reading
+from aiokcc.kafka.partition_tasks import PartitionTasks
 from aiokcc.runtime.store_offsets import StoreOffsets, list_offsets, write_offsets
 from tests import kafka_topics
 from tests.replays import all_places, at, cuts, partition, places, replaying, topic
@@ -332,9 +332,9 @@ async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_bound
     """The next owner would start behind the crossing, and the cut would hold records of later periods."""
     name = await topic(kafka, [at(m / 2) for m in range(12)], [at(0), at(5)])
     ahead, revoked = asyncio.Event(), asyncio.Event()
-    end = Reading.end
+    end = PartitionTasks.end
 
-    async def end_and_tell(self: Reading, partitions: Iterable[Partition]) -> None:
+    async def end_and_tell(self: PartitionTasks, partitions: Iterable[Partition]) -> None:
         revoked.set()
         await end(self, partitions)
 
@@ -352,7 +352,7 @@ async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_bound
             await replay.run(handler)
 
     joining: list[asyncio.Future[None]] = []
-    monkeypatch.setattr(Reading, "end", end_and_tell)
+    monkeypatch.setattr(PartitionTasks, "end", end_and_tell)
     await member("one", handle)
     await asyncio.gather(*joining)
     marks = {cut.limit: cut.find(partition(name, 0)) for cut in (await cuts(zk_root)).values()}

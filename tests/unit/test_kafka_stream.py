@@ -8,19 +8,19 @@ from typing import Any
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
-from aiokcc.kafka.stream import Stream
+from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.summary import Summary
 from aiokcc.runtime.signal import Signal
 
 END = 1000
 
 
-def waiting_stream(now: list[int]) -> Stream:
+def waiting_stream(now: list[int]) -> PartitionConsumer:
     """A stream at the end of its log, at offset 5, that waits for records; the clock shows the last of these times."""
     settings: Any = SimpleNamespace(timestamp=None, lateness={}, start="earliest", end=END)
     gate: Any = SimpleNamespace(partition=Partition("t", 0), resume_offset=5, signal=Signal())
     member: Any = SimpleNamespace(clock=lambda: now[-1], member_progress=SimpleNamespace(limit=Limit((END,))))
-    stream = Stream(settings, gate, Bounds(0, None), member, Summary())
+    stream = PartitionConsumer(settings, gate, Bounds(0, None), member, Summary())
     stream._waiting = True
     return stream
 

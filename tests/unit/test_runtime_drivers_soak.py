@@ -25,8 +25,8 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import AiokccError, FencedError, UsageError
-from aiokcc.kafka.growth import discover
 from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.spark import driver as drivers
 from aiokcc.spark.batch import Batch

@@ -17,11 +17,11 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
+from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offsets import Committer, committer
-from aiokcc.kafka.pump import Pump
-from aiokcc.kafka.reading import Reading, managed, unwrapped
+from aiokcc.kafka.partition_consumer import PartitionConsumer
+from aiokcc.kafka.partition_tasks import PartitionTasks, managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
-from aiokcc.kafka.stream import Stream
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
 from tests.unit.runtime.test_assignment_leader import idle_group, member, owners
@@ -34,13 +34,13 @@ RECORDS = 30
 """The last of them in the period that stays open."""
 
 
-class NoPump(Pump):
+class NoPump(FetchLoop):
     """Fetches nothing."""
 
     def __init__(self) -> None:
         pass
 
-    def add(self, streams: Mapping[Partition, Stream]) -> None:
+    def add(self, streams: Mapping[Partition, PartitionConsumer]) -> None:
         pass
 
     def remove(self, partitions: Any) -> None:
@@ -80,10 +80,12 @@ class Reader:
             cluster: Any = None
             commits: Committer = committer(self._settings, consumer, cluster, own, Summary())
             own.on_close = commits.note
-            reading: Reading | None = None
+            reading: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
-                    reading = Reading(self._settings, self.group, NoPump(), commits, Summary(), self._work, tasks)
+                    reading = PartitionTasks(
+                        self._settings, self.group, NoPump(), commits, Summary(), self._work, tasks
+                    )
                     tasks.start_soon(commits.run)
                     self.ready.set()
                     with self._until_stopped:
@@ -96,7 +98,7 @@ class Reader:
                 if reading is not None:
                     await reading.close()
 
-    async def _work(self, stream: Stream) -> None:
+    async def _work(self, stream: PartitionConsumer) -> None:
         self.begun[stream.partition.number] = (self._world.time(), stream.next_offset)
         while stream.next_offset <= RECORDS:
             offset = stream.next_offset

@@ -31,20 +31,20 @@ from aiokcc.stores.port import boottime
 if TYPE_CHECKING:
     from aiokcc.core.limit import Limit
     from aiokcc.core.run import Bounds
-    from aiokcc.kafka.pump import Pump
+    from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
 
-__all__ = ["Handler", "Stream"]
+__all__ = ["Handler", "PartitionConsumer"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 Handler = Callable[[Any], Awaitable[None]]
 
 
-class Stream:
+class PartitionConsumer:
     """One partition of a replay."""
 
     def __init__(
@@ -90,7 +90,7 @@ class Stream:
         self._alarm: Timeout | None = None
         self._flush: Callable[[], Awaitable[None]] | None = None
         """Hands on what a batch has gathered; called before the stream waits for anything."""
-        self.pump: Pump
+        self.pump: FetchLoop
         """Where records come from; set by whoever starts the stream."""
 
     # -- the pump's side ------------------------------------------------------------------------------------------------

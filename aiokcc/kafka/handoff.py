@@ -15,12 +15,12 @@ import anyio
 
 from aiokcc.runtime.signal import Signal
 
-__all__ = ["Desk"]
+__all__ = ["Handoff"]
 
 T = TypeVar("T")
 
 
-class Desk(Generic[T]):
+class Handoff(Generic[T]):
     """Where one side lays things down and waits until the other has dealt with them."""
 
     def __init__(self) -> None:

@@ -25,17 +25,17 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import KafkaError, RecordError, UsageError
-from aiokcc.kafka.fetcher import prepare_fetcher
+from aiokcc.kafka.fast_fetch import prepare_fetcher
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from aiokcc.kafka.cluster import Cluster
-    from aiokcc.kafka.stream import Stream
+    from aiokcc.kafka.partition_consumer import PartitionConsumer
     from aiokcc.runtime.member import Member
 
-__all__ = ["Pump"]
+__all__ = ["FetchLoop"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -46,7 +46,7 @@ _SILENCE: Final = 5.0
 """Seconds without a record for somebody who needs one, after which we ask whether the topics are still there."""
 
 
-class Pump:
+class FetchLoop:
     """Fetches for the streams of one process."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Pump:
         self._assigns = assigns
         """Whether the consumer is told its partitions by us; otherwise Kafka's group tells it."""
         self._batch = batch
-        self._streams: dict[TopicPartition, Stream] = {}
+        self._streams: dict[TopicPartition, PartitionConsumer] = {}
         self._unbroken = 0
         self._heard = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
@@ -71,7 +71,7 @@ class Pump:
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def add(self, streams: Mapping[Partition, Stream]) -> None:
+    def add(self, streams: Mapping[Partition, PartitionConsumer]) -> None:
         """Fetch for these too, each from where it is."""
         added = {TopicPartition(*p): stream for p, stream in streams.items()}
         self._streams = {**self._streams, **added}
@@ -101,7 +101,7 @@ class Pump:
             wait = 0 if any(self._streams[tp].wants_end for tp in hungry) else _WAIT_MS
             await self._fetch(hungry, wait)
 
-    async def pull(self, stream: Stream) -> bool:
+    async def pull(self, stream: PartitionConsumer) -> bool:
         """Hand on what is at hand for this stream, without waiting for any. Whether there was something."""
         tp = stream.tp
         # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this stream.
@@ -164,7 +164,7 @@ class Pump:
         except Exception as error:  # a deserializer of the user's may raise anything
             raise _at_record(error) from error
 
-    def _rest(self, tp: TopicPartition, stream: Stream) -> None:
+    def _rest(self, tp: TopicPartition, stream: PartitionConsumer) -> None:
         """Do not fetch any more of a partition that is complete."""
         if stream.complete and tp in self._consumer.assignment():
             self._consumer.pause(tp)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiokcc.kafka.cluster import Cluster
-    from aiokcc.kafka.reading import Reading
+    from aiokcc.kafka.partition_tasks import PartitionTasks
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.group import Group
 
@@ -64,7 +64,7 @@ async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> 
             log.warning("could not look for new partitions: %s", error)
 
 
-async def take(reading: Reading, group: Group, wants: Callable[[Partition], bool]) -> None:
+async def take(reading: PartitionTasks, group: Group, wants: Callable[[Partition], bool]) -> None:
     """Read our partitions of the set, and those that join it later; one after the other, or one would be opened twice."""
     grown = Signal()
     member = group._member

@@ -23,46 +23,46 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PartitionRevoked, RunEnded
-from aiokcc.kafka.stream import Stream
+from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.runtime.assignment_follower import follow_assignment
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.offsets import Committer
-    from aiokcc.kafka.pump import Pump
     from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
 
-__all__ = ["Reading", "by_group", "commit_released", "fixed", "managed", "unwrapped"]
+__all__ = ["PartitionTasks", "by_group", "commit_released", "fixed", "managed", "unwrapped"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 _CLOSE_SECONDS: Final = 2.0
 _COMMIT_SECONDS: Final = 1.0
 
-Work = Callable[[Stream], Awaitable[None]]
+Work = Callable[[PartitionConsumer], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Running:
     gate: Gate
-    stream: Stream
+    stream: PartitionConsumer
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Reading:
+class PartitionTasks:
     """What is being read. Every task of it belongs to one task group, whose end is the end of all."""
 
     def __init__(
         self,
         settings: ReplaySettings,
         group: Group,
-        pump: Pump,
+        pump: FetchLoop,
         committer: Committer,
         summary: Summary,
         work: Work,
@@ -137,7 +137,9 @@ class Reading:
         streams = {}
         for partition, gate in gates.items():
             bounds = self._member.bounds[partition]
-            stream = Stream(self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0))
+            stream = PartitionConsumer(
+                self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0)
+            )
             stream.pump = self._pump
             gate.mark = partial(getattr, stream, "next_offset")
             streams[partition] = stream
@@ -240,14 +242,14 @@ async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
                 tasks.start_soon(close_one, gate)
 
 
-async def fixed(reading: Reading, mine: Iterable[Partition], group: Group) -> None:
+async def fixed(reading: PartitionTasks, mine: Iterable[Partition], group: Group) -> None:
     """Read these partitions to their end."""
     await reading.begin_as_they_come(mine)
     await reading.all_done()
     await group._member.settled()
 
 
-async def managed(reading: Reading, group: Group) -> None:
+async def managed(reading: PartitionTasks, group: Group) -> None:
     """Read what the group's leader assigns to us, until the run has ended for all.
 
     After a release no end is written: then we are done with the last of what is ours, and what we leave goes to whoever stays.
@@ -261,7 +263,9 @@ async def managed(reading: Reading, group: Group) -> None:
     await follow_assignment(member, reading.begin, reading.end, over)
 
 
-async def commit_released(reading: Reading, committer: Committer, member: Member, released: asyncio.Event) -> None:
+async def commit_released(
+    reading: PartitionTasks, committer: Committer, member: Member, released: asyncio.Event
+) -> None:
     """After a release no period closes any more, and no cut is written: commit what is done as time goes by instead."""
     await released.wait()
     before: dict[Partition, int] = {}
@@ -272,7 +276,7 @@ async def commit_released(reading: Reading, committer: Committer, member: Member
         await anyio.sleep(_COMMIT_SECONDS)  # time is the event: nothing else says that it is worth a commit
 
 
-async def by_group(reading: Reading, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group) -> None:
+async def by_group(reading: PartitionTasks, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group) -> None:
     """Read what Kafka assigns to us, until the run has ended for all."""
     member = group._member
     orders, desk = anyio.create_memory_object_stream[_Order](100)
@@ -298,7 +302,7 @@ class _Order:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def _obey(reading: Reading, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
+async def _obey(reading: PartitionTasks, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
     """Carry out assignments and revocations one after the other; a revocation ends an assignment that still waits for locks."""
     async for order in desk:
         if order.ours:
@@ -308,7 +312,9 @@ async def _obey(reading: Reading, desk: anyio.abc.ObjectReceiveStream[_Order]) -
             order.done.set()
 
 
-async def _begin_unless_revoked(reading: Reading, order: _Order, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
+async def _begin_unless_revoked(
+    reading: PartitionTasks, order: _Order, desk: anyio.abc.ObjectReceiveStream[_Order]
+) -> None:
     """A lock may take as long as its last owner's session; meanwhile Kafka may have changed its mind."""
     next_order: _Order | None = None
     async with unwrapped() as tasks:
