@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 from aiokcc.spark.batch import Batch, Slice
-from aiokcc.spark.labels import PERIOD
+from aiokcc.spark.period_column import PERIOD
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

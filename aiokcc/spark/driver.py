@@ -35,23 +35,23 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.group import Group
 from aiokcc.spark.batch import Batch
+from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.checkpoint import Records
 from aiokcc.spark.compute import Computation, Periods
 from aiokcc.spark.ended import check_ended
 from aiokcc.spark.finder import Finder
-from aiokcc.spark.jobs import Worker
-from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.pipeline import Pipeline, Step
 from aiokcc.spark.planner import Planner
-from aiokcc.spark.probe import CheckedFinder, Probe
 from aiokcc.spark.progress import Line, Progress, Summary
-from aiokcc.spark.records import Records
+from aiokcc.spark.record_sampler import CheckedFinder, Probe
 from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
 from aiokcc.spark.source import read
+from aiokcc.spark.spark_thread import Worker
+from aiokcc.spark.standby import check_company, in_turn, take_whole
 from aiokcc.spark.topics import check_there, explain
-from aiokcc.spark.turns import check_company, in_turn, take_whole
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:

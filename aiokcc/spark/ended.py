@@ -13,7 +13,7 @@ from aiokcc.core.run import Run
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import RunEnded
 from aiokcc.runtime.cuts import last_cut
-from aiokcc.spark.records import Records
+from aiokcc.spark.checkpoint import Records
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["check_ended"]

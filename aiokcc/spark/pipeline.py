@@ -28,18 +28,18 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
 from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.spark.batch import Batch
+from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.checkpoint import Records
 from aiokcc.spark.compute import Computation
 from aiokcc.spark.deleted import check_left, check_start, deleted
 from aiokcc.spark.finder import Finder
-from aiokcc.spark.jobs import Worker
-from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.plan import Intent
 from aiokcc.spark.planner import Plan, Planner
 from aiokcc.spark.progress import Progress, Summary
-from aiokcc.spark.records import Records
 from aiokcc.spark.sinks import Sink
 from aiokcc.spark.source import offsets_text, poison_in
+from aiokcc.spark.spark_thread import Worker
 
 __all__ = ["Pipeline", "Step"]
 

@@ -26,8 +26,8 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, boundary_after
 from aiokcc.errors import AiokccError
+from aiokcc.spark.batch_sizer import Pace
 from aiokcc.spark.finder import Finder, Found
-from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Participant, Track
 from aiokcc.spark.plan import MAX_INTENT, Intent, Place, Stretch, next_boundaries, starts_of
 from aiokcc.spark.source import poison

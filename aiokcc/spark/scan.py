@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.spark.finder import Finder, Found
-from aiokcc.spark.jobs import Worker
 from aiokcc.spark.source import event_millis, load, poison
+from aiokcc.spark.spark_thread import Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -29,7 +29,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import PoisonTimestampError, UsageError
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.labels import label
+from aiokcc.spark.period_column import label
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

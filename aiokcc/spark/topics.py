@@ -16,7 +16,7 @@ from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import KafkaError, PartitionError, PartitionRevoked, UsageError
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.spark.participant import Participant
-from aiokcc.spark.turns import taken_away
+from aiokcc.spark.standby import taken_away
 
 __all__ = ["check_there", "explain"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.spark.batch import Batch, Slice
-from aiokcc.spark.labels import label
+from aiokcc.spark.period_column import label
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from aiokcc.errors import PoisonTimestampError, UsageError
 from aiokcc.spark import source
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
-from aiokcc.spark.labels import PERIOD, label, period_of
+from aiokcc.spark.period_column import PERIOD, label, period_of
 from aiokcc.spark.scan import Group, Index, Scanner, summarize
 from tests import kafka_topics
 from tests.kafka_topics import Row

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from aiokcc.core.partitions import Partition
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
-from aiokcc.spark.labels import period_of
+from aiokcc.spark.period_column import period_of
 from aiokcc.spark.scan import Group, Index
 
 ORDERS = Partition("orders", 0)

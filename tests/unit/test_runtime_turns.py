@@ -19,9 +19,9 @@ from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import GroupMismatchError, PartitionError, PartitionRevoked, PipelineMismatchError
 from aiokcc.runtime.operator import isolate, rejoin
-from aiokcc.spark import turns
+from aiokcc.spark import standby
 from aiokcc.spark.participant import Participant
-from aiokcc.spark.turns import check_company, in_turn, take_whole
+from aiokcc.spark.standby import check_company, in_turn, take_whole
 from tests.unit.world import World
 from tests.virtual import settle
 
@@ -219,7 +219,7 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
     async def agreed(store: Any, session: Any) -> frozenset[Partition]:
         return there
 
-    monkeypatch.setattr(turns, "_agreed", agreed)
+    monkeypatch.setattr(standby, "_agreed", agreed)
     async with joining(world, "a", ORDERS) as group, world.store.session() as session:
         participant = Participant(group, 60.0)
         participant.member.on_set = participant.member.moved.set

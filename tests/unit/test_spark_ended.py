@@ -14,9 +14,9 @@ from aiokcc.core.report import Cut, Mark
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import RunEnded
+from aiokcc.spark.checkpoint import Records
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.plan import Intent, Place
-from aiokcc.spark.records import Records
 from aiokcc.spark.sinks import FunctionSink
 from aiokcc.stores import Session, Store, open_store
 

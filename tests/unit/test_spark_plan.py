@@ -6,7 +6,7 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CorruptNodeError
-from aiokcc.spark.pace import Pace
+from aiokcc.spark.batch_sizer import Pace
 from aiokcc.spark.participant import _steps
 from aiokcc.spark.plan import Intent, Place, Stretch, next_boundaries, starts_of
 

@@ -14,8 +14,8 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError
 from aiokcc.spark import planner as planners
+from aiokcc.spark.batch_sizer import Pace
 from aiokcc.spark.finder import Finder, Found
-from aiokcc.spark.pace import Pace
 from aiokcc.spark.participant import Track
 from aiokcc.spark.plan import Place
 from aiokcc.spark.planner import Plan, Planner

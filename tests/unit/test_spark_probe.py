@@ -10,9 +10,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from aiokcc.core.partitions import Partition
-from aiokcc.spark import probe as probes
+from aiokcc.spark import record_sampler as probes
 from aiokcc.spark.finder import Found
-from aiokcc.spark.probe import Probe
+from aiokcc.spark.record_sampler import Probe
 
 P = Partition("t", 0)
 

@@ -18,8 +18,8 @@ from aiokcc.errors import (
     SessionLostError,
     StoreUnreachableError,
 )
+from aiokcc.spark.checkpoint import Records
 from aiokcc.spark.plan import Intent, Place
-from aiokcc.spark.records import Records
 from aiokcc.stores import Session, Store, open_store
 
 DEFINITION = {"topics": ["orders"], "period": 60_000, "sink": "here"}

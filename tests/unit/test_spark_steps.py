@@ -14,13 +14,13 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import FencedError, SparkJobError
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.jobs import Worker
-from aiokcc.spark.pace import Pace
+from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.checkpoint import Records
 from aiokcc.spark.pipeline import Pipeline, Step
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.spark.progress import Summary
-from aiokcc.spark.records import Records
 from aiokcc.spark.sinks import Sink
+from aiokcc.spark.spark_thread import Worker
 from aiokcc.stores import Session, Store, open_store
 
 P = Partition("t", 0)
