@@ -1,10 +1,10 @@
 """``aiokcc replay``, and the operator's ``status``, ``period``, ``hold``, ``release``, ``offsets``, ``local``.
 
 Everything here is built on what any program can do with a store's session; the command line knows no secrets. What it shows is
-made in three steps, so that each can be tested alone: :mod:`~aiokcc.cli.verdict` says in one sentence how the group stands,
-:mod:`~aiokcc.cli.page` lays a status out as facts and tables, :mod:`~aiokcc.cli.paper` and :mod:`~aiokcc.cli.colour` put that
+made in three steps, so that each can be tested alone: :mod:`~aiokcc.cli.health` says in one sentence how the group stands,
+:mod:`~aiokcc.cli.status_view` lays a status out as facts and tables, :mod:`~aiokcc.cli.render_text` and :mod:`~aiokcc.cli.render_rich` put that
 on paper, plainly or (with the ``cli`` extra, on a terminal) in colour. A replay's worker processes are started and heard by
-:mod:`~aiokcc.cli.crew`, and run :mod:`~aiokcc.cli.worker`; :mod:`~aiokcc.cli.bar` shows how far they are.
+:mod:`~aiokcc.cli.worker_pool`, and run :mod:`~aiokcc.cli.worker`; :mod:`~aiokcc.cli.bar` shows how far they are.
 """
 
 from __future__ import annotations

@@ -108,11 +108,11 @@ def _choose(options: argparse.Namespace) -> Verb:
         from aiokcc.cli.status import say_status
 
         return say_status
-    from aiokcc.cli import steer
+    from aiokcc.cli import control
 
-    if options.verb == "release" and not steer.confirm_release(options):
+    if options.verb == "release" and not control.confirm_release(options):
         return _declined
-    return {"period": steer.say_period, "hold": steer.say_hold, "release": steer.say_release}[options.verb]
+    return {"period": control.say_period, "hold": control.say_hold, "release": control.say_release}[options.verb]
 
 
 async def _declined(_: argparse.Namespace) -> int:

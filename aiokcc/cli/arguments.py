@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from aiokcc.cli import help_texts as texts
 from aiokcc.cli import offsets_arguments, replay_arguments
-from aiokcc.cli.words import did_you_mean
+from aiokcc.cli.formatting import did_you_mean
 from aiokcc.core.masking import mask_command, mask_url
 from aiokcc.core.periods import format_duration, parse_duration, parse_period
 from aiokcc.errors import UsageError

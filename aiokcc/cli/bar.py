@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
-from aiokcc.cli.words import count, span
+from aiokcc.cli.formatting import count, span
 from aiokcc.core.periods import format_time
 
 __all__ = [
@@ -133,7 +133,7 @@ def choose_bar() -> AbstractContextManager[Bar]:
     if not on_terminal():
         return LineBar()
     if importlib.util.find_spec("rich") is not None:
-        from aiokcc.cli.colour import ColourBar
+        from aiokcc.cli.render_rich import ColourBar
 
         return ColourBar()
     return PlainBar()

@@ -10,9 +10,9 @@ import time
 from dataclasses import asdict
 
 from aiokcc.cli.arguments import command
-from aiokcc.cli.page import assignment_tables
-from aiokcc.cli.paper import write_table
-from aiokcc.cli.words import count
+from aiokcc.cli.formatting import count
+from aiokcc.cli.render_text import write_table
+from aiokcc.cli.status_view import assignment_tables
 from aiokcc.errors import UsageError
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.status import read_status

@@ -22,10 +22,10 @@ import anyio
 
 from aiokcc.cli import offset_files
 from aiokcc.cli.arguments import command
-from aiokcc.cli.page import Table
-from aiokcc.cli.paper import write_table
+from aiokcc.cli.formatting import count, listed, short_names, span
+from aiokcc.cli.render_text import write_table
 from aiokcc.cli.replay_arguments import SERVERS
-from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.cli.status_view import Table
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition

@@ -8,14 +8,14 @@ import re
 import time
 from typing import Any
 
-from aiokcc.cli.account import Account
 from aiokcc.cli.bar import choose_bar, on_terminal, say, wrapped
-from aiokcc.cli.before import Before, look, look_quickly
-from aiokcc.cli.crew import Crew, crew_of
+from aiokcc.cli.formatting import count, listed
 from aiokcc.cli.functions import load
 from aiokcc.cli.interrupt import Interruption
+from aiokcc.cli.monitor import Monitor
+from aiokcc.cli.previous_run import Before, look, look_quickly
 from aiokcc.cli.replay_arguments import SERVERS, as_keywords, member_name
-from aiokcc.cli.words import count, listed
+from aiokcc.cli.worker_pool import WorkerPool, worker_pool
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
@@ -58,14 +58,14 @@ async def say_replay(options: argparse.Namespace) -> int:
         return 0
     shares = await _share(options)
     say(wrapped(_announcement(options, shares, before)))
-    account = Account(options, before)
+    account = Monitor(options, before)
     interruption = Interruption(account.stop, account.warn)
     try:
         with choose_bar() as bar, interruption.heard():
             orders = [_orders(options, shares, n) for n in range(1, len(shares) + 1)]
-            crew: Crew | None = None
+            crew: WorkerPool | None = None
             try:
-                async with crew_of(orders, bar.write if on_terminal() else None) as crew:
+                async with worker_pool(orders, bar.write if on_terminal() else None) as crew:
                     await account.run(crew, bar)
             finally:
                 account.hear_out([] if crew is None else crew.left())

@@ -10,8 +10,8 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
-from aiokcc.cli.page import Page
-from aiokcc.cli.paper import write_line, write_page
+from aiokcc.cli.render_text import write_line, write_page
+from aiokcc.cli.status_view import Page
 
 __all__ = ["JsonLines", "LogLines", "PlainScreen", "Screen", "choose_screen", "print_page"]
 
@@ -37,9 +37,9 @@ def _has_rich() -> bool:
 def print_page(page: Page) -> None:
     """Print it once, in colour where that is possible."""
     if _is_terminal() and _has_rich():
-        from aiokcc.cli import colour
+        from aiokcc.cli import render_rich
 
-        colour.print_page(page)
+        render_rich.print_page(page)
     else:
         sys.stdout.write(write_page(page))
 
@@ -49,7 +49,7 @@ def choose_screen() -> AbstractContextManager[Screen]:
     if not _is_terminal():
         return LogLines()
     if _has_rich():
-        from aiokcc.cli.colour import ColourScreen
+        from aiokcc.cli.render_rich import ColourScreen
 
         return ColourScreen()
     return PlainScreen()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from aiokcc.cli.arguments import ENVIRONMENT
+from aiokcc.cli.formatting import count
 from aiokcc.cli.replay_arguments import SERVERS
-from aiokcc.cli.words import count
 from aiokcc.errors import LocalServiceError, UsageError
 
 if TYPE_CHECKING:

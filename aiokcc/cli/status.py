@@ -13,10 +13,10 @@ import anyio
 
 from aiokcc.cli.arguments import command
 from aiokcc.cli.follow import follow
-from aiokcc.cli.page import lay_out
+from aiokcc.cli.formatting import span
+from aiokcc.cli.health import judge
 from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_page
-from aiokcc.cli.verdict import judge
-from aiokcc.cli.words import span
+from aiokcc.cli.status_view import lay_out
 from aiokcc.core import paths
 from aiokcc.core.partitions import decode_partitions
 from aiokcc.core.periods import format_duration, format_time

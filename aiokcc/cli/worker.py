@@ -1,4 +1,4 @@
-"""One of the processes of ``aiokcc replay``. :mod:`aiokcc.cli.crew` starts it; nobody else has a reason to.
+"""One of the processes of ``aiokcc replay``. :mod:`aiokcc.cli.worker_pool` starts it; nobody else has a reason to.
 
 Its orders come as one line of JSON on standard input. A second line asks it to stop in good order: running handlers end,
 offsets are committed, the partitions are given up; so does SIGTERM. When the input ends, be it that the command closes it or

@@ -10,8 +10,8 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.cli.page import lay_out
-from aiokcc.cli.verdict import judge
+from aiokcc.cli.health import judge
+from aiokcc.cli.status_view import lay_out
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
 from tests.replays import MINUTE, all_places, at, in_step, memory, other_tasks, places, replaying, topic

@@ -12,12 +12,12 @@ import pytest
 from aiokcc import __version__
 from aiokcc.cli import main
 from aiokcc.cli.arguments import command, make_parser, parse
-from aiokcc.cli.page import Page, lay_out
-from aiokcc.cli.paper import write_line, write_page
+from aiokcc.cli.formatting import count, listed, short_names, span
+from aiokcc.cli.health import Kind, judge
+from aiokcc.cli.render_text import write_line, write_page
 from aiokcc.cli.screen import LogLines, choose_screen
 from aiokcc.cli.status import as_json
-from aiokcc.cli.verdict import Kind, judge
-from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.cli.status_view import Page, lay_out
 from aiokcc.errors import UsageError
 from aiokcc.runtime.status import Blocking, MemberStatus, PartitionStatus, Status
 

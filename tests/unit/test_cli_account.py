@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from aiokcc.cli.account import Account
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.before import Before
-from aiokcc.cli.crew import Report
+from aiokcc.cli.monitor import Monitor
+from aiokcc.cli.previous_run import Before
+from aiokcc.cli.worker_pool import Report
 
 ENVIRONMENT = {"AIOKCC_STORE": "zk://h/replay", "AIOKCC_BOOTSTRAP_SERVERS": "h:9092"}
 T = 1_767_225_600_000
@@ -24,7 +24,7 @@ class Team:
 
     def __init__(self, *more: str, processes: int = 2) -> None:
         words = ["replay", "handlers:handle", "--topic", "orders", "--period", "1m", "--processes", str(processes)]
-        self.account = Account(parse([*words, *more], ENVIRONMENT), Before())
+        self.account = Monitor(parse([*words, *more], ENVIRONMENT), Before())
         for worker in range(processes):
             self.say(worker, "joined", total=100)
 
@@ -229,7 +229,7 @@ class TestWhoIsSlow:
     def test_what_was_seen_before_all_were_there_is_not_shown(self) -> None:
         """The limit may have stood for hours when the run is started again, and for its first status nobody ran anything."""
         words = ["replay", "handlers:handle", "--topic", "orders", "--period", "1m", "--processes", "2"]
-        account = Account(parse(words, ENVIRONMENT), Before())
+        account = Monitor(parse(words, ENVIRONMENT), Before())
         account.hear(Report(0, "joined", {"total": 100}))
         status = {**self.STATUS, "waiting_seconds": 7200.0, "blocking": [("orders.0", None)]}
         account.hear(Report(0, "status", status))

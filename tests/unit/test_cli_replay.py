@@ -12,11 +12,11 @@ import pytest
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.bar import LineBar, Pace, PlainBar, View, choose_bar, write_view
-from aiokcc.cli.colour import ColourBar
-from aiokcc.cli.crew import how_it_ended
 from aiokcc.cli.functions import load, place
+from aiokcc.cli.render_rich import ColourBar
 from aiokcc.cli.replay_arguments import as_keywords
 from aiokcc.cli.worker import rule_of
+from aiokcc.cli.worker_pool import how_it_ended
 from aiokcc.errors import UsageError
 
 T = 1_767_225_600_000

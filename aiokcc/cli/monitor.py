@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from aiokcc.cli.bar import Bar, Pace, View, on_terminal, say
-from aiokcc.cli.before import Before
-from aiokcc.cli.crew import Crew, Report, how_it_ended
+from aiokcc.cli.formatting import count, listed, short_names, span
+from aiokcc.cli.previous_run import Before
 from aiokcc.cli.replay_arguments import member_name
 from aiokcc.cli.slowest import Slowest
-from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.cli.worker_pool import Report, WorkerPool, how_it_ended
 from aiokcc.core.masking import mask_command
 from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time
 
-__all__ = ["Account"]
+__all__ = ["Monitor"]
 
 _REDRAW: Final = 0.1
 _SILENT: Final = 3.0
@@ -37,7 +37,7 @@ _RARE: Final = {
 }
 
 
-class Account:
+class Monitor:
     """What the workers have said so far, and what that comes to."""
 
     def __init__(self, options: argparse.Namespace, before: Before, clock: Callable[[], float] = time.time) -> None:
@@ -64,7 +64,7 @@ class Account:
         self._records, self._time, self._pace_together = Pace(), Pace(), Pace()
         self._together = 0
         """How many records all members have done, other commands' too, as far as they have reported."""
-        self._crew: Crew | None = None
+        self._crew: WorkerPool | None = None
         self._tell: Callable[[str], None] = say
         self._asked: float | None = None
         """When all were asked to stop."""
@@ -90,7 +90,7 @@ class Account:
             when = " when the handlers that run have returned" if self._there else ""
             self._tell(f"Stopping{when}; a second {what} stops at once.")
 
-    async def run(self, crew: Crew, bar: Bar) -> None:
+    async def run(self, crew: WorkerPool, bar: Bar) -> None:
         """Listen and show until all are done, or one has failed."""
         self._crew, self._tell = crew, bar.write if on_terminal() else say
         if self._asked is not None:

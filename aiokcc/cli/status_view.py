@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aiokcc.cli.verdict import Kind, Verdict, reason
-from aiokcc.cli.words import count, short_names, span
+from aiokcc.cli.formatting import count, short_names, span
+from aiokcc.cli.health import Kind, Verdict, reason
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status

@@ -13,8 +13,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from aiokcc.cli.bar import View, bar_width, fit_view
-from aiokcc.cli.page import Page, Table
-from aiokcc.cli.verdict import Kind
+from aiokcc.cli.health import Kind
+from aiokcc.cli.status_view import Page, Table
 
 __all__ = ["ColourBar", "ColourScreen", "print_page"]
 

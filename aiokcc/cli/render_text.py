@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiokcc.cli.page import Page, Table
+from aiokcc.cli.status_view import Page, Table
 
 __all__ = ["write_line", "write_page", "write_table"]
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import anyio
 
-__all__ = ["STOP", "Crew", "Report", "crew_of", "how_it_ended"]
+__all__ = ["STOP", "Report", "WorkerPool", "how_it_ended", "worker_pool"]
 
 STOP: Final = b"stop\n"
 """What a worker that is asked to stop finds on its input."""
@@ -37,7 +37,7 @@ class Report:
     facts: dict[str, Any]
 
 
-class Crew:
+class WorkerPool:
     """Running workers. Made by :func:`crew_of`."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
@@ -141,10 +141,12 @@ class Crew:
 
 
 @asynccontextmanager
-async def crew_of(orders: Sequence[dict[str, Any]], output: Callable[[str], None] | None) -> AsyncIterator[Crew]:
+async def worker_pool(
+    orders: Sequence[dict[str, Any]], output: Callable[[str], None] | None
+) -> AsyncIterator[WorkerPool]:
     """Workers with these orders; in the end they are stopped, whatever way the block was left."""
     async with anyio.create_task_group() as tasks:
-        crew = Crew(tasks)
+        crew = WorkerPool(tasks)
         try:
             for one in orders:
                 await crew.start(one, output)

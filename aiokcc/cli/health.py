@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aiokcc.cli.words import count, listed, short_names, span
+from aiokcc.cli.formatting import count, listed, short_names, span
 from aiokcc.core.periods import format_time
 from aiokcc.runtime.status import Blocking, Status
 
