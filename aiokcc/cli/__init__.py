@@ -2,9 +2,10 @@
 
 Everything here is built on what any program can do with a store's session; the command line knows no secrets. What it shows is
 made in three steps, so that each can be tested alone: :mod:`~aiokcc.cli.health` says in one sentence how the group stands,
-:mod:`~aiokcc.cli.status_view` lays a status out as facts and tables, :mod:`~aiokcc.cli.render_text` and :mod:`~aiokcc.cli.render_rich` put that
-on paper, plainly or (with the ``cli`` extra, on a terminal) in colour. A replay's worker processes are started and heard by
-:mod:`~aiokcc.cli.worker_pool`, and run :mod:`~aiokcc.cli.worker`; :mod:`~aiokcc.cli.bar` shows how far they are.
+:mod:`~aiokcc.cli.status_view` lays a status out as facts and tables, :mod:`~aiokcc.cli.render_text` prints that as plain text
+and :mod:`~aiokcc.cli.render_rich` (with the ``cli`` extra, on a terminal) in colour. :mod:`~aiokcc.cli.worker_pool` starts a
+replay's worker processes and reads what they report; each runs :mod:`~aiokcc.cli.worker`.
+:mod:`~aiokcc.cli.bar` shows how far they are.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """The member's rule: which record may pass, and what the member has to report.
 
-A member runs many partitions, each on its own *partition*. A partition is running until it *arrives*: blocked at the timestamp of its
-next record, idle at the end of the log, or finished. When the last partition has arrived the member has something to say, once.
+A member runs many partitions. A partition runs until it *arrives*: it is blocked at the timestamp of its next record, idle at
+the end of its log, or finished. When the last partition that the member owns has arrived, the member reports, once.
 
-The report is level-triggered: a pure function of the generation, the limit, and the partitions. Whoever drives the member's progress writes it
-whenever it differs from what the node holds; then it does not matter which event was missed.
+The report is a pure function of the generation, the limit and the partitions ([level] in docs/explanation/protocol.md). It is
+written whenever it differs from what the node holds, so no missed event can keep it from being written. It speaks only for
+partitions whose locks the member holds ([owned only]); another one is reported by the member that holds its lock.
 
-The report speaks for the partitions whose locks we hold. A partition that waits for a lock is reported by the member that holds it, so it
-neither appears in our report nor delays it.
-
-With lookahead a partition goes on past the floor. What counts for the floor is where the partition *crossed* it: the first record at or
-past it. Crossings of all open boundaries are kept, so that the cuts of a run do not depend on how far ahead anybody was. And
-all that every partition has crossed is said in one report, so that it takes no more than one to close several.
+With lookahead a partition goes on past the floor. What counts for the floor is where the partition *crossed* it: the first
+record at or past it. Crossings of all open boundaries are kept, so the cuts of a run do not depend on how far ahead anybody
+was. One report tells of all boundaries that every partition has crossed, so one advance can close several.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ class MemberProgress:
     # -- partitions arrive ------------------------------------------------------------------------------------------------
 
     def approach(self, progress: PartitionProgress, ts: int, offset: int | None) -> bool:
-        """The partition's next record. True: it may pass now. False: the partition is blocked until the limit has passed ``ts``.
+        """Take the partition's next record. Return True if it may pass now, False if it waits until the limit passes ``ts``.
 
         UsageError if the partition has finished: what it said cannot be taken back.
         """
@@ -286,15 +284,15 @@ class MemberProgress:
 
     @property
     def ready(self) -> bool:
-        """Whether there is a report that counts: every partition that we hold has arrived, and what they brought is done with."""
+        """Whether there is a report that counts: every partition that we own has arrived, and nothing is withheld."""
         return self._missing == 0 and self._unowned < len(self.partitions) and not self.withheld
 
     @property
     def due(self) -> bool:
         """Whether it is time to report: at once, or, where we gather, when no partition that runs is before the next milestone.
 
-        The partitions go on meanwhile, up to the limit, so that nobody waits for the report and its answer. Those that cannot go on
-        do not count: if there is nothing else, it is time. And whoever drives the member's progress does not let it wait for long.
+        The partitions go on meanwhile, up to the limit, so nobody waits for the report and its answer. Partitions that cannot
+        go on do not count: if there are no others, it is time. The member session bounds the wait (LINGER).
         The milestones are the same for all members, so that their reports tell of the same boundaries.
         """
         if not self.ready:
@@ -312,7 +310,7 @@ class MemberProgress:
         return not behind
 
     def positions(self, boundary: int | None = None) -> dict[Partition, int]:
-        """Where each partition crossed this boundary, by default the floor, or stands: the first offset not processed, if known."""
+        """Return each partition's first offset that was not processed at this boundary (default: the floor), if known."""
         crossed = self.limit.floor if boundary is None else boundary
         result: dict[Partition, int] = {}
         for partition, progress in self.partitions.items():

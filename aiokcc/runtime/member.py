@@ -1,7 +1,7 @@
 """This process's side of the group: its gates, what they have said, and the session it says it in.
 
-The member outlives its sessions. Each session is one :class:`~aiokcc.runtime.member_session.MemberSession`; nothing is carried from
-one to the next but the highest limit seen and what the partitions themselves know. Between two sessions every gate is shut.
+The member outlives its sessions. Each of them is one :class:`~aiokcc.runtime.member_session.MemberSession`. The next one keeps
+only the highest limit seen and what the partitions themselves know. Between two sessions every gate is shut.
 """
 
 from __future__ import annotations

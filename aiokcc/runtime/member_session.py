@@ -1,10 +1,10 @@
 """One member in one session: it joins, takes the locks of its partitions, follows the limit, and reports.
 
-A new session is a new member session with new node names, so that it never meets what it left behind. All of its writes go through
-the session in which they were decided, which refuses them once it is lost.
+A new session has new node names, so it never meets what a former one left behind ([unique name] in
+docs/explanation/protocol.md). Each write goes through the session in which it was decided, which refuses it once it is lost.
 
-Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes what the member's progress says whenever it
-differs from what the node holds, *campaign* stands for election and leads. While we lead, the leader's own report travels
+Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes the report whenever it differs
+from what the node holds, *campaign* stands for election and leads. While we lead, the leader's own report travels
 in the transaction that moves the limit, and *follow* does not need to be told what we wrote ourselves.
 """
 

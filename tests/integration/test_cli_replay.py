@@ -155,7 +155,10 @@ async def test_what_is_done_is_what_was_handled(place: Place) -> None:
     assert first.startswith(f"Done: {1200 - buried:,} records in "), ended.err
     assert second == f"  {buried} went to the dead-letter function"
     one, two = place.topics
-    where = {"bootstrap_servers": place.variables["AIOKCC_BOOTSTRAP_SERVERS"], "store": "memory://the-same"}
+    where: dict[str, Any] = {
+        "bootstrap_servers": place.variables["AIOKCC_BOOTSTRAP_SERVERS"],
+        "store": "memory://the-same",
+    }
     policy: dict[str, Any] = {"on_error": "dead-letter", "dead_letter": lambda record, reason: None}
 
     def fail_on_some(record: Any) -> None:

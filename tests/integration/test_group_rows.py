@@ -59,7 +59,7 @@ class Claims:
 
         async def take_when_told(
             us: Ownership, wanted: list[Partition], conditions: list[Check]
-        ) -> tuple[list[Partition], list[Partition]]:
+        ) -> tuple[list[Partition], dict[Partition, str]]:
             name = us._member.name
             async with self._changed:
                 self._waiting.add(name)

@@ -35,7 +35,8 @@ def end(request: pytest.FixtureRequest) -> str | int:
 
     Each is known in another way: as offsets that were agreed on when the group was founded, or by the clock and the logs.
     """
-    return {"now": "now", "past": at(100), "future": wall_clock() + 3000}[request.param]
+    ends: dict[str, str | int] = {"now": "now", "past": at(100), "future": wall_clock() + 3000}
+    return ends[request.param]
 
 
 def replaying(spark: SparkSession, kafka: local.Kafka, *topics: str, store: str, **settings: Any) -> Any:

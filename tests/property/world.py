@@ -1,10 +1,10 @@
 """A little world in which the real rules meet every fault: no tasks, no clock, one step at a time.
 
-Members drive real :class:`MemberProgress` objects over synthetic logs; whoever is in its term drives a real :class:`Leader`; all of them
-meet in a :class:`~tests.property.tree.Tree` through the conditional writes of the protocol. Everything that can come between
-two steps is a step of its own: what is read is seen later, or twice, or in another order; a write flies, lands or is lost, and
-so is its answer; sessions expire, processes crash and start again, anybody takes office at any time, records are appended, the
-operator changes his mind, partitions move.
+Members drive real :class:`MemberProgress` objects over synthetic logs; whoever leads drives a real :class:`Leader`; all of
+them meet in a :class:`~tests.property.tree.Tree` through the conditional writes of the protocol. Everything that can come
+between two steps is a step of its own: what is read is seen later, or twice, or in another order; a write flies, lands or is
+lost, and so is its answer; sessions expire, processes crash and start again, anybody takes over at any time, records are
+appended, the operator changes his mind, partitions move.
 
 The world watches the invariants itself, at the moment they could break, and raises :class:`Broken`. A rule of the protocol can
 be switched off by its name (``World(..., without={"fresh end"})``), to see that the world would notice.

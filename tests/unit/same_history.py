@@ -15,7 +15,7 @@ MEMBERS = 6
 async def main() -> None:
     """Runs six members with two partitions each over three periods; the leader loses its session first."""
     world = World("same-history")
-    gate.boottime = world.time  # type: ignore[attr-defined]  # as the fixture of the tests does
+    gate.boottime = world.time  # type: ignore[assignment, attr-defined]  # as the fixture of the tests does
     written: list[bytes] = []
     apply = world.server._write
 

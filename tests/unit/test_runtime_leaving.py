@@ -196,4 +196,8 @@ async def test_who_leaves_a_managed_group_early_leaves_what_has_finished_to_othe
 
 async def _stay(world: World, settings: dict[str, Any]) -> None:
     async with world.connect(member="stays", **settings) as stays:
-        await stays.share(lambda p: world.consume(stays, p.number, [] if p.number == 0 else [0, 5000]))
+
+        async def run(partition: Partition) -> None:
+            await world.consume(stays, partition.number, [] if partition.number == 0 else [0, 5000])
+
+        await stays.share(run)
