@@ -104,11 +104,11 @@ def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
     names = short_names(n for b in status.blocking for n in (b.member, b.last_member) if n is not None)
     if lost:
         first = lost[0]
-        hands = "is in nobody's hands" if len(lost) == 1 else "are in nobody's hands"
+        state = "is unowned" if len(lost) == 1 else "are unowned"
         last = {names[b.last_member] for b in lost if b.last_member is not None}
         before = f" (last run by {listed(sorted(last))})" if last else " (nobody has run it yet)"
         which = first.partition if len(lost) == 1 else count(len(lost), "partition")
-        return f"Blocked for {stood}: {which} {hands}{before}."
+        return f"Blocked for {stood}: {which} {state}{before}."
     if len(status.blocking) == 1:
         first = status.blocking[0]
         return f"Blocked for {stood} by {first.partition} on {names[str(first.member)]}, which {reason(first, names)}."
@@ -120,6 +120,6 @@ def reason(blocking: Blocking, names: Mapping[str, str]) -> str:
     """Why the limit waits for a partition."""
     if blocking.member is None:
         if blocking.last_member is None:
-            return "in nobody's hands"
-        return f"in nobody's hands; last run by {names[blocking.last_member]}"
+            return "unowned"
+        return f"unowned; last run by {names[blocking.last_member]}"
     return _REASONS.get(blocking.state, blocking.state)

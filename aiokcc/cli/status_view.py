@@ -77,7 +77,7 @@ def lay_out(
 def _blocking(status: Status, verdict: Verdict, names: Mapping[str, str]) -> Table | None:
     if verdict.kind is not Kind.BLOCKED:
         return None
-    first = sorted(status.blocking, key=lambda b: b.member is not None)  # those in nobody's hands come first
+    first = sorted(status.blocking, key=lambda b: b.member is not None)  # those unowned come first
     rows = tuple(
         (b.partition, names[b.member] if b.member is not None else "—", span(status.waiting_seconds), reason(b, names))
         for b in first[:MOST_BLOCKING]

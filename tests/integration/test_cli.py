@@ -211,7 +211,7 @@ class TestStatus:
             async with waiting(gate, MINUTE):
                 shown = await run("status", "--stuck-after", "1ms", AIOKCC_STORE=zk_root)
         assert shown.code == 3
-        assert "orders.1 is in nobody's hands (nobody has run it yet)" in shown.out
+        assert "orders.1 is unowned (nobody has run it yet)" in shown.out
 
     async def test_colours_on_a_terminal_and_none_in_a_pipe_or_on_a_dumb_one(self, zk_root: str) -> None:
         async with group_of(zk_root):

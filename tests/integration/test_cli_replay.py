@@ -180,7 +180,7 @@ async def test_the_line_that_is_named_is_the_handlers(place: Place) -> None:
 
 
 async def test_following_in_several_processes_takes_partitions_that_are_added(place: Place, kafka: local.Kafka) -> None:
-    """Whichever of the processes they fall to: none of them is in nobody's hands, and the others go on."""
+    """Whichever of the processes they fall to: none of them is unowned, and the others go on."""
     orders, payments = place.topics
     expected = 2 * MINUTES * EACH
     async with place.started(

@@ -86,7 +86,7 @@ class TestVerdict:
     def test_a_partition_in_nobodys_hands_is_told_at_once_with_who_ran_it_last(self) -> None:
         blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
         kind, _, text = self.judged(blocking=blocking)
-        assert (kind, text) == (Kind.BLOCKED, "Blocked for 0.1s: orders.0 is in nobody's hands (last run by alpha).")
+        assert (kind, text) == (Kind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
 
     def test_a_partition_nobody_has_ever_run(self) -> None:
         assert "nobody has run it yet" in self.judged(blocking=(Blocking("orders.0", None, "unowned", None),))[2]

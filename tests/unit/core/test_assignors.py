@@ -116,7 +116,7 @@ def test_sticky_hands_on_along_a_chain() -> None:
 def test_at_most_so_many_streams_of_a_topic(assignor: str) -> None:
     members = {"a": Subscription.check({"orders": 2}), "b": Subscription.check({"orders": 1})}
     result = assign(assignor, members, numbered("orders", 8), {})
-    assert Counter(result.values()) == {"a": 2, "b": 1}  # the rest is in nobody's hands
+    assert Counter(result.values()) == {"a": 2, "b": 1}  # the rest is unassigned
     members["c"] = EVERYTHING
     result = assign(assignor, members, numbered("orders", 8), result)
     assert Counter(result.values()) == {"a": 2, "b": 1, "c": 5}
