@@ -274,7 +274,7 @@ async def _round_trips(kafka: Broker, rounds: int) -> list[Result]:
     """A clean leave in one process over a slow store: how many calls follow one another."""
     topic = await kafka.topic("trips", [evenly(20_000, 600) for _ in range(PARTITIONS)])
     results = []
-    none, stored = {"commit": False}, {"offset_storage": "zookeeper"}
+    none, stored = {"commit": False}, {"offset_storage": "store"}
     for label, event, leader, settings in (
         ("a member leaves", "leaves", False, none),
         ("the leader leaves", "leaves", True, none),

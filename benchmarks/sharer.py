@@ -51,7 +51,7 @@ async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
         end="now",
         assignment="managed",
         expect=plan["members"],
-        offset_storage="zookeeper",
+        offset_storage="store",
         session_timeout=plan["session_timeout"],
     ) as replay:
 

@@ -175,7 +175,7 @@ runs.
 
 where they are kept:
   in the store   below its root, as offsets/TOPIC/PARTITION; give its URL:
-                 aiokcc.replay(offset_storage="zookeeper")
+                 aiokcc.replay(offset_storage="store")
   in Kafka       under a group's name: aiokcc.replay(group_id=…). Give
                  --group-id, and the store's URL too, so that a run that is
                  still going on is seen.
@@ -196,7 +196,7 @@ examples:
   aiokcc offsets reset 2026-01-01T00:00Z --topic orders
   aiokcc offsets export zk://127.0.0.1:2181/january |
       aiokcc offsets import - zk://127.0.0.1:2181/february
-  aiokcc offsets migrate --to zookeeper --group-id billing \\
+  aiokcc offsets migrate --to store --group-id billing \\
       zk://127.0.0.1:2181/february
 
 `aiokcc offsets ACTION --help` explains each.
@@ -278,7 +278,7 @@ stopping:
 going on:
   Stopped, killed or failed, the same command goes on where the last period
   closed: nothing is lost, at most the open period is handled again. Stopped in
-  good order with --offset-storage zookeeper or --group-id, it goes on with the
+  good order with --offset-storage store or --group-id, it goes on with the
   very next record.
   A run that has ended stays so; to run it again, use another root (the end of
   the store's URL).

@@ -237,7 +237,7 @@ class Monitor:
 
     @property
     def _commits(self) -> bool:
-        return self._options.group_id is not None or self._options.offset_storage == "zookeeper"
+        return self._options.group_id is not None or self._options.offset_storage == "store"
 
     @property
     def _runs_ahead(self) -> bool:

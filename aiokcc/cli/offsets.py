@@ -45,7 +45,7 @@ class Shelf(Protocol):
     """Where offsets are kept."""
 
     name: str
-    """``kafka`` or ``zookeeper``."""
+    """The name of this storage in exported JSON: ``kafka`` or ``zookeeper``."""
     where: str
 
     async def read(self) -> dict[Partition, CommittedOffset]:
@@ -99,7 +99,7 @@ class _Desk:
 
     @property
     def shelf(self) -> Shelf:
-        return self.shelves["kafka" if self.options.group_id else "zookeeper"]
+        return self.shelves["kafka" if self.options.group_id else "store"]
 
     @property
     def cluster(self) -> Cluster:
@@ -208,7 +208,7 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[_Desk]:
         if options.store:
             store = open_store(options.store)
             session = await stack.enter_async_context(store.session(connect_timeout=options.timeout))
-            shelves["zookeeper"] = _InStore(store, session)
+            shelves["store"] = _InStore(store, session)
             desk.activity = await read_activity(store, session)
         yield desk
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiokcc.cli import help_texts as texts
-from aiokcc.cli.replay_arguments import SERVERS, setting
+from aiokcc.cli.replay_arguments import SERVERS, setting, storage
 from aiokcc.core.committed_offset import MAX_OFFSET
 from aiokcc.core.partitions import MAX_NUMBER
 from aiokcc.core.periods import parse_time
@@ -101,14 +101,14 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     _add_writing(bring)
     migrate = action(
         "migrate",
-        f"--to kafka|zookeeper --group-id ID [URL]{_BREAK}[--topic TOPIC …] [--dry-run] [--force]",
+        f"--to kafka|store --group-id ID [URL]{_BREAK}[--topic TOPIC …] [--dry-run] [--force]",
         "from Kafka to the store, or back",
         texts.OFFSETS_MIGRATE,
-        "--to zookeeper --group-id billing",
+        "--to store --group-id billing",
         "--to kafka --group-id billing --dry-run",
     )
-    what = "'zookeeper': from Kafka to the store; 'kafka': from the store to Kafka"
-    migrate.add_argument("--to", choices=("kafka", "zookeeper"), required=True, help=what)
+    what = "'store': from Kafka to the store; 'kafka': from the store to Kafka"
+    migrate.add_argument("--to", type=storage, choices=("kafka", "store"), required=True, help=what)
     _add_topics(migrate)
     _add_writing(migrate)
 

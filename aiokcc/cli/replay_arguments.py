@@ -15,7 +15,7 @@ from aiokcc.core.masking import is_secret
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["SERVERS", "add_options", "as_keywords", "setting"]
+__all__ = ["SERVERS", "add_options", "as_keywords", "setting", "storage"]
 
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 
@@ -52,8 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--expect", type=_whole(1), metavar="N", help=what)
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
     parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
-    what = "where offsets are committed: kafka (the default, with --group-id) or zookeeper (in the store)"
-    parser.add_argument("--offset-storage", choices=("kafka", "zookeeper"), default="kafka", metavar="WHERE", help=what)
+    what = "where offsets are committed: kafka (the default, with --group-id) or store (in the store)"
+    parser.add_argument(
+        "--offset-storage", type=storage, choices=("kafka", "store"), default="kafka", metavar="WHERE", help=what
+    )
     more = parser.add_argument_group("how")
     more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
     what = "let partitions run up to N periods ahead of the slowest; default: 0"
@@ -133,6 +135,13 @@ def member_name(options: argparse.Namespace, number: int) -> str:
 def _choice(group: argparse._ArgumentGroup, name: str, when: str, *choices: str) -> None:
     help_ = f"{when}: {', '.join(choices)}; default: {choices[0]}"
     group.add_argument(name, choices=choices, default=choices[0], metavar="WHAT", help=help_)
+
+
+def storage(text: str) -> str:
+    """Return the name of an offset storage as it was typed. Raises ArgumentTypeError for the former name of the store."""
+    if text == "zookeeper":
+        raise argparse.ArgumentTypeError("'zookeeper' is now 'store', which names any store; write 'store'")
+    return text
 
 
 def _checked(read: Callable[..., Any], what: str) -> Callable[[str], Any]:

@@ -171,7 +171,7 @@ def committer(
     settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
 ) -> Committer:
     """The one that a replay's settings ask for."""
-    if settings.offset_storage == "zookeeper":
+    if settings.offset_storage == "store":
         offsets = StoreOffsets(member)
         if settings.commit:
             member.on_claim = offsets.claimed

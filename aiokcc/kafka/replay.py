@@ -62,7 +62,7 @@ def replay(
     join_window: float | None = None,
     expect: int | None = None,
     commit: bool = True,
-    offset_storage: Literal["kafka", "zookeeper"] = "kafka",
+    offset_storage: Literal["kafka", "store"] = "kafka",
     timestamp: Callable[[Any], int] | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
     late: Literal["deliver", "drop", "dead-letter"] = "deliver",
@@ -108,7 +108,7 @@ def replay(
     :param subscription: managed: what this process may be given; see :func:`aiokcc.connect`, also for ``assignor``, ``weight``,
         ``join_window`` and ``expect``
     :param commit: whether offsets are committed at all
-    :param offset_storage: where: ``"kafka"``, under ``group_id`` if there is one, or ``"zookeeper"``: in the store, below its
+    :param offset_storage: where: ``"kafka"``, under ``group_id`` if there is one, or ``"store"``: in the store, below its
         root as ``offsets/<topic>/<partition>``. Either way a run goes on by its last cut, or by what it has committed past it
     :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic

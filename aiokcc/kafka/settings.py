@@ -94,7 +94,7 @@ class ReplaySettings:
         what = "" if self.pattern is None else f" pattern={self.pattern.pattern}"
         late = lateness or "none"
         if self.offset_storage != "kafka":
-            what += f" offsets={self.offset_storage}"
+            what += " offsets=zookeeper"  # the text in the run node for "store": members of all versions compare it
         return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
     def replays(self, topic: str) -> bool:
@@ -168,10 +168,12 @@ class ReplaySettings:
             raise UsageError(
                 'assignment="managed" has the group\'s leader say which partitions are ours; subscription= bounds it'
             )
-        _choice("offset_storage", offset_storage, ("kafka", "zookeeper"))
+        if offset_storage == "zookeeper":
+            raise UsageError('offset_storage is "zookeeper"; write "store", which names any store')
+        _choice("offset_storage", offset_storage, ("kafka", "store"))
         if begin == "committed" and group_id is None and offset_storage == "kafka":
             raise UsageError(
-                'start="committed" needs group_id: whose committed offsets? Or offset_storage="zookeeper": those under the root'
+                'start="committed" needs group_id: whose committed offsets? Or offset_storage="store": those under the root'
             )
         if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
             raise UsageError(

@@ -59,7 +59,7 @@ def replay(
     weight: Weight | None = None,
     join_window: float | None = None,
     expect: int | None = None,
-    offset_storage: Literal["kafka", "zookeeper"] = "kafka",
+    offset_storage: Literal["kafka", "store"] = "kafka",
     lookahead: int | None = None,
     timestamp: Column | str | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,

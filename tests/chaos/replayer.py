@@ -60,7 +60,7 @@ async def work(spec: Spec) -> None:
         claim_timeout=spec.claim_timeout,
         buffer_records=200,
         group_id=f"group-{spec.topic}" if spec.offsets == "kafka" else None,
-        offset_storage="zookeeper" if spec.offsets == "zookeeper" else "kafka",
+        offset_storage="store" if spec.offsets == "store" else "kafka",
     ) as replay:
         if spec.way == "run":
             await replay.run(handle)

@@ -76,7 +76,7 @@ class Operator:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("storage", "changes"), [("kafka", CHANGES), ("zookeeper", CHANGES // 4)])
+@pytest.mark.parametrize(("storage", "changes"), [("kafka", CHANGES), ("store", CHANGES // 4)])
 async def test_random_membership_changes(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, storage: str, changes: int
 ) -> None:

@@ -121,7 +121,7 @@ async def test_cut_off_from_zookeeper_but_not_from_kafka(
         await group.progress()
 
 
-@pytest.mark.parametrize("storage", ["kafka", "zookeeper"])
+@pytest.mark.parametrize("storage", ["kafka", "store"])
 async def test_a_zombie_commits_and_claims_nothing(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, storage: str
 ) -> None:

@@ -82,8 +82,8 @@ def make_logs(chance: random.Random, lateness: int) -> list[list[int]]:
         (20, 0, "", 0),
         (6, 5 * PERIOD, "", 0),
         (6, 0, "kafka", 8),
-        (6, 5 * PERIOD, "zookeeper", 0),
-        (6, 0, "zookeeper", 3),
+        (6, 5 * PERIOD, "store", 0),
+        (6, 0, "store", 3),
     ],
 )
 async def test_processes_killed_at_random_points(

@@ -107,7 +107,7 @@ async def test_one_of_the_processes_is_killed(team: Place, zk_root: str) -> None
 
 
 async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_next_record(team: Place) -> None:
-    words = ("slowly", "--assignment", "managed", "--expect", "2", "--offset-storage", "zookeeper")
+    words = ("slowly", "--assignment", "managed", "--expect", "2", "--offset-storage", "store")
     async with team.started(*words) as stays, team.started(*words) as leaves:
         assert leaves.stdout is not None
         first = await leaves.stdout.readline()
@@ -120,7 +120,7 @@ async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_
 
 
 async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(team: Place, zk_root: str) -> None:
-    words = ("--assignment", "managed", "--processes", "2", "--member", "team", "--offset-storage", "zookeeper")
+    words = ("--assignment", "managed", "--processes", "2", "--member", "team", "--offset-storage", "store")
     async with team.started("slowly", *words) as process:
         assert process.stdout is not None
         first = await process.stdout.readline()

@@ -77,7 +77,7 @@ def kept(request: pytest.FixtureRequest, operator: Operator) -> list[str]:
 
 
 async def test_show_tells_offset_lag_when_and_by_whom(operator: Operator) -> None:
-    await operator.replay(operator.root, offset_storage="zookeeper", member="worker")
+    await operator.replay(operator.root, offset_storage="store", member="worker")
     out = await operator.does("show")
     where, head, *rows, note = out.splitlines()
     assert where == operator.root
@@ -114,7 +114,7 @@ async def test_a_new_run_starts_where_the_operator_says(operator: Operator, kept
     await operator.does("set", operator.name, "1", "3", *kept)
     out = await operator.does("set", operator.name, "1", "1", *kept)
     assert re.search(rf"{operator.name}\s+1\s+3\s+1", out), "before and now"
-    where = {"group_id": operator.group} if kept else {"offset_storage": "zookeeper"}
+    where = {"group_id": operator.group} if kept else {"offset_storage": "store"}
     assert await operator.replay(operator.root, start="committed", **where) == [(0, 3), (0, 4), (1, 1), (1, 2)]
 
 
@@ -140,7 +140,7 @@ async def test_reset_takes_the_topics_that_it_knows(operator: Operator) -> None:
     assert ended.code == 1
     assert "nothing is kept in" in ended.err
     assert "--topic" in ended.err
-    await operator.replay(operator.root, offset_storage="zookeeper")
+    await operator.replay(operator.root, offset_storage="store")
     await operator.does("reset", "earliest")
     assert await operator.offsets() == {0: 0, 1: 0}
 
@@ -170,14 +170,14 @@ async def test_migration_there_and_back(operator: Operator, zookeeper: local.Zoo
     """A first run keeps its offsets in Kafka, the second in ZooKeeper, the third in Kafka again: nothing is read twice."""
     first, second, third = (zookeeper.url(f"{operator.name}-{n}") for n in (1, 2, 3))
     assert len(await operator.replay(first, group_id=operator.group)) == 8
-    there = ("migrate", "--to", "zookeeper", "--group-id", operator.group, second)
+    there = ("migrate", "--to", "store", "--group-id", operator.group, second)
     out = await operator.does(*there)
     assert re.search(rf"{operator.name}\s+0\s+—\s+5", out)
     assert f"Those in Kafka, group {operator.group} stay as they are." in out
     await operator.does(*there)  # again changes nothing
     assert await operator.offsets(second) == {0: 5, 1: 3}
     await _append(operator, 0, 5)
-    assert await operator.replay(second, start="committed", offset_storage="zookeeper") == [(0, 5)]
+    assert await operator.replay(second, start="committed", offset_storage="store") == [(0, 5)]
     assert await operator.offsets("--group-id", operator.group) == {0: 5, 1: 3}, "what was copied stays as it was"
     await operator.does("migrate", "--to", "kafka", "--group-id", operator.group, second)
     assert await operator.offsets("--group-id", operator.group) == {0: 6, 1: 3}
@@ -198,7 +198,7 @@ async def test_writing_is_refused_while_members_run_and_until_the_run_has_ended(
     operator: Operator, kept: list[str]
 ) -> None:
     words = ("set", operator.name, "0", "1", *kept)
-    where: dict[str, Any] = {"group_id": operator.group} if kept else {"offset_storage": "zookeeper"}
+    where: dict[str, Any] = {"group_id": operator.group} if kept else {"offset_storage": "store"}
     async with replaying(
         operator.kafka, operator.name, store=operator.root, assignment="fixed", member="worker", **where
     ):
@@ -250,7 +250,7 @@ async def test_kafka_takes_no_offsets_for_a_group_that_has_members(operator: Ope
         (["show", "--topic", "no-such-topic"], "Kafka has no topic 'no-such-topic'"),
         (["export", "--topic", "no-such-topic"], "Kafka has no topic 'no-such-topic'"),
         (["migrate", "--to", "kafka", "--group-id", "nobody"], "holds no offsets"),
-        (["migrate", "--to", "zookeeper", "--group-id", "nobody"], "Kafka, group nobody holds no offsets"),
+        (["migrate", "--to", "store", "--group-id", "nobody"], "Kafka, group nobody holds no offsets"),
         (["import", "/nowhere/offsets.json"], "there is no file /nowhere/offsets.json"),
     ],
 )
@@ -307,7 +307,7 @@ async def test_with_the_base_install_the_stores_offsets_are_shown_though_kafkas_
     operator: Operator, tmp_path: Path
 ) -> None:
     """Kafka's address stands in the environment for other commands; without aiokafka only the lag is missing."""
-    await operator.replay(operator.root, offset_storage="zookeeper")
+    await operator.replay(operator.root, offset_storage="store")
     (tmp_path / "aiokafka.py").write_text("raise ModuleNotFoundError('not installed', name='aiokafka')\n")
     base = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     shown = await operator.does("show", **base)

@@ -117,10 +117,10 @@ def once_each(*outputs: str) -> bool:
 
 
 COMMITTING = [
-    ("work", ["--offset-storage", "zookeeper", "--processes", "3"]),
+    ("work", ["--offset-storage", "store", "--processes", "3"]),
     ("work", ["--group-id", "fresh", "--processes", "3"]),
-    ("work", ["--offset-storage", "zookeeper"]),
-    ("work", ["--offset-storage", "zookeeper", "--assignment", "managed", "--processes", "2"]),
+    ("work", ["--offset-storage", "store"]),
+    ("work", ["--offset-storage", "store", "--assignment", "managed", "--processes", "2"]),
     ("work_in_batches", ["--batches", "--group-id", "fresh", "--processes", "2"]),
 ]
 
@@ -187,7 +187,7 @@ class TestTheFirst:
 
     async def test_sent_twice_for_one_cause_is_still_the_first(self, stage: Place) -> None:
         """`timeout` sends SIGTERM to the process and to its group."""
-        async with stage.started("work", "--offset-storage", "zookeeper") as process:
+        async with stage.started("work", "--offset-storage", "store") as process:
             await working(process, 3)
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
                 process.send_signal(number)
@@ -197,7 +197,7 @@ class TestTheFirst:
         assert len(handled(out.decode())) == 3
 
     async def test_by_who_ends_all_processes_of_a_service(self, stage: Place) -> None:
-        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, pids = await working(process, 3)
             for pid in (*pids, process.pid):
@@ -210,7 +210,7 @@ class TestTheFirst:
         assert once_each(first + out, again.out)
 
     async def test_to_one_worker_alone_stops_all_for_they_cannot_go_on_without_it(self, stage: Place) -> None:
-        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, (pid, *_) = await working(process, 3)
             os.kill(pid, signal.SIGTERM)
@@ -240,7 +240,7 @@ class TestTheFirst:
         assert once_each(again.out)
 
     async def test_a_worker_that_is_killed_meanwhile_does_not_hurry_the_others(self, stage: Place) -> None:
-        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, (pid, *_) = await working(process, 3)
             process.send_signal(signal.SIGINT)
@@ -258,7 +258,7 @@ class TestTheFirst:
 
     async def test_nobody_reads_what_we_say_any_more(self, stage: Place) -> None:
         """As in `aiokcc replay … 2>&1 | tee log`, where Ctrl-C ends tee too."""
-        more = ("--offset-storage", "zookeeper", "--processes", "3")
+        more = ("--offset-storage", "store", "--processes", "3")
         reading, writing = os.pipe()
         process = await asyncio.create_subprocess_exec(
             AIOKCC,
@@ -369,7 +369,7 @@ async def in_foreground(place: Place, handler: str, *more: str) -> AsyncIterator
 
 
 async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
-    more = ("--offset-storage", "zookeeper", "--processes", "2")
+    more = ("--offset-storage", "store", "--processes", "2")
     async with in_foreground(stage, "work", *more) as terminal:
         await terminal.shows("working")
         terminal.type("\x03")
@@ -392,7 +392,7 @@ class TestAServiceIsAway:
 
     async def test_zookeeper(self, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
         place = await create_place(tmp_path, kafka, private_zookeeper.url("replay"))
-        err = await self.stopped_without(place, private_zookeeper.server, "--offset-storage", "zookeeper")
+        err = await self.stopped_without(place, private_zookeeper.server, "--offset-storage", "store")
         assert err.splitlines()[-2] == "The same command goes on where the last period closed:"
 
     async def test_kafka(self, private_kafka: local.Kafka, zk_root: str, tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ async def test_the_handover_commits_before_it_releases(kafka: local.Kafka, zk_ro
     """Nothing comes twice where members leave in good order: the next owner goes on where the last one stopped."""
     topic = await replays.topic(kafka, *logs(4, 30))
     seen = Seen()
-    settings: dict[str, Any] = {"offset_storage": "zookeeper", "slow": 0.001}
+    settings: dict[str, Any] = {"offset_storage": "store", "slow": 0.001}
     first = One(kafka, zk_root, seen, "a", topic, **settings)
     await seen.until(lambda: len(seen.records) > 100)
     second = One(kafka, zk_root, seen, "b", topic, **settings)
@@ -279,7 +279,7 @@ async def test_released_in_the_middle_it_comes_to_an_end_all_the_same(kafka: loc
     """No end is written then: who is done leaves, and whoever stays finds that nothing is left to do."""
     topic = await replays.topic(kafka, *logs(4, 30))
     seen = Seen()
-    settings: dict[str, Any] = {"offset_storage": "zookeeper", "slow": 0.001, "expect": 2}
+    settings: dict[str, Any] = {"offset_storage": "store", "slow": 0.001, "expect": 2}
     ones = [One(kafka, zk_root, seen, name, topic, **settings) for name in ("a", "b")]
     await seen.until(lambda: len(seen.records) > 200)
     await ones[0].replay.group.release()

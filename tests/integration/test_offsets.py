@@ -25,18 +25,18 @@ from aiokcc.runtime.store_offsets import StoreOffsets, list_offsets, write_offse
 from tests import kafka_topics
 from tests.replays import all_places, at, cuts, partition, places, replaying, topic
 
-both = pytest.mark.parametrize("storage", ["kafka", "zookeeper"])
+both = pytest.mark.parametrize("storage", ["kafka", "store"])
 
 
 def kept(storage: str, name: str, **more: Any) -> dict[str, Any]:
     """Settings of a replay that keeps its offsets there."""
     settings: dict[str, Any] = {"offset_storage": storage, "assignment": "fixed", **more}
-    return settings if storage == "zookeeper" else {**settings, "group_id": f"group-{name}"}
+    return settings if storage == "store" else {**settings, "group_id": f"group-{name}"}
 
 
 async def stored(kafka: local.Kafka, root: str, storage: str, name: str) -> dict[int, CommittedOffset]:
     """What stands there, by partition."""
-    if storage == "zookeeper":
+    if storage == "store":
         store = aiokcc.open_store(root)
         async with store.session() as session:
             return {p.number: commit for p, commit in (await list_offsets(store, session)).items()}
@@ -49,7 +49,7 @@ async def store_by_hand(
     kafka: local.Kafka, root: str, storage: str, name: str, commits: dict[int, CommittedOffset]
 ) -> None:
     """Write offsets as whoever wants to may."""
-    if storage == "zookeeper":
+    if storage == "store":
         store = aiokcc.open_store(root)
         async with store.session() as session:
             await write_offsets(store, session, {Partition(name, n): commit for n, commit in commits.items()})
@@ -275,7 +275,7 @@ async def test_offsets_that_another_program_keeps_in_zookeeper_are_understood(ka
         await session.ensure(f"offsets/{name}")
         await session.create(f"offsets/{name}/0", b"3")
     seen: list[Any] = []
-    async with replaying(kafka, name, store=zk_root, start="committed", **kept("zookeeper", name)) as replay:
+    async with replaying(kafka, name, store=zk_root, start="committed", **kept("store", name)) as replay:
         await replay.run(seen.append)
     assert [r.offset for r in seen] == [3, 4]
 
@@ -286,7 +286,7 @@ async def test_a_node_that_cannot_be_read_stops_who_would_start_there(kafka: loc
         await session.ensure(f"offsets/{name}")
         await session.create(f"offsets/{name}/0", b"minus three")
     with pytest.raises(aiokcc.CorruptNodeError, match=f"offsets/{name}/0 holds 'minus three'; expected an offset"):
-        async with replaying(kafka, name, store=zk_root, start="committed", **kept("zookeeper", name)):
+        async with replaying(kafka, name, store=zk_root, start="committed", **kept("store", name)):
             pass
 
 
@@ -364,7 +364,7 @@ async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_bound
 
 async def test_members_of_one_run_keep_their_offsets_in_the_same_place(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(1)])
-    async with replaying(kafka, name, store=zk_root, **kept("zookeeper", name)):
+    async with replaying(kafka, name, store=zk_root, **kept("store", name)):
         with pytest.raises(aiokcc.GroupMismatchError, match="offsets=zookeeper"):
             async with replaying(kafka, name, store=zk_root, **kept("kafka", name)):
                 pass
@@ -372,9 +372,9 @@ async def test_members_of_one_run_keep_their_offsets_in_the_same_place(kafka: lo
 
 async def test_in_zookeeper_without_commit_nothing_is_stored(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(1)])
-    async with replaying(kafka, name, store=zk_root, commit=False, **kept("zookeeper", name)) as replay:
+    async with replaying(kafka, name, store=zk_root, commit=False, **kept("store", name)) as replay:
         await replay.run(lambda _: None)
-    assert await stored(kafka, zk_root, "zookeeper", name) == {}
+    assert await stored(kafka, zk_root, "store", name) == {}
 
 
 @both
@@ -393,7 +393,7 @@ async def test_after_a_lost_session_it_commits_again_in_the_next(kafka: local.Ka
 
     async with replaying(kafka, name, store=store, **kept(storage, name)) as replay:
         await replay.run(handle)
-        if storage == "zookeeper":
+        if storage == "store":
             async with store.session() as session:
                 found = (await list_offsets(store, session))[partition(name, 0)]
     if storage == "kafka":

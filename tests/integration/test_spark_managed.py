@@ -48,7 +48,7 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
     orders = await pipelines.write(kafka, "orders", [some_records(chance, 40, minutes=4) for _ in range(2)])
     payments = await pipelines.write(kafka, "payments", [some_records(chance, 40, minutes=4) for _ in range(2)])
     both = f"{orders.name}|{payments.name}"
-    common = managed(kafka, zk_root, expect=2, pattern=both, offset_storage="zookeeper")
+    common = managed(kafka, zk_root, expect=2, pattern=both, offset_storage="store")
     history, sink = History(), MemorySink()
     read: list[tuple[str, int, int]] = []
     seen: list[aiokcc.Status] = []
@@ -165,7 +165,7 @@ async def test_partitions_and_topics_that_join_go_to_whoever_drives(
     name = await topic(kafka, [at(0), at(1), at(2)])
     sink, changed = MemorySink(), asyncio.Event()
     common = managed(kafka, zk_root, end=None, period="1s", metadata_max_age_ms=200, expect=2, name="p", check=False)
-    common |= {"pattern": f"{name}.*", "offset_storage": "zookeeper"}
+    common |= {"pattern": f"{name}.*", "offset_storage": "store"}
 
     async def until(records: int) -> None:
         while sum(row["count"] for row in sink.rows) < records:

@@ -56,7 +56,7 @@ class TestGoingOn:
     def test_in_good_order(self) -> None:
         exactly = "The same command goes on with the next record:"
         assert self.how("--group-id", "g") == exactly
-        assert self.how("--offset-storage", "zookeeper") == exactly
+        assert self.how("--offset-storage", "store") == exactly
 
     @pytest.mark.parametrize("more", [("--lookahead", "2"), ("--lateness", "30s")])
     def test_records_are_handled_ahead_of_what_may_be_committed(self, more: tuple[str, ...]) -> None:

@@ -54,6 +54,7 @@ def test_the_help_teaches_by_examples(action: str, capsys: pytest.CaptureFixture
         (["import", "/nowhere.json", URL, *KAFKA], "there is no file /nowhere.json; '-' is standard input"),
         (["migrate", URL, "--group-id", "g", *KAFKA], "--to"),
         (["migrate", "--to", "redis", URL, *KAFKA], "invalid choice: 'redis'"),
+        (["migrate", "--to", "zookeeper", URL, *KAFKA], "write 'store'"),
         (["migrate", "--to", "kafka", URL, *KAFKA], "migrate needs both sides"),
         (["migrate", "--to", "kafka", "--group-id", "g", *KAFKA], "migrate needs both sides"),
         (["show", URL, *KAFKA, "--consumer", "sasl_mechanism=X"], "sasl_mechanism is 'X'"),

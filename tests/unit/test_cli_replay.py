@@ -68,6 +68,7 @@ class TestWords:
             (["--lookahead", "-1"], "'-1' is not a whole number from 0 up"),
             (["--consumer", "fast"], "'fast' is no setting; expected NAME=VALUE"),
             (["--late", "never"], "invalid choice: 'never'"),
+            (["--offset-storage", "zookeeper"], "'zookeeper' is now 'store', which names any store; write 'store'"),
             (["--to", "now", "--follow"], "not allowed with"),
             (["--pattern", "orders-.*"], "--pattern: not allowed with argument --topic"),
             (["--speed", "9"], "replay has no option --speed"),

@@ -71,8 +71,8 @@ def test_good_settings_connect_nothing() -> None:
 
 
 def test_offsets_in_the_store_need_no_group() -> None:
-    check(start="committed", offset_storage="zookeeper")
-    kept = settings_of("orders", offset_storage="zookeeper")
+    check(start="committed", offset_storage="store")
+    kept = settings_of("orders", offset_storage="store")
     assert "offsets=zookeeper" in kept.source
     assert kept.source != settings_of("orders").source
 
@@ -94,8 +94,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"end": "tomorrow"}, "end 'tomorrow'.*'now'"),
     ({"end": 1.5}, "end 1.5"),
     ({"start": "committed"}, "group_id"),
-    ({"start": "committed", "offset_storage": "kafka"}, "group_id.*offset_storage=.zookeeper"),
-    ({"offset_storage": "redis"}, "offset_storage is 'redis'; expected one of 'kafka', 'zookeeper'"),
+    ({"start": "committed", "offset_storage": "kafka"}, "group_id.*offset_storage=.store"),
+    ({"offset_storage": "redis"}, "offset_storage is 'redis'; expected one of 'kafka', 'store'"),
+    ({"offset_storage": "zookeeper"}, 'offset_storage is "zookeeper"; write "store"'),
     ({"offset_storage": None}, "offset_storage is None"),
     ({"bootstrap_servers": ""}, "bootstrap_servers"),
     ({"bootstrap_servers": None}, "bootstrap_servers"),

@@ -52,7 +52,7 @@ class Reader:
 
     def __init__(self, world: World, name: str, *, commits: bool, periods: int) -> None:
         self._world = world
-        self._settings = ReplaySettings(("orders",), "", managed=True, commit=commits, offset_storage="zookeeper")
+        self._settings = ReplaySettings(("orders",), "", managed=True, commit=commits, offset_storage="store")
         self._periods = periods
         self._name = name
         self.begun: dict[int, tuple[float, int]] = {}

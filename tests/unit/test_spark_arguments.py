@@ -32,7 +32,7 @@ def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: An
     ],
 )  # fmt: skip
 def test_a_managed_pipeline_by_pattern(changed: dict[str, Any], wanted: Subscription) -> None:
-    chosen = options(pattern="orders-.*", assignment="managed", offset_storage="zookeeper", **changed)
+    chosen = options(pattern="orders-.*", assignment="managed", offset_storage="store", **changed)
     assert chosen.subscription == wanted
     assert chosen.settings.source.startswith("kafka pattern=orders-.* offsets=zookeeper ")
 
@@ -48,8 +48,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"subscription": ["orders-a"], "partitions": {"orders-a": [0]}}, "both say what the pipeline runs"),
     ({"pattern": None, "topics": ["orders"], "subscription": re.compile("b.*")}, "is 'b.*', which no topic matches"),
     ({"from_scratch": True}, "from_scratch does not go with a managed group"),
-    ({"offset_storage": "redis"}, "offset_storage is 'redis'; expected one of 'kafka', 'zookeeper'"),
-    ({"start": "committed", "offset_storage": "zookeeper"}, "a pipeline goes on by its name"),
+    ({"offset_storage": "redis"}, "offset_storage is 'redis'; expected one of 'kafka', 'store'"),
+    ({"start": "committed", "offset_storage": "store"}, "a pipeline goes on by its name"),
     ({"partitions": lambda topic, number: True}, "partitions is a function"),
     ({"assignment": None, "subscription": ["orders-a"]}, 'subscription only mean something with assignment="managed"'),
 ]  # fmt: skip
