@@ -14,7 +14,7 @@
 * :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends
 * :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers
 * :mod:`~aiokcc.kafka.partition_consumer`: a partition's records on their way to the handler
-* :mod:`~aiokcc.kafka.offsets`: offsets committed, to Kafka or to the store
+* :mod:`~aiokcc.kafka.offset_committer`: offsets committed, to Kafka or to the store
 * :mod:`~aiokcc.kafka.replay`: the three ways to read: a handler, one stream, or whole periods
 """
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from aiokcc.kafka.fetch_loop import FetchLoop
-    from aiokcc.kafka.offsets import Committer
+    from aiokcc.kafka.offset_committer import Committer
     from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.gate import Gate

@@ -24,7 +24,7 @@ from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.handoff import Handoff
-from aiokcc.kafka.offsets import committer
+from aiokcc.kafka.offset_committer import committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_tasks import PartitionTasks, by_group, commit_released, fixed, managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords

@@ -16,7 +16,7 @@ from aiokcc.core import paths
 from aiokcc.core.assignments import TopicState, decode_assignment, decode_state
 from aiokcc.stores import Node, Session, open_store
 from tests import kafka_topics, replays
-from tests.integration.test_replay_growth import add_partitions
+from tests.integration.kafka.test_topic_discovery import add_partitions
 from tests.replays import at, in_step
 
 pytestmark = pytest.mark.timeout(120)

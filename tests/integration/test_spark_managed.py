@@ -20,7 +20,7 @@ from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import Step
 from aiokcc.stores import open_store
 from tests import kafka_topics, pipelines, replays
-from tests.integration.test_replay_growth import add_partitions
+from tests.integration.kafka.test_topic_discovery import add_partitions
 from tests.integration.test_spark_mixed import History
 from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of

@@ -18,7 +18,7 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.kafka.fetch_loop import FetchLoop
-from aiokcc.kafka.offsets import Committer, committer
+from aiokcc.kafka.offset_committer import Committer, committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_tasks import PartitionTasks, managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings

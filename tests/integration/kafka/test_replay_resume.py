@@ -13,7 +13,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.kafka import Replay
 from tests import kafka_topics
-from tests.integration.test_replay_growth import add_partitions
+from tests.integration.kafka.test_topic_discovery import add_partitions
 from tests.replays import MINUTE, all_places, at, cuts, partition, places, replaying, topic
 
 # -- handlers -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer
 import aiokcc
 from aiokcc import local
 from aiokcc.kafka import Replay
-from tests.integration.test_replay_growth import Seen, add_partitions
+from tests.integration.kafka.test_topic_discovery import Seen, add_partitions
 from tests.replays import MINUTE, all_places, append, at, in_step, places, replaying, topic
 
 # -- ended by stop() ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CoordinationError, SessionLostError
-from aiokcc.kafka.offsets import Committer, KafkaOffsets
+from aiokcc.kafka.offset_committer import Committer, KafkaOffsets
 from aiokcc.kafka.summary import Summary
 
 ORDERS = Partition("orders", 0)
@@ -168,7 +168,7 @@ async def test_a_process_stopped_in_the_middle_of_a_commit_says_what_it_may_have
     stopped: float, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [100.0]
-    monkeypatch.setattr("aiokcc.kafka.offsets.boottime", lambda: clock[0])
+    monkeypatch.setattr("aiokcc.kafka.offset_committer.boottime", lambda: clock[0])
 
     async def get(path: str) -> None:
         assert path == "generation"

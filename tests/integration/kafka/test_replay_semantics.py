@@ -651,7 +651,7 @@ async def test_semantics_16_status_tells_who_blocks(kafka: local.Kafka, zk_root:
         go_on.set()
 
 
-# 17: every bad setting at the call is in tests/unit/test_kafka_settings.py; here what only the cluster knows --------------
+# 17: every bad setting at the call is in tests/unit/kafka/test_settings.py; here what only the cluster knows -----------------
 
 
 async def test_semantics_17_an_unknown_topic_is_named_with_what_there_is(kafka: local.Kafka) -> None:

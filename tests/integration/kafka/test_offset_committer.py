@@ -19,7 +19,7 @@ from aiokcc import local
 from aiokcc.core import paths
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
-from aiokcc.kafka.offsets import KafkaOffsets
+from aiokcc.kafka.offset_committer import KafkaOffsets
 from aiokcc.kafka.partition_tasks import PartitionTasks
 from aiokcc.runtime.store_offsets import StoreOffsets, list_offsets, write_offsets
 from tests import kafka_topics
