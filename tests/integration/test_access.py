@@ -19,7 +19,7 @@ from aiokcc.stores import Session, open_store
 from aiokcc.stores.zookeeper import Acl, ZooKeeperStore, wire
 from aiokcc.stores.zookeeper.pending import PendingRequest
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
-from tests.integration.test_cli import AIOKCC, environment, run
+from tests.integration.cli.commands import AIOKCC, environment, run
 
 SECRET = "hunter2-marked"
 START = 1_767_225_600_000

@@ -16,8 +16,8 @@ import pytest
 
 import aiokcc
 from aiokcc import local
+from tests.integration.cli.commands import AIOKCC, Ended, Terminal, environment, on_terminal
 from tests.integration.kafka.test_topic_discovery import add_partitions
-from tests.integration.test_cli import AIOKCC, Ended, Terminal, environment, on_terminal
 from tests.kafka_topics import Row, create, create_fresh, fresh_name, write
 
 START = 1_767_225_600_000  # 2026-01-01T00:00Z

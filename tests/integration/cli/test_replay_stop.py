@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from aiokcc import local
-from tests.integration.test_cli import AIOKCC, Terminal, environment
-from tests.integration.test_cli_replay import (
+from tests.integration.cli.commands import AIOKCC, Terminal, environment
+from tests.integration.cli.test_replay import (
     EACH,
     HANDLERS,
     MINUTE,

@@ -14,7 +14,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from tests.integration.test_cli import AIOKCC, Ended, environment
+from tests.integration.cli.commands import AIOKCC, Ended, environment
 from tests.replays import at, replaying, topic
 
 

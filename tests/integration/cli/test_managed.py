@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aiokcc import local
-from tests.integration.test_cli import run
-from tests.integration.test_cli_replay import EACH, HANDLERS, MINUTES, Place, handled, place
+from tests.integration.cli.commands import run
+from tests.integration.cli.test_replay import EACH, HANDLERS, MINUTES, Place, handled, place
 from tests.integration.test_group import looking, shared
 
 __all__ = ["place"]

@@ -1,0 +1,177 @@
+"""Runs the installed program in a process of its own, for the tests of the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiokcc
+from aiokcc.stores import Node, Session
+
+AIOKCC = str(Path(sys.executable).with_name("aiokcc"))
+MINUTE = 60_000
+
+
+@dataclass
+class Ended:
+    """What a command left behind."""
+
+    code: int | None
+    out: str
+    err: str
+
+
+def environment(**extra: str) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name not in {"AIOKCC_STORE", "NO_COLOR", "FORCE_COLOR"}
+    }
+    return {**kept, **extra}
+
+
+async def run(*words: str, **extra: str) -> Ended:
+    """Run it to its end."""
+    process = await asyncio.create_subprocess_exec(
+        AIOKCC,
+        *words,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=environment(**extra),
+    )
+    out, err = await process.communicate()
+    assert "Traceback" not in err.decode() or "--verbose" in words
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+@asynccontextmanager
+async def started(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run it while the body lasts; its output can be read line by line."""
+    process = await asyncio.create_subprocess_exec(
+        AIOKCC, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment()
+    )
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
+    """Read until a line has this in it."""
+    assert process.stdout is not None
+    seen = []
+    while line := (await process.stdout.readline()).decode():
+        seen.append(line)
+        if text in line:
+            return line
+    raise AssertionError(f"it ended without {text!r}: {''.join(seen)}")
+
+
+class Terminal:
+    """A pseudo terminal with a command on it, and all that the command has written there."""
+
+    def __init__(self, process: asyncio.subprocess.Process, end: int) -> None:
+        self.process, self.screen = process, ""
+        self._end, self._news = end, asyncio.Event()
+        asyncio.get_running_loop().add_reader(end, self._read)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._end, 65536)
+        except OSError:  # the other end is closed
+            data = b""
+        if not data:
+            asyncio.get_running_loop().remove_reader(self._end)
+        self.screen += data.decode(errors="replace")
+        self._news.set()
+
+    async def shows(self, text: str) -> None:
+        while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.screen):
+            self._news.clear()
+            await self._news.wait()
+
+    def type(self, text: str) -> None:
+        os.write(self._end, text.encode())
+
+
+@asynccontextmanager
+async def on_terminal(*words: str, **extra: str) -> AsyncIterator[Terminal]:
+    ours, theirs = pty.openpty()
+    process = await asyncio.create_subprocess_exec(
+        AIOKCC,
+        *words,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(**{"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **extra}),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    terminal = Terminal(process, ours)
+    try:
+        yield terminal
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        asyncio.get_running_loop().remove_reader(ours)
+        os.close(ours)
+
+
+@asynccontextmanager
+async def session_of(store: str) -> AsyncIterator[Session]:
+    async with aiokcc.open_store(store).session() as session:
+        yield session
+
+
+async def until_holds(session: Session, path: str, content: bytes) -> None:
+    """Wait until a node's content has this in it."""
+    with session.watch() as watch:
+        watch.add(path)
+        async for change in watch:
+            if isinstance(change.now, Node) and content in change.now.data:
+                return
+
+
+class Group:
+    """Two members in this process: ``alpha`` runs orders.0, ``beta`` payments.0. Their records are handed to them here."""
+
+    def __init__(self, store: str, alpha: aiokcc.Group, orders: aiokcc.Gate, payments: aiokcc.Gate) -> None:
+        self.store, self.alpha, self.orders, self.payments = store, alpha, orders, payments
+
+    async def slow(self) -> None:
+        """Return when beta has said that payments.0 is slow."""
+        async with session_of(self.store) as session:
+            names = await session.children("progress")
+            beta = next(name for name in names if name.startswith("beta-"))
+            await until_holds(session, f"progress/{beta}", b"payments.0:running")
+
+
+@asynccontextmanager
+async def group_of(store: str, **options: object) -> AsyncIterator[Group]:
+    settings = {"topics": {"orders": 1, "payments": 1}, "start": 0, "period": "1m", **options}
+    async with (
+        aiokcc.connect(store, member="alpha", **settings) as alpha,  # type: ignore[arg-type]
+        alpha.gate("orders", 0) as orders,
+        aiokcc.connect(store, member="beta", **settings) as beta,  # type: ignore[arg-type]
+        beta.gate("payments", 0) as payments,
+    ):
+        yield Group(store, alpha, orders, payments)
+
+
+@asynccontextmanager
+async def waiting(gate: aiokcc.Gate, ts: int) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.ensure_future(gate.wait_until(ts))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
