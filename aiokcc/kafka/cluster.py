@@ -7,6 +7,7 @@ deadline, for aiokafka itself waits for a dead broker without limit.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -34,8 +35,12 @@ __all__ = ["Cluster", "consumer_settings", "stopping"]
 
 T = TypeVar("T")
 
+log = logging.getLogger("aiokcc.kafka")
+
 _NOT_YET: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
 _AGAIN: Final = 0.1
+_LOOK_SECONDS: Final = 10.0
+"""After that the rest of the logs is read to the end, which is always right, and slower at most."""
 
 _ADMIN: Final = {
     "client_id",
@@ -205,6 +210,46 @@ class Cluster:
             for tp, found in answer.items()
         }
 
+    async def _stops(
+        self, ts: int, partitions: frozenset[Partition], ends: Mapping[Partition, int]
+    ) -> dict[Partition, int]:
+        """Return where each log is to be read to, so that no record before a time is left out.
+
+        Kafka's time index also returns transaction markers and aborted records. They carry the time at which they were
+        written, so in an old history the first one seems to lie past any end. Where no record stands at the offset that the
+        index returns, the log is read to its end, and event time ends the partition.
+        """
+        stops = await self.at(ts, partitions, ends)
+        inside = {p: offset for p, offset in stops.items() if offset < ends[p]}
+        records = await self._with_records(inside)
+        return {p: offset if p not in inside or p in records else ends[p] for p, offset in stops.items()}
+
+    async def _with_records(self, offsets: Mapping[Partition, int]) -> set[Partition]:
+        """Return the partitions that have a record at this offset, as far as it can be read within some seconds."""
+        found: set[Partition] = set()
+        if not offsets:
+            return found
+        wanted = {"key_deserializer": None, "value_deserializer": None, "max_partition_fetch_bytes": 64 * 1024}
+        consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted, "fetch_max_wait_ms": 10})
+        async with stopping(consumer):
+            try:
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await consumer.start()
+                    places = {TopicPartition(*p): offset for p, offset in offsets.items()}
+                    consumer.assign(list(places))
+                    for place, offset in places.items():
+                        consumer.seek(place, offset)
+                    for place, offset in places.items():
+                        brought: dict[Any, list[Any]] = {}
+                        # An empty answer may come from a slow broker. The position moves only past what is no record.
+                        while not brought and await consumer.position(place) == offset:
+                            brought = await consumer.getmany(place, timeout_ms=200, max_records=1)
+                        if any(records[0].offset == offset for records in brought.values()):
+                            found.add(Partition(*place))
+            except (TimeoutError, AiokafkaError) as error:
+                log.debug("could not look whether records stand at the end of the run: %r", error)
+        return found
+
     async def bounds(
         self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, CommittedOffset] | None = None
     ) -> dict[Partition, Bounds]:
@@ -224,7 +269,7 @@ class Cluster:
             stops: Mapping[Partition, int | None] = ends
         elif isinstance(settings.end, int) and settings.end <= now:
             latest = max(settings.lateness.values(), default=0)  # an earlier record may lie behind a later one
-            stops = await self.at(settings.end + latest, partitions, ends)
+            stops = await self._stops(settings.end + latest, partitions, ends)
         else:
             stops = dict.fromkeys(partitions)
         return {p: Bounds(starts[p], stops[p]) for p in partitions}

@@ -189,6 +189,19 @@ async def test_semantics_04_transaction_markers_and_aborted_records(kafka: local
     assert [r.offset for r in seen] == [0, 1, 3, 4]
 
 
+@pytest.mark.parametrize("end", [3.5, 5, 100])
+async def test_semantics_04_markers_do_not_end_a_run_before_its_end(kafka: local.Kafka, end: float) -> None:
+    """A marker carries the time of its writing, so the time index returns the first one for any end that is long over."""
+    name = await topic(kafka, [])
+    for n in range(6):
+        await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(n)), Row(0, at(n, 5))], abort=n == 2)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(5, 7)), Row(0, at(6))])
+    seen, replay = await everything(kafka, name, end=at(end))
+    times = [at(n, ms) for n in (0, 1, 3, 4, 5) for ms in (0, 5)] + [at(5, 7), at(6)]
+    assert [r.timestamp for r in seen] == [ts for ts in times if ts < at(end)]
+    assert replay.group.ended
+
+
 async def test_semantics_04_a_marker_behind_the_records_of_another_transaction(kafka: local.Kafka) -> None:
     """Markers are written some time after the commit: 2 and 3 are aborted at 4, 0 and 1 committed at 5."""
     name = await topic(kafka, [])
