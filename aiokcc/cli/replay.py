@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import re
 import time
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from aiokcc.cli.bar import choose_bar, on_terminal, say, wrapped
@@ -19,15 +20,13 @@ from aiokcc.cli.worker_pool import WorkerPool, worker_pool
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
-from aiokcc.errors import AiokccError, UsageError
+from aiokcc.errors import AiokccError, RunEnded, UsageError
 
 __all__ = ["check_replay", "say_replay"]
 
 
 def check_replay(options: argparse.Namespace) -> None:
     """UsageError for whatever can be refused without asking anybody."""
-    import aiokcc
-
     if not options.topic and options.pattern is None:
         raise UsageError("which topics? Give --topic TOPIC, for each again, or --pattern REGEX")
     if not options.bootstrap_servers:
@@ -41,18 +40,14 @@ def check_replay(options: argparse.Namespace) -> None:
             f"{mask_url(options.store)} lives inside one process, and --processes {options.processes} are several; "
             f"give them a ZooKeeper to meet at (`aiokcc local up` starts one), or leave --processes out"
         )
-    keywords = as_keywords(options)
     load(options.handler, "a list of records" if options.batches else "a record")
-    for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
-        if getattr(options, name) is not None:
-            keywords[name] = load(getattr(options, name), gets, number)
-    aiokcc.replay(*(options.topic or ()), **keywords)  # checks; connects nothing
+    _replay(options)  # checks; connects nothing
 
 
 async def say_replay(options: argparse.Namespace) -> int:
     """Run it; the exit code."""
     before = await look(options)
-    if before.ended:
+    if before.ended and await _has_ended(options):
         say(f"The run under {_where(options)} has ended already; there is nothing left to do.")
         say("To run it again, use another root: the end of the store's URL.")
         return 0
@@ -87,7 +82,30 @@ async def say_replay(options: argparse.Namespace) -> int:
     return 0
 
 
+def _replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]:
+    """Return the replay that was asked for, in this process and not entered."""
+    import aiokcc
+
+    keywords = as_keywords(options)
+    for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
+        if getattr(options, name) is not None:
+            keywords[name] = load(getattr(options, name), gets, number)
+    return aiokcc.replay(*(options.topic or ()), **keywords)
+
+
 # -- before the start ---------------------------------------------------------------------------------------------------
+
+
+async def _has_ended(options: argparse.Namespace) -> bool:
+    """Return whether the run that has ended is the one that was asked for.
+
+    Joining it compares all settings: GroupMismatchError if they differ. False if somebody has deleted it in the meantime.
+    """
+    try:
+        async with _replay(options):
+            return False
+    except RunEnded:
+        return True
 
 
 async def _share(options: argparse.Namespace) -> list[list[Partition]]:

@@ -139,10 +139,11 @@ class Run:
             if getattr(self.settings, name) != getattr(mine, name)
         ]
         if differences:
-            raise GroupMismatchError(
-                f"the group under {where} runs with other settings: {'; '.join(differences)}. "
-                f"Join with the group's settings, or use another root"
-            )
+            if self.ended:
+                said, remedy = "has ended, and ran with other settings", "Use another root for a new run"
+            else:
+                said, remedy = "runs with other settings", "Join with the group's settings, or use another root"
+            raise GroupMismatchError(f"the group under {where} {said}: {'; '.join(differences)}. {remedy}")
 
     def encode(self) -> bytes:
         """The node's content; the partitions stand in a node of their own, and their checksum here."""

@@ -89,18 +89,13 @@ class MemberSession:
     async def join(self, *, first: bool) -> None:
         """Find the group's agreement or make it, compare it with what we bring, and register.
 
-        GroupMismatchError if the group runs with other settings; RunEnded if it has ended before we ever took part.
+        Raises GroupMismatchError if the group runs, or ran, with other settings; RunEnded if it ran with ours and has ended
+        before we ever took part.
         """
         settings, session = self.member.settings, self.session
         run = await self._agreement()
         while run.ended and first and self.store.volatile and await remove_ended_run(session):
             run = await self._agreement()
-        if run.ended:
-            if first:
-                raise RunEnded(
-                    f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
-                )
-            self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         theirs = run.settings.partitions
         managed = self.member.group is not None
         if self.member.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
@@ -109,6 +104,12 @@ class MemberSession:
         elif theirs < settings.partitions and self._are_newer(settings.partitions - theirs, theirs):
             settings = replace(settings, partitions=theirs)
         run.require(settings, self.store.describe(""))
+        if run.ended:
+            if first:
+                raise RunEnded(
+                    f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
+                )
+            self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         self.member.enlarge(theirs, run.bounds)
         facts: dict[str, Any] = {
             "id": self.name,

@@ -157,6 +157,25 @@ async def test_a_second_run_on_an_ended_root_is_refused(world: World) -> None:
     assert world.data("coordinator") == b"end"
 
 
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"period": "2m"}, "period is 1s there and 2m here"),
+        ({"topics": {"payments": 2}}, "partitions is orders:0,1; there and payments:0,1; here"),
+        ({"start": 5 * PERIOD}, "start is 1970-01-01T00:00:00Z there and 1970-01-01T00:00:05Z here"),
+    ],
+)
+async def test_another_run_on_an_ended_root_is_not_taken_for_the_one_that_ended(
+    world: World, other: dict[str, Any], difference: str
+) -> None:
+    async with world.connect() as c:
+        await asyncio.gather(*(world.consume(c, n, [0]) for n in (0, 1)))
+    with pytest.raises(GroupMismatchError, match="has ended, and ran with other settings") as caught:
+        async with world.connect(**other):
+            pass
+    assert difference in str(caught.value)
+
+
 async def test_the_store_may_be_given_by_its_url(world: World) -> None:
     async with aiokcc.connect(world.store.url, **RIGHT) as c, c.gate("orders", 0) as gate:
         assert c.member

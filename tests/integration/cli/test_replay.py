@@ -244,7 +244,7 @@ async def test_a_pattern_that_names_nothing_is_told_what_there_is(place: Place) 
     assert place.topics[0] in ended.err
 
 
-async def test_a_run_that_has_ended_stays_so(place: Place) -> None:
+async def test_a_run_that_has_ended_stays_so(place: Place, kafka: local.Kafka) -> None:
     from_to = ("--from", "2026-01-01T00:02Z", "--to", "2026-01-01T00:04Z")
     first = await place.run("show", *from_to)
     again = await place.run("show", *from_to)
@@ -254,6 +254,15 @@ async def test_a_run_that_has_ended_stays_so(place: Place) -> None:
     assert again.out == ""
     assert "has ended already; there is nothing left to do" in again.err
     assert "use another root" in again.err
+    for more, difference in (
+        (("--from", "2026-01-01T00:05Z"), "start is 2026-01-01T00:02:00Z there and 2026-01-01T00:05:00Z here"),
+        ((*from_to, "--period", "2m"), "period is 1m there and 2m here"),
+        ((*from_to, "--topic", await create_fresh(kafka.bootstrap, "refunds")), "partitions is "),
+    ):
+        other = await place.run("show", *more)
+        assert (other.code, other.out) == (1, ""), more
+        assert "has ended, and ran with other settings" in other.err
+        assert difference in other.err
 
 
 async def test_batches_in_one_process_without_zookeeper(place: Place) -> None:
