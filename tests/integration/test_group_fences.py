@@ -26,7 +26,7 @@ def stage(zk_root: str) -> Stage:
 async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It covers the same partitions, and says that all have arrived; but another has taken office since it was made."""
+    """It covers the same partitions, and says that all have arrived; but another has taken over since it was made."""
     held, permits, said = asyncio.Event(), asyncio.Semaphore(0), list[Report]()
     write, decide = MemberSession._write, Leader.decide
     decided, learnt = list[Decision](), asyncio.Event()

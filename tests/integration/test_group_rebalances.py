@@ -155,7 +155,7 @@ async def test_each_step_of_a_rebalance_is_one_generation_and_being_stable_is_no
     two: dict[str, Any] = {"topics": {"orders": 2}}
     async with stage.member("a", **two) as a, stage.looking() as session:
         await shared(session, "a")
-        assert await generation(session) == Generation(2, name_of(a), "2 to start"), "the first was taking office"
+        assert await generation(session) == Generation(2, name_of(a), "2 to start"), "the first was taking over"
         async with stage.member("b", **two):
             await shared(session, "a", "b")
             assert await generation(session) == Generation(4, name_of(a), "1 to start"), "closed, and started"

@@ -16,7 +16,7 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Gives the tests of the runtime a loop on virtual time, all others a real one."""
-    if item.path.parent.name == "runtime" or item.path.name.startswith("test_runtime_"):
+    if item.path.parent.name == "runtime":
         return {"virtual": VirtualLoop}
     return {"real": asyncio.new_event_loop}
 

@@ -112,7 +112,7 @@ def test_the_open_test_of_a_lane_is_never_wider_than_the_rule() -> None:
 # -- arriving ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_comes_with_the_last_lane() -> None:
+def test_the_report_comes_with_the_last_partition() -> None:
     member_progress, [a, b] = joined(P0, P1)
     member_progress.approach(a, 12, 3)
     assert member_progress.report() is None
@@ -429,7 +429,7 @@ def test_claiming_what_we_do_not_run_changes_nothing() -> None:
 # -- whatever happens ------------------------------------------------------------------------------------------------------
 
 
-class LedgerMachine(RuleBasedStateMachine):
+class MemberProgressMachine(RuleBasedStateMachine):
     """Any order of events: the count of those missing is what counting gives, and nothing passes that must not."""
 
     def __init__(self) -> None:
@@ -562,5 +562,5 @@ class LedgerMachine(RuleBasedStateMachine):
                 assert progress.open_below <= self.highest.value
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
-TestLedgerMachine = LedgerMachine.TestCase
+MemberProgressMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
+TestMemberProgressMachine = MemberProgressMachine.TestCase

@@ -15,7 +15,7 @@ from aiokcc.errors import UsageError
 P0, P1 = Partition("t", 0), Partition("t", 1)
 
 
-def ledger_at(*boundaries: int) -> tuple[MemberProgress, PartitionProgress]:
+def progress_at(*boundaries: int) -> tuple[MemberProgress, PartitionProgress]:
     member_progress = MemberProgress()
     progress, _ = member_progress.add(P0), member_progress.add(P1)
     member_progress.claim([P0, P1])
@@ -30,7 +30,7 @@ def test_many_steps_in_one_go_are_the_same_as_one_after_the_other(seed: int) -> 
     boundaries = [10 * n for n in range(1, chance.randrange(2, 20))]
     times = sorted(chance.sample(range(5, 250), chance.randrange(1, 15)))
     steps = [(ts, 100 + n) for n, ts in enumerate(times)]
-    (one, progress), (other, same) = ledger_at(*boundaries), ledger_at(*boundaries)
+    (one, progress), (other, same) = progress_at(*boundaries), progress_at(*boundaries)
     for ts, offset in steps:
         one.approach(progress, ts, offset)
     other.walk(same, steps)
@@ -41,7 +41,7 @@ def test_many_steps_in_one_go_are_the_same_as_one_after_the_other(seed: int) -> 
 
 
 def test_the_limit_need_not_stop_before_what_was_reached_and_finds_the_right_offsets_where_it_does() -> None:
-    member_progress, progress = ledger_at(10, 20, 30, 40)
+    member_progress, progress = progress_at(10, 20, 30, 40)
     member_progress.walk(progress, [(10, 1), (20, 2), (30, 3), (40, 4)], reached=30)
     assert progress.crossings == {10: (30, 1), 20: (30, 2), 30: (30, 3), 40: (40, 4)}
     member_progress.approach(member_progress.partitions[P1], 25, 7)
@@ -51,7 +51,7 @@ def test_the_limit_need_not_stop_before_what_was_reached_and_finds_the_right_off
 
 
 def test_who_has_finished_walks_no_further() -> None:
-    member_progress, progress = ledger_at(10)
+    member_progress, progress = progress_at(10)
     member_progress.walk(progress, [])
     member_progress.finish(progress, 5)
     with pytest.raises(UsageError, match="declared finished"):

@@ -315,7 +315,7 @@ class TestRecovery:
 
     @pytest.mark.parametrize("assignor", ["sticky", "range", "round_robin"])
     def test_another_leader_for_every_single_write(self, assignor: str) -> None:
-        """Members come and go; each decision is written by a leader that has just taken office."""
+        """Members come and go; each decision is written by a leader that has just taken over."""
         machine = group(6, "a", assignor=assignor, join_window=0)
         held: dict[int, str] = {}
         for names in (["a", "b"], ["a", "b", "c"], ["b", "c"], ["c", "d"], ["d"]):

@@ -20,7 +20,7 @@ from aiokcc.core.rebalance import Await, Decision, Reassign, RebalanceMachine
 from aiokcc.errors import OutcomeUnknownError, StoreError
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call
-from tests.unit.test_runtime_faults import Nth
+from tests.unit.runtime.test_faults import Nth
 from tests.unit.world import World
 from tests.virtual import settle
 

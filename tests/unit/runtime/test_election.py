@@ -67,7 +67,7 @@ async def test_the_leaders_node_tells_who_it_is_and_its_epoch(world: World) -> N
         assert world.data("generation").decode() == f"1 {facts['id']} took office"
 
 
-async def test_a_leader_deposed_while_it_takes_office_does_not_go_on(world: World) -> None:
+async def test_a_leader_deposed_while_it_takes_over_does_not_go_on(world: World) -> None:
     """Its successor has bumped the generation between its take-over and its first decision."""
     async with world.connect(member="b") as b:
         await settle()
@@ -79,7 +79,7 @@ async def test_a_leader_deposed_while_it_takes_office_does_not_go_on(world: Worl
             ) as reading:
                 (mine,) = [n for n in world.below("leader") if b"b-" in world.data(f"leader/{n}")]
                 await world.session(b).delete(f"leader/{mine}", ANY_VERSION)
-                await reading.reached()  # a has taken office and reads
+                await reading.reached()  # a has taken over and reads
                 assert world.leader().startswith("a-")
                 (mine,) = [n for n in world.below("leader") if b"a-" in world.data(f"leader/{n}")]
                 await world.session(b).delete(f"leader/{mine}", ANY_VERSION)

@@ -102,7 +102,7 @@ async def test_status_tells_who_was_given_what_and_what_is_waited_for(world: Wor
             ]
 
 
-async def test_a_state_that_cannot_be_read_is_an_error_for_who_takes_office(world: World) -> None:
+async def test_a_state_that_cannot_be_read_is_an_error_for_who_takes_over(world: World) -> None:
     async with member(world, "a"):
         await asyncio.sleep(1.1)
     async with world.store.session() as operator:

@@ -47,7 +47,7 @@ async def owning(world: World, *numbers: int, **settings: object) -> AsyncIterat
 
 
 async def bump(world: World) -> None:
-    """Somebody takes office."""
+    """A member takes over."""
     number = int(world.data("generation").split()[0]) + 1
     async with world.store.session() as session:
         await session.set("generation", f"{number} somebody took office".encode(), ANY_VERSION)
@@ -299,7 +299,7 @@ async def test_an_operators_write_whose_answer_is_lost(world: World, reply: bool
         assert world.node("offsets/orders/0").version == 0  # type: ignore[union-attr]
 
 
-async def test_an_operators_write_is_refused_when_somebody_takes_office_meanwhile(world: World) -> None:
+async def test_an_operators_write_is_refused_when_somebody_takes_over_meanwhile(world: World) -> None:
     async with world.connect(), world.store.session() as session:
         await settle()
         with world.server.hold_request(lambda call: call.touches("offsets/orders/0")) as held:

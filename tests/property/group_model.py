@@ -1,15 +1,15 @@
-"""A managed group in which the real machine meets every fault: no tasks, no clock, one step at a time.
+"""A model of a managed group: the real rebalance machine under every fault, without tasks or a clock, one step at a time.
 
 Leaders drive real ``RebalanceMachine`` objects and real codecs over a :class:`~tests.property.tree.Tree`; members
 follow the assignment by the protocol's rules. Everything that can come between two steps is a step of its own: what is read is
 learnt later; a write flies, lands or is lost, and so is its answer; sessions expire, processes are killed, stopped and
-continued; anybody takes office at any time, and whoever held it does not know; an operator isolates members; partitions come
-and go.
+continued; any member takes over at any time, and the leader before does not know it; an operator isolates members; partitions
+come and go.
 
-The company watches the invariants itself, at the moment they could break: **one writer** (no leader's write lands after a
+The model checks the invariants in the step in which they could break: **one writer** (no leader's write lands after a
 successor's take-over), **no loss** (commits never go back and never pass what was handled; a partition starts where its last
 owner committed), **one owner** (nobody runs a partition without its lock, and no two run it). A rule of the protocol can be
-switched off by its name, to see that the company would notice.
+switched off by its name, to show that the model notices.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from aiokcc.core.assignments import TopicAssignment, encode_assignment
 from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.rebalance import Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration
-from tests.property.staff import RULES, Process, Staff, Term, Write
+from tests.property.group_members import RULES, GroupMembers, Process, Term, Write
 from tests.property.tree import Check, Create, Delete, Op, Refused, Set
 
-__all__ = ["RULES", "Company", "Process", "Term", "Write"]
+__all__ = ["RULES", "GroupModel", "Process", "Term", "Write"]
 
 
-class Company(Staff):
-    """Its staff, its leaders, its operator, and what must hold."""
+class GroupModel(GroupMembers):
+    """The members, the leaders, the operator, and the invariants."""
 
     # -- leaders -------------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""What stands in the store of the world, what was written to the logs, and the invariants that must hold of both.
+"""The store and the logs of the barrier model, and the invariants that must hold of both.
 
-Every write goes through :meth:`Ground._commit`, which looks at the store before and after it. Whatever breaks an invariant
-raises :class:`~tests.property.actors.Broken` at that very moment.
+Every write goes through :meth:`BarrierStore._commit`, which compares the store before and after it, and raises
+:class:`~tests.property.barrier_actors.Broken` if the write breaks an invariant.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from aiokcc.core.partitions import Partition, decode_partitions, encode_partitio
 from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
 from aiokcc.errors import CorruptNodeError
-from tests.property.actors import RULES, Broken, Member, WaitingLedger, Write
+from tests.property.barrier_actors import RULES, Broken, Member, WaitingMemberProgress, Write
 from tests.property.tree import Create, Node, Op, Tree
 
-__all__ = ["ASSIGNMENTS", "Ground", "encode_assignment"]
+__all__ = ["ASSIGNMENTS", "BarrierStore", "encode_assignment"]
 
 ASSIGNMENTS: Final = "assignments"
 
 
-class Ground(ABC):
+class BarrierStore(ABC):
     """The tree, the logs, and what has happened."""
 
     def __init__(
@@ -55,12 +55,12 @@ class Ground(ABC):
         self.members = {name: self.member(name) for name in sorted(names)}
         self.writes: list[Write] = []
         self.cuts: list[Cut] = []
-        self.in_office = ""
+        self.leading_session = ""
         self._reported: set[tuple[int, str]] = set()
         self.tree = Tree()
-        self._incarnations = 0
+        self._sessions_opened = 0
         limit = Limit.first(start, period, lookahead, end)
-        self._ends_at_reign = {p: len(log) for p, log in self.logs.items()}
+        self._ends_at_advance = {p: len(log) for p, log in self.logs.items()}
         found = {
             paths.GENERATION: Generation(0, "-", "founded").encode(),
             paths.RUN: Run(self.settings).encode(),
@@ -74,7 +74,7 @@ class Ground(ABC):
 
     def member(self, name: str) -> Member:
         """A process that has just started."""
-        return Member(name, MemberProgress() if self.has("owned only") else WaitingLedger())
+        return Member(name, MemberProgress() if self.has("owned only") else WaitingMemberProgress())
 
     def has(self, rule: str) -> bool:
         """Whether the rule is in force."""
@@ -118,7 +118,7 @@ class Ground(ABC):
         found = {n: Report.decode(n, self.tree.read(paths.progress(n)).data) for n in self.tree.under(paths.PROGRESS)}
         return {name: report for name, report in found.items() if report is not None}
 
-    # -- writes, which the world lets fly ---------------------------------------------------------------------------------
+    # -- writes in flight ------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _send(self, m: Member, kind: str, ops: Sequence[Op], **facts: object) -> Write:
@@ -137,7 +137,7 @@ class Ground(ABC):
         if paths.COORDINATOR not in before:
             return
         if before[paths.GENERATION] != after[paths.GENERATION]:
-            self.in_office = Generation.decode("g", after[paths.GENERATION].data).leader
+            self.leading_session = Generation.decode("g", after[paths.GENERATION].data).leader
         for path, node in after.items():
             if path.startswith(f"{paths.PROGRESS}/") and before.get(path) != node:
                 report = Report.decode(path, node.data)
@@ -155,13 +155,13 @@ class Ground(ABC):
             if old != Limit.decode("c", after[paths.COORDINATOR].data):
                 raise Broken(f"the limit is not {old}, to which the cuts lead")
             self._check_writer(writer, Request.decode("p", before[paths.PERIOD].data))
-            self._ends_at_reign = {p: len(log) for p, log in self.logs.items()}
+            self._ends_at_advance = {p: len(log) for p, log in self.logs.items()}
 
     def _check_writer(self, writer: Write, request: Request) -> None:
-        if writer.sender != self.in_office or writer.generation != self.generation.number:
+        if writer.sender != self.leading_session or writer.generation != self.generation.number:
             was, now = (
                 f"{writer.sender} of generation {writer.generation}",
-                f"{self.in_office} of {self.generation.number}",
+                f"{self.leading_session} of {self.generation.number}",
             )
             raise Broken(f"one writer: an advance of {was} landed after {now} took over")
         if request.kind is RequestKind.HOLD:
@@ -205,7 +205,7 @@ class Ground(ABC):
             raise Broken(f"completeness: {where}, which is not the first record past it")
         over = end is not None and at >= end
         past = at < len(log) and log[at] >= floor
-        if not (over or past or at >= self._ends_at_reign[partition]):
+        if not (over or past or at >= self._ends_at_advance[partition]):
             raise Broken(f"completeness: {where}, with records left before it")
         if new.mode is Mode.END and not over and not (past and log[at] >= (self.settings.end or 2**63)):
             raise Broken(f"completeness: the run ended with {partition} at {at} of {log}")

@@ -15,7 +15,7 @@ from aiokcc.core.periods import MAX_PERIOD
 from aiokcc.errors import CorruptNodeError, UsageError
 from aiokcc.stores import ANY_VERSION
 from tests.unit.runtime.test_assignment_leader import LOGS, member, owners, until_ended
-from tests.unit.test_runtime_damage import Pair, finish, go_on, pair
+from tests.unit.runtime.test_damage import Pair, finish, go_on, pair
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
 
@@ -118,7 +118,7 @@ async def test_a_set_cut_short_changes_nothing_for_who_runs(
         finish(p)
 
 
-async def test_a_leader_that_takes_office_does_not_go_by_a_set_cut_short(world: World) -> None:
+async def test_a_leader_that_takes_over_does_not_go_by_a_set_cut_short(world: World) -> None:
     """It would wait for fewer partitions than there are, and close periods that others still work on."""
     with pytest.raises(CorruptNodeError, match="/group/topic-partitions holds"):
         async with pair(world) as p:

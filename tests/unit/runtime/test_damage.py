@@ -217,7 +217,7 @@ async def test_a_damaged_run_is_an_error_when_it_is_needed(world: World, data: b
 
 
 @pytest.mark.parametrize("data", [None, b"", b"orders", b"orders:0,0;", b"\xff" * 1000])
-async def test_a_damaged_set_is_an_error_for_who_joins_or_takes_office(world: World, data: bytes | None) -> None:
+async def test_a_damaged_set_is_an_error_for_who_joins_or_takes_over(world: World, data: bytes | None) -> None:
     error = MissingNodeError if data is None else CorruptNodeError
     path = "topic-partitions"
     with pytest.raises(error, match=f"/group/{path}"):

@@ -531,10 +531,10 @@ def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
     settings = Settings.check(topics={"orders": 2}, period=10, start=0, lookahead=lookahead)
     limit = Limit.first(0, 10, lookahead, None)
     leader = Leader(settings, 3, limit, 0, Request.every(10))
-    ledgers = {p: joined(p, limit=limit, gathers=gathered(10, lookahead) if gathers else 0) for p in contents}
+    members = {p: joined(p, limit=limit, gathers=gathered(10, lookahead) if gathers else 0) for p in contents}
     offsets, written, cuts = dict.fromkeys(contents, 0), dict[Partition, Report](), list[Cut]()
     for partition in itertools.chain(turns, itertools.islice(itertools.cycle(contents), 200)):
-        member_progress, (progress,) = ledgers[partition]
+        member_progress, (progress,) = members[partition]
         log = contents[partition]
         if progress.state is PartitionState.RUNNING:
             offset = offsets[partition]
@@ -551,7 +551,7 @@ def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
         if isinstance(decision, Advance):
             cuts += cuts_of(decision)
             leader.advanced(decision)
-            for other, _ in ledgers.values():
+            for other, _ in members.values():
                 other.see(decision.limit)
             if decision.limit == END:
                 break

@@ -6,15 +6,15 @@ from aiokcc.core import paths
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Cut
-from tests.property.actors import Member, Write
-from tests.property.ground import Ground
+from tests.property.barrier_actors import Member, Write
+from tests.property.barrier_store import BarrierStore
 from tests.property.tree import Check, Create, Delete, Refused, Set
 
-__all__ = ["Members"]
+__all__ = ["BarrierMembers"]
 
 
-class Members(Ground):
-    """The ground, and those who walk on it."""
+class BarrierMembers(BarrierStore):
+    """The store, and the members that use it."""
 
     # -- sessions and processes ----------------------------------------------------------------------------------------
 
@@ -23,8 +23,8 @@ class Members(Ground):
         if m.session is not None:
             return
         m.session = self.tree.connect()
-        self._incarnations += 1
-        m.member_session = f"{m.name}-{self._incarnations}" if self.has("unique name") else f"{m.name}-0"
+        self._sessions_opened += 1
+        m.member_session = f"{m.name}-{self._sessions_opened}" if self.has("unique name") else f"{m.name}-0"
         try:
             self._commit(Create(paths.progress(m.member_session), b"", m.session))
         except Refused:  # our own old node, under a name that is not unique: it will do

@@ -1,4 +1,4 @@
-"""Who works in the company: processes and their sessions, writes on their way, and what members see and do."""
+"""The members of the group model: processes, their sessions, writes in flight, and what members see and do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokcc.core.rebalance import Reassign, RebalanceMachine, Settle
 from aiokcc.core.subscriptions import Registration, Subscription
 from tests.property.tree import Check, Create, Delete, Node, Op, Refused, Set, Tree
 
-__all__ = ["RULES", "Process", "Staff", "Term", "Write"]
+__all__ = ["RULES", "GroupMembers", "Process", "Term", "Write"]
 
 RULES = ("proof", "assignment in claim", "deadline", "take-over", "set after claim")
 
@@ -89,7 +89,7 @@ class Term:
     """Read, and not learnt yet."""
 
 
-class Staff:
+class GroupMembers:
     """The tree, the processes, and what has happened."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Staff:
         self.writes: list[Write] = []
         self.sent = 0
         self.terms = 0
-        self.incarnations = 0
+        self.sessions_opened = 0
         self.handled: dict[Partition, int] = {}
         self._commit(Create(paths.GENERATION, b"0"), Create(paths.TOPIC_PARTITIONS, encode_partitions(partitions)))
 
@@ -163,9 +163,9 @@ class Staff:
 
     def connect(self, process: Process) -> None:
         """A new session: a new member session, which knows nothing and holds nothing."""
-        self.incarnations += 1
+        self.sessions_opened += 1
         process.session = self.tree.connect()
-        process.member_session = f"{process.name}-{self.incarnations}"
+        process.member_session = f"{process.name}-{self.sessions_opened}"
         process.suspended = False
         process.generation = -1
         for kept in (process.seen, process.opened, process.running, process.drained):

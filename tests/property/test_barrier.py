@@ -1,6 +1,6 @@
 """Any interleaving of members, leaders, operators and faults keeps the invariants, and ends when the faults do.
 
-The invariants are checked by the world itself, in the step in which they would break: alignment and one owner when a record
+The invariants are checked by the model itself, in the step in which they would break: alignment and one owner when a record
 starts; completeness, monotony, one writer and the tiling of the cuts when the limit moves; liveness at the end of each history.
 ``HYPOTHESIS_PROFILE=deep`` explores longer.
 """
@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from aiokcc.core import paths
 from aiokcc.core.limit import Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition
-from tests.property.world import World, Write
+from tests.property.barrier_model import BarrierModel, Write
 
 PARTITIONS = [Partition("a", 0), Partition("a", 1), Partition("b", 0)]
 NAMES = ["x", "y", "z"]
@@ -28,7 +28,7 @@ names = st.sampled_from(["x", "x", "y", "y", "z"])
 class WorldMachine(RuleBasedStateMachine):
     """Steps in any order. The fine ones find races; the coarse ones bring the run to where races matter."""
 
-    world: World
+    model: BarrierModel
     without: frozenset[str] = frozenset()
     """Rules to leave out: name one, and see how long it takes to break something."""
 
@@ -57,7 +57,7 @@ class WorldMachine(RuleBasedStateMachine):
         before: int,
         standbys: dict[Partition, set[str]],
     ) -> None:
-        self.world = World(
+        self.model = BarrierModel(
             dict(zip(PARTITIONS, contents, strict=True)),
             dict(list(zip(PARTITIONS, owners, strict=True))[:size]),
             start=start,
@@ -68,37 +68,37 @@ class WorldMachine(RuleBasedStateMachine):
             without=self.without,
         )
         for name in NAMES:
-            self.world.members.setdefault(name, self.world.member(name)).progress.gathers = gathers
+            self.model.members.setdefault(name, self.model.member(name)).progress.gathers = gathers
         for _ in range(before):
             self.period(None, "land")
 
     def teardown(self) -> None:
-        if hasattr(self, "world"):
-            self.world.settle()
+        if hasattr(self, "model"):
+            self.model.settle()
 
     def write(self, n: int) -> Write | None:
         """One of the writes on their way."""
-        return self.world.writes[n % len(self.world.writes)] if self.world.writes else None
+        return self.model.writes[n % len(self.model.writes)] if self.model.writes else None
 
     # -- coarse steps ---------------------------------------------------------------------------------------------------
 
     @rule(name=names, end=st.sampled_from(["land", "fly", "lost"]))
     def take_part(self, name: str, end: str) -> None:
         """Join if need be, claim, process whatever passes, report."""
-        world, m = self.world, self.world.members[name]
-        world.join(m)
-        world.answer(m)
-        world.see_generation(m)
-        world.see_assignment(m)
-        world.claim(m)
-        world.start(m)
+        model, m = self.model, self.model.members[name]
+        model.join(m)
+        model.answer(m)
+        model.see_generation(m)
+        model.see_assignment(m)
+        model.claim(m)
+        model.start(m)
         for partition in m.progress.partitions:
-            while world.handle(m, partition):
+            while model.handle(m, partition):
                 pass
-            world.finish(m, partition)
-            world.look(m, partition)
-            world.idle(m, partition)
-        self._end(world.report(m), end)
+            model.finish(m, partition)
+            model.look(m, partition)
+            model.idle(m, partition)
+        self._end(model.report(m), end)
 
     @rule(absent=st.none() | names, end=st.sampled_from(["land", "land", "fly", "lost"]))
     def period(self, absent: str | None, end: str) -> None:
@@ -112,30 +112,30 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(name=names)
     def see_everything(self, name: str) -> None:
         """The limit arrives."""
-        self.world.members[name].progress.see(self.world.limit)
+        self.model.members[name].progress.see(self.model.limit)
 
     @rule(name=st.sampled_from(["?", "?", "?", "x", "y"]), end=st.sampled_from(["land", "land", "fly", "lost"]))
     def lead(self, name: str, end: str) -> None:
-        """Hear everybody, decide; ``?`` is whoever leads, another has to take office first."""
-        leading = [m.name for m in self.world.members.values() if m.term is not None]
-        world, m = self.world, self.world.members[name if name != "?" else (leading or NAMES)[0]]
-        world.join(m)
-        world.answer(m)
+        """Hear everybody, decide; ``?`` is whoever leads, another has to take over first."""
+        leading = [m.name for m in self.model.members.values() if m.term is not None]
+        model, m = self.model, self.model.members[name if name != "?" else (leading or NAMES)[0]]
+        model.join(m)
+        model.answer(m)
         if m.term is None:
-            self._end(world.take_over(m), "land")
-        for report in world.tree.under(paths.PROGRESS):
-            world.hear(m, report)
-        world.hear_request(m)
-        self._end(world.decide(m), end)
+            self._end(model.take_over(m), "land")
+        for report in model.tree.under(paths.PROGRESS):
+            model.hear(m, report)
+        model.hear_request(m)
+        self._end(model.decide(m), end)
 
     def _end(self, write: Write | None, end: str) -> None:
         if write is None or end == "fly":
             return
-        self.world.land(write)
+        self.model.land(write)
         if end == "land":
-            self.world.reply(write)
+            self.model.reply(write)
         else:
-            self.world.forget(write)
+            self.model.forget(write)
 
     # -- sessions and processes ------------------------------------------------------------------------------------------
 
@@ -144,25 +144,25 @@ class WorldMachine(RuleBasedStateMachine):
         step=st.sampled_from(["join", "expire", "stall", "answer", "crash", "leave", "end of a crashed session"]),
     )
     def session(self, name: str, step: str) -> None:
-        world, m = self.world, self.world.members[name]
+        model, m = self.model, self.model.members[name]
         if step == "end of a crashed session":
-            for session in world.tree.sessions - {other.session for other in world.members.values()}:
-                world.tree.expire(session)
+            for session in model.tree.sessions - {other.session for other in model.members.values()}:
+                model.tree.expire(session)
                 break
         else:
-            getattr(world, step)(m)
+            getattr(model, step)(m)
 
     # -- fine steps of a member -------------------------------------------------------------------------------------------
 
     @rule(name=names, n=which, keep=st.booleans())
     def see_limit(self, name: str, n: int, keep: bool) -> None:
-        self.world.see_limit(self.world.members[name], n, keep=keep)
+        self.model.see_limit(self.model.members[name], n, keep=keep)
 
     @rule(
         name=names, step=st.sampled_from(["read_limit", "see_generation", "see_assignment", "claim", "start", "report"])
     )
     def member(self, name: str, step: str) -> None:
-        getattr(self.world, step)(self.world.members[name])
+        getattr(self.model, step)(self.model.members[name])
 
     @rule(
         name=names,
@@ -170,58 +170,58 @@ class WorldMachine(RuleBasedStateMachine):
         step=st.sampled_from(["handle", "handle", "look", "idle", "finish", "commit", "give_up_waiting", "release"]),
     )
     def partition(self, name: str, n: int, step: str) -> None:
-        getattr(self.world, step)(self.world.members[name], PARTITIONS[n])
+        getattr(self.model, step)(self.model.members[name], PARTITIONS[n])
 
     # -- writes in flight --------------------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.world.writes)
+    @precondition(lambda self: self.model.writes)
     @rule(n=st.integers(0, 5), step=st.sampled_from(["land", "land and reply", "reply", "forget", "lose"]))
     def flight(self, n: int, step: str) -> None:
         write = self.write(n)
         if write is None:
             return
         if step.startswith("land") and write.landed is None:
-            self.world.land(write)
-        if step.endswith("reply") and write in self.world.writes:
-            self.world.reply(write)
+            self.model.land(write)
+        if step.endswith("reply") and write in self.model.writes:
+            self.model.reply(write)
         if step == "forget":
-            self.world.forget(write)
+            self.model.forget(write)
         if step == "lose" and write.landed is None:
-            self.world.lose(write)
+            self.model.lose(write)
 
     # -- fine steps of a leader --------------------------------------------------------------------------------------------
 
-    @rule(name=names, step=st.sampled_from(["take_office", "hear_request", "decide", "read_again"]))
+    @rule(name=names, step=st.sampled_from(["take_over", "hear_request", "decide", "read_again"]))
     def term(self, name: str, step: str) -> None:
-        getattr(self.world, step)(self.world.members[name])
+        getattr(self.model, step)(self.model.members[name])
 
     @rule(name=names, n=which)
     def hear(self, name: str, n: int) -> None:
-        reports = self.world.tree.under(paths.PROGRESS)
+        reports = self.model.tree.under(paths.PROGRESS)
         if reports:
-            self.world.hear(self.world.members[name], reports[n % len(reports)])
+            self.model.hear(self.model.members[name], reports[n % len(reports)])
 
-    @precondition(lambda self: any(m.term is not None for m in self.world.members.values()))
+    @precondition(lambda self: any(m.term is not None for m in self.model.members.values()))
     @rule(name=names, n=which, to=names)
     def assign(self, name: str, n: int, to: str) -> None:
         """A partition moves, or a new one joins the set."""
-        self.world.assign(self.world.members[name], PARTITIONS[n], to)
+        self.model.assign(self.model.members[name], PARTITIONS[n], to)
 
-    # -- the world outside -------------------------------------------------------------------------------------------------
+    # -- the operator and the logs ---------------------------------------------------------------------------------------
 
     @rule(request=st.sampled_from([Request.every(10), Request.every(7), Request.every(25), Request(RequestKind.HOLD)]))
     def operator(self, request: Request) -> None:
-        self.world.ask(request)
+        self.model.ask(request)
 
-    @precondition(lambda self: self.world.limit.mode is Mode.GATED and len(self.world.cuts) > 1)
+    @precondition(lambda self: self.model.limit.mode is Mode.GATED and len(self.model.cuts) > 1)
     @rule()
     def release(self) -> None:
-        self.world.ask(Request(RequestKind.OFF))
+        self.model.ask(Request(RequestKind.OFF))
 
     @rule(n=which, ts=timestamps)
     def append(self, n: int, ts: int) -> None:
         """A record comes, perhaps to a partition that was idle, perhaps late."""
-        self.world.append(PARTITIONS[n], ts)
+        self.model.append(PARTITIONS[n], ts)
 
 
 WorldMachine.TestCase.settings = settings(

@@ -1,4 +1,4 @@
-"""Who takes part in the world of :mod:`tests.property.world`, and which rules can be taken from them."""
+"""The members, leader terms and writes of :mod:`tests.property.barrier_model`, and the rules that can be switched off."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Report
 from tests.property.tree import Op
 
-__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "LeaderTerm", "Member", "WaitingLedger", "Write"]
+__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "LeaderTerm", "Member", "WaitingMemberProgress", "Write"]
 
 RULES: Final = frozenset(
     {
@@ -46,14 +46,14 @@ class Broken(AssertionError):  # noqa: N818 - it is an invariant that is broken
 
 
 class CountingLeader(Leader):
-    """Without "sets, not numbers": so many entries as there are partitions are enough."""
+    """Without "sets, not numbers": it only counts entries, and compares with the number of partitions."""
 
     def _uncovered(self) -> str | None:
         total = sum(len(report.entries) for report in self.reports.values())
         return None if total + len(self.finished) >= len(self.settings.partitions) else "somebody has not reported"
 
 
-class WaitingLedger(MemberProgress):
+class WaitingMemberProgress(MemberProgress):
     """Without "owned only": no report while the lock of one of the partitions is another member's."""
 
     def report(self, *, even_running: bool = False) -> Report | None:
@@ -86,7 +86,7 @@ class Write:
 
 @dataclass(eq=False)
 class LeaderTerm:
-    """What somebody who believes to lead knows."""
+    """What a member that believes it leads has read."""
 
     leader: Leader
     generation_version: int
@@ -98,12 +98,12 @@ class LeaderTerm:
 
 @dataclass(eq=False)
 class Member:
-    """One process, whatever becomes of its sessions."""
+    """One process over all of its sessions."""
 
     name: str
     progress: MemberProgress = field(default_factory=MemberProgress)
     session: int | None = None
-    """What it believes; the store may know better."""
+    """The session that it believes it has; in the store it may have expired."""
     member_session: str = ""
     positions: dict[Partition, int] = field(default_factory=dict)
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
@@ -117,6 +117,6 @@ class Member:
     reporting: Write | None = None
     generation_version: int = -1
     overdue: bool = False
-    """Past the deadline: by its own clock the session may be over."""
+    """Whether the deadline has passed: by the member's own clock the session may have expired."""
     taking: Write | None = None
     term: LeaderTerm | None = None

@@ -160,7 +160,7 @@ async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: 
         ("leaves", False, True, 7),
         ("leaves", True, True, 7),
         ("dies", False, True, 5),
-        # see that the leader is gone, take office, read in two steps | assign | see that, claim, read
+        # see that the leader is gone, take over, read in two steps | assign | see that, claim, read
         ("dies", True, True, 8),
     ],
 )

@@ -1,4 +1,4 @@
-"""A little world in which the real rules meet every fault: no tasks, no clock, one step at a time.
+"""A model of the barrier: the real rules of the core under every fault, without tasks or a clock, one step at a time.
 
 Members drive real :class:`MemberProgress` objects over synthetic logs; whoever leads drives a real :class:`Leader`; all of
 them meet in a :class:`~tests.property.tree.Tree` through the conditional writes of the protocol. Everything that can come
@@ -6,12 +6,12 @@ between two steps is a step of its own: what is read is seen later, or twice, or
 lost, and so is its answer; sessions expire, processes crash and start again, anybody takes over at any time, records are
 appended, the operator changes his mind, partitions move.
 
-The world watches the invariants itself, at the moment they could break, and raises :class:`Broken`. A rule of the protocol can
-be switched off by its name (``World(..., without={"fresh end"})``), to see that the world would notice.
+The model checks the invariants in the step in which they could break, and raises :class:`Broken`. A rule of the protocol can be
+switched off by its name (``BarrierModel(..., without={"fresh end"})``), to show that the model notices.
 
-Below it lie who takes part (:mod:`tests.property.actors`), what stands in the store and must hold of it
-(:mod:`tests.property.ground`) and what members see and do (:mod:`tests.property.members`). Here are the writes on their
-way, the leader, the operator, and the end of all faults.
+:mod:`tests.property.barrier_actors` has the members, leader terms and writes, :mod:`tests.property.barrier_store` the content
+of the store and the invariants, :mod:`tests.property.barrier_members` what members see and do. This module has the writes in
+flight, the leader, the operator, and the end of all faults.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from aiokcc.core.limit import OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.report import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run
-from tests.property.actors import NOW, RULES, Broken, CountingLeader, LeaderTerm, Member, Write
-from tests.property.ground import ASSIGNMENTS, encode_assignment
-from tests.property.members import Members
+from tests.property.barrier_actors import NOW, RULES, Broken, CountingLeader, LeaderTerm, Member, Write
+from tests.property.barrier_members import BarrierMembers
+from tests.property.barrier_store import ASSIGNMENTS, encode_assignment
 from tests.property.tree import Check, Create, Op, Refused, Set
 
-__all__ = ["RULES", "Broken", "Member", "World", "Write"]
+__all__ = ["RULES", "BarrierModel", "Broken", "Member", "Write"]
 
 
-class World(Members):
+class BarrierModel(BarrierMembers):
     """The tree, the logs, the members, and what has happened."""
 
     # -- writes fly, land, and are answered, or not ----------------------------------------------------------------------
@@ -97,7 +97,7 @@ class World(Members):
         elif write.kind == "report":
             m.reporting, m.written = None, write.report
         elif write.kind == "take":
-            self._enter_office(m, write)
+            self._begin_term(m, write)
         elif m.term is not None and m.term.flying is write:
             assert write.decision is not None
             m.term.flying = None
@@ -129,8 +129,8 @@ class World(Members):
             return None
         node = self.tree.read(paths.GENERATION)
         if not self.has("take-over bump"):
-            self.in_office = m.member_session
-            self._enter_office(
+            self.leading_session = m.member_session
+            self._begin_term(
                 m, Write(m, m.session, "take", [], version=node.version, generation=self.generation.number)
             )
             return None
@@ -139,7 +139,7 @@ class World(Members):
         m.taking = self._send(m, "take", ops, generation=mine.number)
         return m.taking
 
-    def _enter_office(self, m: Member, write: Write) -> None:
+    def _begin_term(self, m: Member, write: Write) -> None:
         m.taking = None
         limit, request = self.tree.read(paths.COORDINATOR), self.tree.read(paths.PERIOD)
         cut = self.last_cut()
@@ -167,7 +167,7 @@ class World(Members):
             return
         reports, versions = term.leader.reports, term.versions
         generation = term.leader.generation
-        self._enter_office(m, Write(m, 0, "take", [], version=term.generation_version, generation=generation))
+        self._begin_term(m, Write(m, 0, "take", [], version=term.generation_version, generation=generation))
         if m.term is not None:
             m.term.leader.reports, m.term.versions = reports, versions
 
@@ -260,7 +260,7 @@ class World(Members):
         except Refused:
             self.read_again(m)
             return False
-        self._ends_at_reign.setdefault(partition, len(self.logs[partition]))
+        self._ends_at_advance.setdefault(partition, len(self.logs[partition]))
         term.leader.generation += 1
         term.generation_version += 1
         term.leader = replace(
@@ -268,7 +268,7 @@ class World(Members):
         )
         return True
 
-    # -- the operator, and the world outside -----------------------------------------------------------------------------
+    # -- the operator and the logs ---------------------------------------------------------------------------------------
 
     def ask(self, request: Request) -> None:
         """The operator writes a request."""
