@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiokcc.spark
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from benchmarks.broker import BASE, Broker, broker, evenly
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
 from benchmarks.period_latency import anchored
@@ -165,7 +165,7 @@ class History:
         return cls(spark, store, kafka.bootstrap, topic, PARTITIONS * len(stamps), len(stamps))
 
     async def replay(
-        self, *, after: Callable[[Step, Any], None] | None = None, sink: Any = None, **settings: Any
+        self, *, after: Callable[[BatchStep, Any], None] | None = None, sink: Any = None, **settings: Any
     ) -> aiokcc.spark.Summary:
         """A replay of one-minute periods, in a group of its own; the records that it counted must be all of them."""
         counted: list[int] = []
@@ -323,12 +323,12 @@ async def _catch_up(spark: SparkSession, store: Server, kafka: Broker, effort: E
 class Steps:
     """When each step of each batch was done, in seconds."""
 
-    times: list[tuple[Step, float]] = field(default_factory=list)
+    times: list[tuple[BatchStep, float]] = field(default_factory=list)
 
-    def __call__(self, step: Step, _batch: Any) -> None:
+    def __call__(self, step: BatchStep, _batch: Any) -> None:
         self.times.append((step, time.monotonic()))
 
-    def between(self, first: Step, second: Step) -> list[float]:
+    def between(self, first: BatchStep, second: BatchStep) -> list[float]:
         """Milliseconds from one step to the next time that another is done."""
         found, since = [], None
         for step, when in self.times:
@@ -358,9 +358,9 @@ async def _steady(spark: SparkSession, store: Server, kafka: Broker, effort: Eff
                 bare.append(1000 * (time.monotonic() - began))
             await anchors.measure(effort.steady)
             if number > 0:
-                mine = steps.between(Step.REPORTED, Step.REPORTED)
+                mine = steps.between(BatchStep.REPORTED, BatchStep.REPORTED)
                 whole += mine
-                gate += steps.between(Step.REPORTED, Step.PLANNED)
+                gate += steps.between(BatchStep.REPORTED, BatchStep.PLANNED)
                 waits += anchors.forget()["write"]
                 jobs += bare
                 ratios.append(percentile(mine, 0.5) / percentile(bare, 0.5))
@@ -386,8 +386,8 @@ async def _memory(spark: SparkSession, store: Server, kafka: Broker, effort: Eff
     history = await History.write(spark, store, kafka, "lasting", evenly(periods, periods))
     seen: dict[int, Figures] = {}
 
-    def watch(step: Step, batch: Any) -> None:
-        if step is Step.REPORTED and batch.number + 1 in (max(1, periods // 10), periods):
+    def watch(step: BatchStep, batch: Any) -> None:
+        if step is BatchStep.REPORTED and batch.number + 1 in (max(1, periods // 10), periods):
             seen[batch.number + 1] = _memory_now(spark)
 
     await history.replay(after=watch, max_periods=1, lookahead=0)

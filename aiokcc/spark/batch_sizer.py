@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["Pace"]
+__all__ = ["BatchSizer"]
 
 _STEP: Final = 4.0
 _SMOOTH: Final = 0.3
 
 
 @dataclass(slots=True)
-class Pace:
+class BatchSizer:
     """The number of periods for the next job."""
 
     max_periods: int
@@ -38,7 +38,7 @@ class Pace:
         """How many records the next job may have, by the bound on bytes."""
         return max(1, int(self.max_bytes / max(self.record_bytes, 1.0)))
 
-    def learn(self, periods: int, seconds: float) -> None:
+    def record_job(self, periods: int, seconds: float) -> None:
         """A job with so many periods has taken so long."""
         if periods < 1 or seconds <= 0:
             return
@@ -47,11 +47,11 @@ class Pace:
         factor = min(_STEP, max(1 / _STEP, self.target_seconds / seconds))
         self._periods = max(1.0, min(float(self.max_periods), periods * factor))
 
-    def learn_size(self, mean_bytes: float) -> None:
+    def record_size(self, mean_bytes: float) -> None:
         """What records of a sample have taken, on average."""
         self.record_bytes += (mean_bytes - self.record_bytes) * (_SMOOTH if self.record_bytes != 1000.0 else 1.0)
 
-    def fitting(self, records: Sequence[int]) -> int:
+    def count_fitting(self, records: Sequence[int]) -> int:
         """How many of these periods, given by how many records each of them has, go into the next job: at least one."""
         total = full = 0
         for count, mine in enumerate(records):

@@ -35,7 +35,7 @@ from aiokcc.errors import (
 from aiokcc.spark.plan import Intent
 from aiokcc.stores.port import Check, Create, Node, Session, Set, Store
 
-__all__ = ["Records"]
+__all__ = ["Checkpoint"]
 
 ROOT: Final = "pipelines"
 NOTHING: Final = -1
@@ -51,7 +51,7 @@ class _Written:
     version: int = 0
 
 
-class Records:
+class Checkpoint:
     """The nodes of one pipeline. Call :meth:`begin` first."""
 
     def __init__(self, store: Store, name: str, session: Callable[[], Awaitable[Session]]) -> None:
@@ -188,12 +188,12 @@ class Records:
                 f"{'; '.join(differences)}. Give it another name, or from_scratch=True to throw away what it has done"
             )
 
-    async def intend(self, intent: Intent) -> None:
+    async def record_intent(self, intent: Intent) -> None:
         """Record a batch: from now on it is what the next driver does, if we do not."""
         await self._write(self._intent, intent.encode())
         self.intent = intent
 
-    async def checkpoint(self, number: int) -> None:
+    async def record_published(self, number: int) -> None:
         """Record that a batch is published."""
         await self._write(self._published, str(number).encode())
         self.published = number

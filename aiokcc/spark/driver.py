@@ -35,29 +35,27 @@ from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.group import Group
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.batch_sizer import Pace
-from aiokcc.spark.checkpoint import Records
+from aiokcc.spark.batch_sizer import BatchSizer
+from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation, Periods
-from aiokcc.spark.ended import check_ended
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.participant import Participant
-from aiokcc.spark.pipeline import Pipeline, Step
+from aiokcc.spark.pipeline import BatchStep, Pipeline
 from aiokcc.spark.planner import Planner
+from aiokcc.spark.preflight import check_run_published, check_topics, explain_kafka_error, forget_group
 from aiokcc.spark.progress import Line, Progress, Summary
-from aiokcc.spark.record_sampler import CheckedFinder, Probe
+from aiokcc.spark.record_sampler import CheckedFinder, RecordSampler
 from aiokcc.spark.scan import Scanner, ScanningFinder
-from aiokcc.spark.scratch import forget_group
 from aiokcc.spark.sinks import FunctionSink, Sink
 from aiokcc.spark.source import read
-from aiokcc.spark.spark_thread import Worker
-from aiokcc.spark.standby import check_company, in_turn, take_whole
-from aiokcc.spark.topics import check_there, explain
+from aiokcc.spark.spark_thread import SparkThread
+from aiokcc.spark.standby import check_other_pipelines, claim_all, drive_in_turn
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["AsyncReplay", "Options", "driving"]
+__all__ = ["AsyncReplay", "Options", "open_driver"]
 
 log = logging.getLogger("aiokcc.spark")
 
@@ -90,13 +88,13 @@ class Options:
 
 
 @asynccontextmanager
-async def driving(options: Options) -> AsyncIterator[AsyncReplay]:
+async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
     """Join the group, or found it; leave it at the end."""
     settings = options.settings
     cluster = Cluster(settings, options.connect_timeout)
     async with cluster.connected():
         everything = await cluster.partitions(await cluster.topics(settings))
-        check_there(everything, settings.partitions, options.subscription)
+        check_topics(everything, settings.partitions, options.subscription)
 
         async def resolve() -> Mapping[Partition, Bounds]:
             return await cluster.bounds(everything, options.clock())
@@ -137,7 +135,7 @@ class AsyncReplay:
         self._ended = ended
         self._used = False
         self.summary = Summary()
-        self.after_step: Callable[[Step, Batch], None] | None = None
+        self.after_step: Callable[[BatchStep, Batch], None] | None = None
         """Called after each step of each batch, in the event loop. For tests, which stop the driver there."""
 
     async def for_each_period(
@@ -169,8 +167,8 @@ class AsyncReplay:
         member = group._member
         began = time.monotonic()
         participant = Participant(group, options.store_timeout)
-        worker, line = Worker(options.spark), Line()
-        drive = partial(self._drive, participant, worker, function, target, line)
+        spark_thread, line = SparkThread(options.spark), Line()
+        drive = partial(self._drive, participant, spark_thread, function, target, line)
         member.on_set = member.moved.set
         try:
             async with unwrapped() as tasks:
@@ -179,8 +177,8 @@ class AsyncReplay:
                 if options.subscription is None:
                     await drive(settings.partitions or group.partitions)
                 else:
-                    await self._check_company(participant, options.subscription, target)
-                    await in_turn(participant, drive)
+                    await self._check_group(participant, options.subscription, target)
+                    await drive_in_turn(participant, drive)
                     if participant.limit.mode is Mode.END and not participant.is_done:
                         await self._confirm_end(target)
                 tasks.cancel_scope.cancel()
@@ -190,14 +188,14 @@ class AsyncReplay:
             member.leave()  # in a managed group: what we give back goes to whoever stands by
             with anyio.CancelScope(shield=True):
                 await participant.close()
-            worker.close()
+            spark_thread.close()
             self.summary.seconds += time.monotonic() - began
         return self.summary
 
     async def _drive(
         self,
         participant: Participant,
-        worker: Worker,
+        spark_thread: SparkThread,
         function: Callable[[DataFrame, Periods], Any],
         sink: Sink,
         line: Line,
@@ -207,10 +205,10 @@ class AsyncReplay:
         options, settings = self._options, self._options.settings
         is_managed = options.subscription is not None
         member = participant.member
-        probe = Probe(settings)
-        finder = self._finder(worker, participant, probe)
-        records = Records(member.store, options.name, participant.session)
-        pace = Pace(options.max_periods, options.target_seconds, options.max_bytes)
+        sampler = RecordSampler(settings)
+        finder = self._finder(spark_thread, participant, sampler)
+        checkpoint = Checkpoint(member.store, options.name, participant.session)
+        sizer = BatchSizer(options.max_periods, options.target_seconds, options.max_bytes)
         frames = partial(
             read,
             options.spark,
@@ -226,7 +224,7 @@ class AsyncReplay:
         planner = Planner(
             participant,
             finder,
-            pace,
+            sizer,
             period=options.period,
             start=settings.start if isinstance(settings.start, int) else 0,
             end=settings.end if isinstance(settings.end, int) else None,
@@ -237,57 +235,59 @@ class AsyncReplay:
         pipeline = Pipeline(
             participant,
             planner,
-            records,
+            checkpoint,
             finder,
-            worker,
+            spark_thread,
             Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
             sink,
-            pace,
+            sizer,
             self.summary,
             grows=settings.end is None and (is_managed or settings.partitions is None),
             retries=options.retries,
             start=settings.start if isinstance(settings.start, int) else None,
-            sample=probe.mean_size,
+            sample=sampler.mean_size,
             on_progress=on_progress,
             after=self.after_step,
         )
-        async with probe.open():
+        async with sampler.open():
             # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
-            await (take_whole(participant, mine) if is_managed else participant.open(mine))
+            await (claim_all(participant, mine) if is_managed else participant.open(mine))
             definition = self._definition(sink)
-            past = await worker.call(sink.last_attempt, options.name) if options.from_scratch else 0
-            await records.begin(
+            past = await spark_thread.call(sink.last_attempt, options.name) if options.from_scratch else 0
+            await checkpoint.begin(
                 definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
             )
             try:
-                sink.identify(records.run, member.store.describe(""))
+                sink.identify(checkpoint.run, member.store.describe(""))
                 if options.from_scratch:
-                    await worker.call(sink.reset, options.name, records.attempt)
-                await worker.call(sink.begin, options.name, records.attempt)
+                    await spark_thread.call(sink.reset, options.name, checkpoint.attempt)
+                await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
                 await pipeline.run()
             except FencedError as fenced:
-                if is_managed and await records.is_superseded():  # else it is the sink that knows another driver
+                if is_managed and await checkpoint.is_superseded():  # else it is the sink that knows another driver
                     raise PartitionRevoked(str(fenced)) from fenced
                 raise
             except KafkaError as error:
-                pending = records.pending
+                pending = checkpoint.pending
                 needed = {} if pending is None else pending.batch(options.name).ranges
                 is_followed = is_managed and settings.end is None
-                await explain(error, self._cluster, participant, {p.topic for p in needed}, options.name, is_followed)
+                await explain_kafka_error(
+                    error, self._cluster, participant, {p.topic for p in needed}, options.name, is_followed
+                )
                 raise
 
-    async def _check_company(self, participant: Participant, subscription: Subscription, sink: Sink) -> None:
+    async def _check_group(self, participant: Participant, subscription: Subscription, sink: Sink) -> None:
         """Whether the pipeline fits in with the others of the group, and with what its name stands for."""
         member = participant.member
-        records = Records(member.store, self._options.name, participant.session)
+        checkpoint = Checkpoint(member.store, self._options.name, participant.session)
         while True:
             session = await participant.session()
             member_session = member.member_session
             if member_session is not None:
                 try:
                     replays = self._options.settings.replays
-                    await check_company(member.store, session, member_session.name, subscription, replays)
-                    await records.check(session, self._definition(sink))
+                    await check_other_pipelines(member.store, session, member_session.name, subscription, replays)
+                    await checkpoint.check(session, self._definition(sink))
                 except SessionLostError:
                     continue
                 break
@@ -299,7 +299,7 @@ class AsyncReplay:
                 f"pipeline, which takes {subscription}"
             )
 
-    def _finder(self, worker: Worker, participant: Participant, probe: Probe) -> Finder:
+    def _finder(self, spark_thread: SparkThread, participant: Participant, sampler: RecordSampler) -> Finder:
         """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's or the index misleads."""
         options, settings = self._options, self._options.settings
 
@@ -318,11 +318,11 @@ class AsyncReplay:
         odd = {time + late for time in named for late in (0, *settings.lateness.values())}
 
         def scanning() -> Finder:
-            return ScanningFinder(self._cluster, worker, scanner, bounds, options.period, settings.lateness, odd)
+            return ScanningFinder(self._cluster, spark_thread, scanner, bounds, options.period, settings.lateness, odd)
 
         if options.timestamp is not None:
             return scanning()
-        return CheckedFinder(self._cluster, probe, options.period, scanning)
+        return CheckedFinder(self._cluster, sampler, options.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """The run has ended: that is no error for a pipeline that has published all of it, unless it is to start again."""
@@ -334,15 +334,15 @@ class AsyncReplay:
             async def present() -> Session:
                 return session
 
-            records = Records(options.store, options.name, present)
-            is_complete = await records.is_complete(self._definition(sink))
+            checkpoint = Checkpoint(options.store, options.name, present)
+            is_complete = await checkpoint.is_complete(self._definition(sink))
             if options.subscription is not None:
-                await check_ended(options.store, session, options.subscription, records)
+                await check_run_published(options.store, session, options.subscription, checkpoint)
             elif not is_complete:
                 assert self._ended is not None
                 raise self._ended
-            if records.intent is not None:
-                self.summary.event_time = records.intent.periods[-1][1]
+            if checkpoint.intent is not None:
+                self.summary.event_time = checkpoint.intent.periods[-1][1]
             log.info("%s: everything is published already", options.name)
 
     def _definition(self, sink: Sink) -> dict[str, Any]:

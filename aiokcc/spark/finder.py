@@ -76,7 +76,7 @@ class Finder:
 
         ``known`` is the first record that was found before, so that boundaries up to its time need no question.
         """
-        columns = {p: _Column(boundaries, found) for p, found in known.items()}
+        searches = {p: _PartitionSearch(boundaries, found) for p, found in known.items()}
         running = 0
 
         async def ask(times: Mapping[Partition, int]) -> None:
@@ -84,13 +84,13 @@ class Finder:
             answer = await self._ask(times)
             running -= 1
             for partition, ts in times.items():
-                columns[partition].answer(ts, answer[partition])
+                searches[partition].answer(ts, answer[partition])
             go_on()
 
         def go_on() -> None:
             nonlocal running
             while running < _AT_ONCE:
-                times = {p: ts for p, column in columns.items() if (ts := column.question()) is not None}
+                times = {p: ts for p, search in searches.items() if (ts := search.question()) is not None}
                 if not times:
                     return
                 running += 1
@@ -98,10 +98,10 @@ class Finder:
 
         async with unwrapped() as tasks:
             go_on()
-        return {p: column.found for p, column in columns.items()}
+        return {p: search.found for p, search in searches.items()}
 
 
-class _Column:
+class _PartitionSearch:
     """One partition's answers. Those for later boundaries may come first."""
 
     def __init__(self, boundaries: Sequence[int], known: Found | None) -> None:

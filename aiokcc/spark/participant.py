@@ -34,7 +34,7 @@ from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.group import Group
 from aiokcc.runtime.member import NoSession
 from aiokcc.spark.finder import Found
-from aiokcc.spark.plan import Place, Stretch
+from aiokcc.spark.plan import CrossedPeriod, Place
 from aiokcc.stores.port import Session, SessionState, boottime
 
 __all__ = ["Participant", "Track"]
@@ -79,9 +79,9 @@ class Participant:
     def __init__(self, group: Group, store_timeout: float) -> None:
         self.group = group
         self.member = group._member
-        self._ledger = self.member.progress
+        self._progress = self.member.progress
         # What a batch has brought is told at once: it comes in one go, and then nothing for long.
-        self._ledger.gathers = 0
+        self._progress.gathers = 0
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
         self._subscription = None if self.member.group is None else self.member.group.subscription
@@ -106,25 +106,25 @@ class Participant:
         return bool(self.tracks) and all(track.is_finished for track in self.tracks.values())
 
     @property
-    def joined(self) -> frozenset[Partition]:
+    def unopened(self) -> frozenset[Partition]:
         """Partitions that are to be run as well: they have joined the set, and in a managed group they are given to us."""
         if self._subscription is None:
             return self.group.partitions - self.tracks.keys()
         return (self.member.assigned or frozenset()) - self.tracks.keys()
 
-    async def surrender(self) -> None:
+    async def release(self) -> None:
         """Nothing runs any more: give the locks back, finished partitions too, in one transaction."""
         tracks, self.tracks, self._asked = self.tracks, {}, frozenset()
         async with unwrapped() as tasks:
             for partition in tracks:
                 tasks.start_soon(self.member.relinquish, partition)
 
-    async def concluded(self) -> None:
+    async def wait_until_settled(self) -> None:
         """All of ours is done: return when we may leave. In a managed group that is the end of the run, as for all."""
         if self._subscription is None:
             await self.member.settled()
             return
-        while self._ledger.limit.mode is Mode.GATED:
+        while self._progress.limit.mode is Mode.GATED:
             self.check()
             await self.member.moved.wait()
 
@@ -160,7 +160,7 @@ class Participant:
         """
         if self._subscription is not None:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-                await self.surrender()
+                await self.release()
                 await self._deregister()
             return
         tracks, self.tracks = self.tracks, {}
@@ -190,12 +190,12 @@ class Participant:
     @property
     def limit(self) -> Limit:
         """The present limit, with all open boundaries."""
-        return self._ledger.limit
+        return self._progress.limit
 
     @property
-    def is_through(self) -> bool:
+    def has_arrived(self) -> bool:
         """Whether everybody here has arrived: then the limit moves without our doing anything more."""
-        return self._ledger.complete
+        return self._progress.complete
 
     # -- the session ----------------------------------------------------------------------------------------------------
 
@@ -230,7 +230,7 @@ class Participant:
                         continue
                     except SessionLostError:
                         pass
-                if self._ledger.limit.mode is Mode.END:
+                if self._progress.limit.mode is Mode.END:
                     return
                 await self.member.moved.wait()
         missing = [p for p, track in self.tracks.items() if not (track.gate.progress.owned or track.is_finished)]
@@ -251,9 +251,9 @@ class Participant:
 
     # -- what is said ---------------------------------------------------------------------------------------------------
 
-    def walk(self, stretches: Sequence[Stretch]) -> None:
+    def report_crossings(self, stretches: Sequence[CrossedPeriod]) -> None:
         """Say where the boundaries of published periods were crossed. The gate may be behind them, or ahead."""
-        limit = self._ledger.limit
+        limit = self._progress.limit
         if limit.mode is not Mode.GATED:
             return
         stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
@@ -262,24 +262,24 @@ class Participant:
         for partition, track in self.tracks.items():
             if not track.is_finished:
                 steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, stretches)]
-                self._ledger.walk(track.gate.progress, steps, reached)
+                self._progress.walk(track.gate.progress, steps, reached)
 
-    def block(self, track: Track, ts: int) -> None:
+    def report_next(self, track: Track, ts: int) -> None:
         """Say that a partition's next record is of this time; it may lie below the limit."""
         progress, where = track.gate.progress, Span.of(*track.place)
         if progress.state is not PartitionState.BLOCKED or (progress.ts, progress.offset) != (ts, where):
-            self._ledger.approach(progress, ts, where)
+            self._progress.approach(progress, ts, where)
 
-    def idle(self, track: Track) -> None:
+    def report_idle(self, track: Track) -> None:
         """Say that a partition's log holds nothing more, if that was looked up under the present limit."""
         if track.end_seen is not None:
-            self._ledger.idle(track.gate.progress, track.end_seen, Span.of(*track.place))
+            self._progress.idle(track.gate.progress, track.end_seen, Span.of(*track.place))
 
-    def finish(self, track: Track) -> None:
+    def report_finished(self, track: Track) -> None:
         """Say that a partition brings nothing more before the run's end."""
-        self._ledger.finish(track.gate.progress, Span.of(*track.place))
+        self._progress.finish(track.gate.progress, Span.of(*track.place))
 
-    def done(self) -> None:
+    def write_report(self) -> None:
         """All has been said: if that makes a report, it is written."""
         self.member.arrived()
 
@@ -292,7 +292,7 @@ async def _close(gates: Iterable[Gate]) -> None:
                 tasks.start_soon(gate.__aexit__, None, None, None)
 
 
-def _steps(partition: Partition, stretches: Sequence[Stretch]) -> list[tuple[int, Place]]:
+def _steps(partition: Partition, stretches: Sequence[CrossedPeriod]) -> list[tuple[int, Place]]:
     """For each crossing that differs from the one before: no record of the partition is left before that time, and where.
 
     The time is where the period of the next record starts. It is as good as the record's own for deciding which boundary

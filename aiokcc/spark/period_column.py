@@ -25,7 +25,7 @@ from aiokcc.spark.batch import Batch
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PERIOD", "Ladder", "label", "ladders_of", "period_of"]
+__all__ = ["PERIOD", "PeriodOffsets", "label", "period_of", "period_offsets_of"]
 
 PERIOD: Final = "period"
 """The column that is added: where the row's period starts."""
@@ -34,7 +34,7 @@ _LOWEST: Final = -(2**63)
 _RUNGS, _AT, _NUMBER, _TS = "__aiokcc_rungs", "__aiokcc_at", "__aiokcc_number", "__aiokcc_ts"
 
 
-class Ladder(NamedTuple):
+class PeriodOffsets(NamedTuple):
     """Where the periods of a batch begin in one partition: from each offset on, ascending, the period of this number.
 
     Periods are numbered from 1; 0 is what belongs to earlier batches, and what is past the last belongs to later ones.
@@ -44,16 +44,16 @@ class Ladder(NamedTuple):
     numbers: list[int]
 
 
-def ladders_of(batch: Batch) -> dict[Partition, Ladder]:
+def period_offsets_of(batch: Batch) -> dict[Partition, PeriodOffsets]:
     """By partition, for those that have records in the batch. ValueError if the ranges leave something out in between."""
-    result: dict[Partition, Ladder] = {}
+    result: dict[Partition, PeriodOffsets] = {}
     reached: dict[Partition, int] = {}
     for number, period in enumerate(batch.periods, start=1):
         for partition, (low, high) in period.ranges.items():
             ladder = result.get(partition)
             if ladder is None:
                 begin = batch.behind.get(partition, low)
-                ladder = result[partition] = Ladder([_LOWEST], [0])
+                ladder = result[partition] = PeriodOffsets([_LOWEST], [0])
                 reached[partition] = max(begin, low)
             if low > reached[partition] or high < reached[partition]:
                 raise ValueError(
@@ -67,7 +67,7 @@ def ladders_of(batch: Batch) -> dict[Partition, Ladder]:
     return result
 
 
-def _add(ladder: Ladder, offset: int, number: int) -> None:
+def _add(ladder: PeriodOffsets, offset: int, number: int) -> None:
     """From this offset on it is a later period; where two begin at the same offset, the first has no record by offset."""
     if ladder.offsets[-1] == offset:
         ladder.numbers[-1] = number
@@ -81,7 +81,7 @@ def period_of(batch: Batch, partition: Partition, offset: int, ts: int | None = 
 
     What :func:`label` does, for one record and without Spark.
     """
-    ladder = ladders_of(batch)[partition]
+    ladder = period_offsets_of(batch)[partition]
     number = ladder.numbers[bisect.bisect_right(ladder.offsets, offset) - 1]
     if ts is not None:
         number = max(number, bisect.bisect_right(_boundaries(batch), ts))
@@ -106,11 +106,11 @@ def label(
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = columns or frame.columns
-    ladders = ladders_of(batch)
+    ladders = period_offsets_of(batch)
     starts = [period.start for period in batch.periods]
     if millis is None:
         # All rows are ours, so the rungs before and behind are needless, and a rung may say the start instead of a number.
-        inner = {p: Ladder(ladder.offsets[1:-1], ladder.numbers[1:-1]) for p, ladder in ladders.items()}
+        inner = {p: PeriodOffsets(ladder.offsets[1:-1], ladder.numbers[1:-1]) for p, ladder in ladders.items()}
         found = _climb(frame, F.col("offset"), {p: ladder.offsets for p, ladder in inner.items()})
         by_rung = {p: [starts[number - 1] for number in ladder.numbers] for p, ladder in inner.items()}
         return found.select(*map(_named, columns), _sealed(F.timestamp_millis(_of_rung(by_rung))).alias(PERIOD))

@@ -28,25 +28,25 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
 from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.batch_sizer import Pace
-from aiokcc.spark.checkpoint import Records
+from aiokcc.spark.batch_sizer import BatchSizer
+from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation
-from aiokcc.spark.deleted import check_left, check_start, deleted
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.plan import Intent
 from aiokcc.spark.planner import Plan, Planner
+from aiokcc.spark.preflight import check_not_deleted, check_start, deleted_error
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.sinks import Sink
 from aiokcc.spark.source import offsets_text, poison_in
-from aiokcc.spark.spark_thread import Worker
+from aiokcc.spark.spark_thread import SparkThread
 
-__all__ = ["Pipeline", "Step"]
+__all__ = ["BatchStep", "Pipeline"]
 
 log = logging.getLogger("aiokcc.spark")
 
 
-class Step(enum.Enum):
+class BatchStep(enum.Enum):
     """What has been done of a batch."""
 
     PLANNED = "planned"
@@ -64,12 +64,12 @@ class Pipeline:
         self,
         participant: Participant,
         planner: Planner,
-        records: Records,
+        checkpoint: Checkpoint,
         finder: Finder,
-        worker: Worker,
+        spark_thread: SparkThread,
         computation: Computation,
         sink: Sink,
-        pace: Pace,
+        sizer: BatchSizer,
         summary: Summary,
         *,
         grows: bool,
@@ -77,16 +77,16 @@ class Pipeline:
         start: int | None = None,
         sample: Callable[[Mapping[Partition, tuple[int, int]]], Awaitable[float | None]],
         on_progress: Callable[[Progress], None],
-        after: Callable[[Step, Batch], None] | None,
+        after: Callable[[BatchStep, Batch], None] | None,
     ) -> None:
         self._participant = participant
         self._planner = planner
-        self._records = records
+        self._checkpoint = checkpoint
         self._finder = finder
-        self._worker = worker
+        self._spark_thread = spark_thread
         self._computation = computation
         self._sink = sink
-        self._pace = pace
+        self._sizer = sizer
         self._summary = summary
         self._grows = grows
         self._retries = retries
@@ -100,16 +100,16 @@ class Pipeline:
 
     async def run(self) -> None:
         """Go on after what is published, until nothing more will come."""
-        participant, planner, records = self._participant, self._planner, self._records
+        participant, planner, checkpoint = self._participant, self._planner, self._checkpoint
         participant.check()
         await self._resume()
         tracks = participant.tracks.values()
-        await check_left(self._finder, tracks, records.name)
-        if records.intent is None and self._start is not None:
+        await check_not_deleted(self._finder, tracks, checkpoint.name)
+        if checkpoint.intent is None and self._start is not None:
             await check_start(self._finder, tracks, self._start)
         async with unwrapped() as tasks:
             tasks.start_soon(self._measure)
-            await planner.look(participant.limit)
+            await planner.find_next_records(participant.limit)
             await planner.look_ahead()
         while True:
             participant.check()
@@ -117,17 +117,17 @@ class Pipeline:
             limit = participant.limit
             if limit.mode is Mode.END:
                 break
-            await planner.look(limit)
-            planner.say(limit)
+            await planner.find_next_records(limit)
+            planner.report(limit)
             if all(track.is_finished for track in participant.tracks.values()):
-                await participant.concluded()
+                await participant.wait_until_settled()
                 break
-            plan = await planner.plan(records.published + 1, limit)
+            plan = await planner.plan(checkpoint.published + 1, limit)
             if plan is None:
                 await participant.moved(planner.seconds_to_next_look())
                 continue
-            batch = plan.intent.batch(records.name)
-            self._after(Step.PLANNED, batch)
+            batch = plan.intent.batch(checkpoint.name)
+            self._after(BatchStep.PLANNED, batch)
             await participant.ready()
             async with unwrapped() as tasks:
                 tasks.start_soon(planner.look_ahead, plan)
@@ -139,13 +139,13 @@ class Pipeline:
 
     async def _resume(self) -> None:
         """Do what our predecessor had decided, unless it is published; then stand where it would stand."""
-        intent = self._records.intent
+        intent = self._checkpoint.intent
         if intent is None:
             return
-        batch = intent.batch(self._records.name)
-        if self._records.pending is not None:
+        batch = intent.batch(self._checkpoint.name)
+        if self._checkpoint.pending is not None:
             await self._participant.ready()
-            there = await self._worker.call(self._sink.is_published, batch)
+            there = await self._spark_thread.call(self._sink.is_published, batch)
             log.info(
                 "%s: batch %d was decided before and %s",
                 batch.pipeline,
@@ -153,14 +153,14 @@ class Pipeline:
                 "is published" if there else "is done as it was recorded",
             )
             if there:
-                self._after(Step.PUBLISHED, batch)
+                self._after(BatchStep.PUBLISHED, batch)
             else:
                 await self._carry_out(batch)
-        await self._conclude(Plan(intent), batch, again=self._records.pending is None)
+        await self._conclude(Plan(intent), batch, again=self._checkpoint.pending is None)
 
     async def _grow(self) -> None:
         """Take the partitions that have joined the set since."""
-        if self._grows and (new := self._participant.joined):
+        if self._grows and (new := self._participant.unopened):
             await self._participant.open(new)
 
     async def _measure(self) -> None:
@@ -169,7 +169,7 @@ class Pipeline:
         rest = {t.partition: (t.place.low, t.place.low + 1 if t.bounds.end is None else t.bounds.end) for t in tracks}
         size = await self._sample(rest)
         if size is not None:
-            self._pace.learn_size(size)
+            self._sizer.record_size(size)
 
     # -- one batch ------------------------------------------------------------------------------------------------------
 
@@ -184,15 +184,15 @@ class Pipeline:
             staged, error = await self._intend_and_stage(batch, intent)
             intent = None
             if error is None:
-                self._after(Step.STAGED, batch)
-                await self._records.confirm()
+                self._after(BatchStep.STAGED, batch)
+                await self._checkpoint.confirm()
                 try:
-                    await self._worker.call(self._sink.publish, batch, staged)
+                    await self._spark_thread.call(self._sink.publish, batch, staged)
                 except Exception as raised:  # noqa: BLE001 - a sink may raise anything
                     error = raised
                 else:
                     self._learn(batch, time.monotonic() - began)
-                    self._after(Step.PUBLISHED, batch)
+                    self._after(BatchStep.PUBLISHED, batch)
                     return
             failures += 1
             await self._failed(batch, error, failures)
@@ -210,8 +210,8 @@ class Pipeline:
         return staged  # noqa: RET504 - not before the intent stands
 
     async def _intend(self, intent: Intent, batch: Batch) -> None:
-        await self._records.intend(intent)
-        self._after(Step.INTENDED, batch)
+        await self._checkpoint.record_intent(intent)
+        self._after(BatchStep.INTENDED, batch)
 
     async def _try_to_stage(self, batch: Batch) -> tuple[object | None, Exception | None]:
         try:
@@ -246,7 +246,7 @@ class Pipeline:
             self._computation.verify(batch)
             return self._sink.stage(self._computation.result(batch), batch)
 
-        return await self._worker.job(description, run)
+        return await self._spark_thread.job(description, run)
 
     async def _check_log(self, batch: Batch, error: Exception) -> None:
         """A job that failed because of its records, or because they are gone, will always fail: say so at once."""
@@ -261,17 +261,17 @@ class Pipeline:
         for partition, begin in begins.items():
             if begin > wanted[partition]:
                 what = f"{format_time(batch.start)} to {format_time(batch.end)} of pipeline {batch.pipeline!r}"
-                raise deleted(partition, wanted[partition], begin, what) from error
+                raise deleted_error(partition, wanted[partition], begin, what) from error
 
     async def _conclude(self, plan: Plan, batch: Batch, *, again: bool = False) -> None:
         """Record that the batch is published, and only then tell the gate."""
         if not again:
-            await self._records.checkpoint(batch.number)
-            self._after(Step.CHECKPOINTED, batch)
-        self._planner.passed(plan)
-        self._planner.say(self._participant.limit)
+            await self._checkpoint.record_published(batch.number)
+            self._after(BatchStep.CHECKPOINTED, batch)
+        self._planner.record_published(plan)
+        self._planner.report(self._participant.limit)
         if not again:
-            self._after(Step.REPORTED, batch)
+            self._after(BatchStep.REPORTED, batch)
             self._tell(plan.intent, batch)
 
     def _learn(self, batch: Batch, seconds: float) -> None:
@@ -290,8 +290,8 @@ class Pipeline:
                 offsets_text(batch),
             )
         if self._computation.one_by_one:
-            self._pace.max_periods = 1
-        self._pace.learn(full, seconds)
+            self._sizer.max_periods = 1
+        self._sizer.record_job(full, seconds)
 
     def _tell(self, intent: Intent, batch: Batch) -> None:
         summary = self._summary
@@ -314,7 +314,7 @@ class Pipeline:
         )
 
 
-def _nothing(_step: Step, _batch: Batch) -> None:
+def _nothing(_step: BatchStep, _batch: Batch) -> None:
     pass
 
 

@@ -22,7 +22,7 @@ from aiokcc.core.periods import boundary_after
 from aiokcc.errors import CorruptNodeError
 from aiokcc.spark.batch import Batch, Slice
 
-__all__ = ["MAX_INTENT", "Intent", "Place", "Stretch", "next_boundaries", "starts_of"]
+__all__ = ["MAX_INTENT", "CrossedPeriod", "Intent", "Place", "next_boundaries", "starts_of"]
 
 MAX_INTENT: Final = 700_000
 """Bytes of an intent. The store takes a megabyte for a whole transaction."""
@@ -39,7 +39,7 @@ class Place(NamedTuple):
     """Nothing from here on does."""
 
 
-class Stretch(NamedTuple):
+class CrossedPeriod(NamedTuple):
     """A published period, and where it ends in each partition. Kept until the gate has closed it."""
 
     start: int
@@ -86,7 +86,7 @@ class Intent:
             for n in range(len(self.periods))
         ]
 
-    def stretches(self) -> list[Stretch]:
+    def crossed_periods(self) -> list[CrossedPeriod]:
         """The walked periods and those of the batch, with their ends; and before the batch the time in which nothing lies.
 
         A driver that comes later has to know where the boundaries in that gap lie: before the batch, not behind it.
@@ -94,12 +94,12 @@ class Intent:
         result = []
         first = len(self.walked)
         for n, (start, end) in enumerate(self.walked):
-            result.append(Stretch(start, end, {p: places[n] for p, places in self.places.items()}))
+            result.append(CrossedPeriod(start, end, {p: places[n] for p, places in self.places.items()}))
         begin, before = self.periods[0][0], self.walked[-1][1] if self.walked else 0
         if before < begin:
-            result.append(Stretch(before, begin, self.beginnings()))
+            result.append(CrossedPeriod(before, begin, self.beginnings()))
         for n, (start, end) in enumerate(self.periods):
-            result.append(Stretch(start, end, {p: places[first + n + 1] for p, places in self.places.items()}))
+            result.append(CrossedPeriod(start, end, {p: places[first + n + 1] for p, places in self.places.items()}))
         return result
 
     def beginnings(self) -> dict[Partition, Place]:

@@ -26,10 +26,10 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, boundary_after
 from aiokcc.errors import AiokccError
-from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.participant import Participant, Track
-from aiokcc.spark.plan import MAX_INTENT, Intent, Place, Stretch, next_boundaries, starts_of
+from aiokcc.spark.plan import MAX_INTENT, CrossedPeriod, Intent, Place, next_boundaries, starts_of
 from aiokcc.spark.source import poison
 
 __all__ = ["Plan", "Planner"]
@@ -53,7 +53,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class _PartitionBoundaries:
     """Where boundaries lie in one partition."""
 
     places: list[Place]
@@ -70,7 +70,7 @@ class Planner:
         self,
         participant: Participant,
         finder: Finder,
-        pace: Pace,
+        sizer: BatchSizer,
         *,
         period: int,
         start: int,
@@ -81,7 +81,7 @@ class Planner:
     ) -> None:
         self._participant = participant
         self._finder = finder
-        self._pace = pace
+        self._sizer = sizer
         self._period = period
         self._end = end
         self._lateness = lateness
@@ -93,14 +93,14 @@ class Planner:
         """The clock right before the logs were read last. What they did not hold then may have come since."""
         self.published = start
         """Everything before this time is published."""
-        self._trail: deque[Stretch] = deque()
+        self._unclosed: deque[CrossedPeriod] = deque()
         """Published periods that the gate may not have closed."""
         self._remembered: dict[Partition, dict[int, Found | None]] = {}
         """By time past what is published, the first record at or past it; None where a bounded log has none."""
 
     # -- what is known --------------------------------------------------------------------------------------------------
 
-    async def look(self, limit: Limit) -> None:
+    async def find_next_records(self, limit: Limit) -> None:
         """Find the next record of partitions of which none is known; at the end of a followed log, look again.
 
         Call it first in each round: what is said and planned after it is decided by the clock as it was then.
@@ -163,19 +163,19 @@ class Planner:
 
     # -- what is said ---------------------------------------------------------------------------------------------------
 
-    def say(self, limit: Limit) -> None:
+    def report(self, limit: Limit) -> None:
         """Tell the gate where each partition stands."""
         participant, end = self._participant, self._end
         for track in participant.tracks.values():
             if track.is_finished:
                 continue
             if track.is_complete or (end is not None and self._has_passed(track, end)):
-                participant.finish(track)
+                participant.report_finished(track)
             elif track.next is not None:
-                participant.block(track, self._next_ts(track))
+                participant.report_next(track, self._next_ts(track))
             elif limit.mode is Mode.GATED and self._is_due(limit.floor):
-                participant.idle(track)
-        participant.done()
+                participant.report_idle(track)
+        participant.write_report()
 
     def _has_passed(self, track: Track, end: int) -> bool:
         """Return whether the partition has nothing left before the run's end. Without a look at its log nobody knows."""
@@ -185,7 +185,7 @@ class Planner:
             return self._next_ts(track) >= end
         return track.end_seen is not None and self._is_due(end)
 
-    def passed(self, plan: Plan) -> None:
+    def record_published(self, plan: Plan) -> None:
         """A batch is published: tell the gate where its boundaries were crossed, and what comes next."""
         for partition, place in plan.intent.positions().items():
             track = self._participant.tracks.get(partition)
@@ -193,16 +193,16 @@ class Planner:
                 track.place = place
                 self._learn(track, plan.upcoming.get(partition))
                 track.end_seen = plan.as_of if track.next is None else None
-        known = {stretch.end for stretch in self._trail}
-        new = [stretch for stretch in plan.intent.stretches() if stretch.end not in known]
-        self._trail.extend(new)
+        known = {stretch.end for stretch in self._unclosed}
+        new = [stretch for stretch in plan.intent.crossed_periods() if stretch.end not in known]
+        self._unclosed.extend(new)
         self.published = plan.intent.periods[-1][1]
         for partition, found in self._remembered.items():
             self._remembered[partition] = {ts: record for ts, record in found.items() if ts > self.published}
-        self._participant.walk(new)
+        self._participant.report_crossings(new)
         limit = self._participant.limit
-        while self._trail and (limit.mode is not Mode.GATED or self._trail[0].end < limit.floor):
-            self._trail.popleft()
+        while self._unclosed and (limit.mode is not Mode.GATED or self._unclosed[0].end < limit.floor):
+            self._unclosed.popleft()
 
     # -- what is next ---------------------------------------------------------------------------------------------------
 
@@ -214,29 +214,29 @@ class Planner:
             return None
         wanted = self._wanted(len(tracks))
         boundaries = next_boundaries(self.published, min(times), self._period, limit.value, self._end, wanted)
-        if not boundaries or (len(boundaries) < min(wanted, self._pace.periods) and self._will_open_more(limit)):
+        if not boundaries or (len(boundaries) < min(wanted, self._sizer.periods) and self._will_open_more(limit)):
             return None
         unsure = [track for track in tracks if track.bounds.end is None and not self._remembers(track, boundaries)]
         ends = await self._finder.ends(track.partition for track in unsure)
-        columns = await self._columns(tracks, boundaries, ends)
-        boundaries = boundaries[: len(next(iter(columns.values())).places)]
-        ripe = self._ripe(boundaries, [columns[p] for p in ends])
+        located = await self._locate(tracks, boundaries, ends)
+        boundaries = boundaries[: len(next(iter(located.values())).places)]
+        ripe = self._ripe(boundaries, [located[p] for p in ends])
         if not ripe:
             return None
-        intent = self._intent(number, limit, boundaries[:ripe], columns)
+        intent = self._intent(number, limit, boundaries[:ripe], located)
         if intent is None:
             return None
         last = len(intent.periods) - 1
-        return Plan(intent, {p: column.following[last] for p, column in columns.items()}, limit)
+        return Plan(intent, {p: mine.following[last] for p, mine in located.items()}, limit)
 
     def _wanted(self, partitions: int) -> int:
         """How many boundaries to look at: some periods may be empty and cost a job nothing."""
-        periods = self._pace.periods
+        periods = self._sizer.periods
         return 1 if periods == 1 else min(4 * periods, MOST_BOUNDARIES, max(1, MOST_PLACES // partitions))
 
     def _will_open_more(self, limit: Limit) -> bool:
         """Whether to wait for a larger batch: the limit is on its way, and nobody but us could stop it."""
-        return self._alone and limit.mode is Mode.GATED and limit.value != self._end and self._participant.is_through
+        return self._alone and limit.mode is Mode.GATED and limit.value != self._end and self._participant.has_arrived
 
     async def look_ahead(self, plan: Plan | None = None) -> None:
         """Look up where the batch after this plan may end, or the first batch. A failure is told when it is planned."""
@@ -296,9 +296,9 @@ class Planner:
                 )
         return answers
 
-    async def _columns(
+    async def _locate(
         self, tracks: Sequence[Track], boundaries: Sequence[int], ends: Mapping[Partition, int]
-    ) -> dict[Partition, _Column]:
+    ) -> dict[Partition, _PartitionBoundaries]:
         following, behind = await self._across({track.partition: track.next for track in tracks}, boundaries)
         # Past the last record one boundary is enough: empty periods at the end of a batch are left to the next one.
         count = min(len(boundaries), 1 + max(sum(map(bool, found)) for found in following.values()))
@@ -312,26 +312,26 @@ class Planner:
                 bottom = max(place.low, _within(low, track.bounds.end, end))
                 place = Place(bottom, max(place.high, bottom, _within(high, track.bounds.end, end)))
                 places.append(place)
-            result[partition] = _Column(places, behind[partition][:count], following[partition][:count])
+            result[partition] = _PartitionBoundaries(places, behind[partition][:count], following[partition][:count])
         return result
 
-    def _ripe(self, boundaries: Sequence[int], followed: Sequence[_Column]) -> int:
+    def _ripe(self, boundaries: Sequence[int], followed: Sequence[_PartitionBoundaries]) -> int:
         for n, boundary in enumerate(boundaries):
-            if not self._is_due(boundary) and any(column.found[n] is None for column in followed):
+            if not self._is_due(boundary) and any(mine.found[n] is None for mine in followed):
                 return n
         return len(boundaries)
 
     def _intent(
-        self, number: int, limit: Limit, boundaries: Sequence[int], columns: Mapping[Partition, _Column]
+        self, number: int, limit: Limit, boundaries: Sequence[int], located: Mapping[Partition, _PartitionBoundaries]
     ) -> Intent | None:
         """The batch as it is recorded; None if that is too much for the store before the gate has closed what is published."""
-        walked = [s for s in self._trail if limit.mode is Mode.GATED and s.end >= limit.floor]
+        walked = [s for s in self._unclosed if limit.mode is Mode.GATED and s.end >= limit.floor]
         tracks = self._participant.tracks
         places: dict[Partition, tuple[Place, ...]] = {}
         for partition, track in tracks.items():
             before = (stretch.places.get(partition, track.place) for stretch in walked)
-            column = columns.get(partition)  # none of a partition that has finished: it stays where it is
-            after = [track.place] * len(boundaries) if column is None else column.places[: len(boundaries)]
+            mine = located.get(partition)  # none of a partition that has finished: it stays where it is
+            after = [track.place] * len(boundaries) if mine is None else mine.places[: len(boundaries)]
             places[partition] = (*before, track.place, *after)
         starts = starts_of(boundaries, self.published, self._period)
         intent = Intent(
@@ -340,7 +340,7 @@ class Planner:
             tuple(zip(starts, boundaries, strict=True)),
             places,
         )
-        intent = intent.shortened(self._pace.fitting(intent.counts())).trimmed()
+        intent = intent.shortened(self._sizer.count_fitting(intent.counts())).trimmed()
         while len(intent.encode()) > MAX_INTENT:
             if len(intent.periods) == 1:
                 return None if intent.walked else intent

@@ -22,7 +22,7 @@ from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.spark.finder import Finder, Found
 
-__all__ = ["CheckedFinder", "Probe"]
+__all__ = ["CheckedFinder", "RecordSampler"]
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ _OVERHEAD: Final = 40
 """Bytes of a row besides key and value: topic, partition, offset, timestamp."""
 
 
-class Probe:
+class RecordSampler:
     """A consumer that is asked now and then. It connects when it is first asked."""
 
     def __init__(self, settings: ReplaySettings) -> None:
@@ -47,7 +47,7 @@ class Probe:
         """Who comes second waits: they would read at each other's offsets."""
 
     @asynccontextmanager
-    async def open(self) -> AsyncIterator[Probe]:
+    async def open(self) -> AsyncIterator[RecordSampler]:
         """Disconnect at the end."""
         async with self._stack:
             yield self
@@ -122,9 +122,9 @@ class CheckedFinder(Finder):
     do harm, and a gap is rare enough to be looked at. A marker within the period at hand only ends it a moment early.
     """
 
-    def __init__(self, cluster: Cluster, probe: Probe, period: int, other: Callable[[], Finder]) -> None:
+    def __init__(self, cluster: Cluster, sampler: RecordSampler, period: int, other: Callable[[], Finder]) -> None:
         super().__init__(cluster)
-        self._probe = probe
+        self._sampler = sampler
         self._period = period
         self._make_other = other
         self._other: Finder | None = None
@@ -159,7 +159,7 @@ class CheckedFinder(Finder):
         return await self._otherwise().across(known, boundaries)
 
     async def _is_right(self, found: Mapping[Partition, Found]) -> bool:
-        if not found or await self._probe.are_records(found):
+        if not found or await self._sampler.are_records(found):
             return True
         log.info(
             "the index of times of %s also tells of what are no records, such as the ends of transactions; "

@@ -22,7 +22,7 @@ from aiokcc.kafka.settings import ReplaySettings, consumer_keywords
 from aiokcc.runtime.entry import known_keywords
 from aiokcc.runtime.group import connect, wall_clock
 from aiokcc.spark.compute import Periods
-from aiokcc.spark.driver import AsyncReplay, Options, driving
+from aiokcc.spark.driver import AsyncReplay, Options, open_driver
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.security import check_security
 from aiokcc.spark.sinks import Sink
@@ -290,7 +290,7 @@ class Opening:
     def __enter__(self) -> Replay:
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal(name="aiokcc-spark-loop"))
-            inner = stack.enter_context(portal.wrap_async_context_manager(driving(self._options)))
+            inner = stack.enter_context(portal.wrap_async_context_manager(open_driver(self._options)))
             self._blocking = stack.pop_all()
             return Replay(portal, inner)
 
@@ -301,7 +301,7 @@ class Opening:
         return self._blocking.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> AsyncReplay:
-        self._context = driving(self._options)
+        self._context = open_driver(self._options)
         return await self._context.__aenter__()
 
     async def __aexit__(

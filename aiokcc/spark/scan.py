@@ -22,18 +22,18 @@ from aiokcc.core.partitions import Partition
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.source import event_millis, load, poison
-from aiokcc.spark.spark_thread import Worker
+from aiokcc.spark.spark_thread import SparkThread
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Group", "Index", "Scanner", "ScanningFinder", "summarize"]
+__all__ = ["ScanGroup", "ScanIndex", "Scanner", "ScanningFinder", "summarize"]
 
 _TS: Final = "__aiokcc_event_ts"
 Range = tuple[int, int]
 
 
-class Group(NamedTuple):
+class ScanGroup(NamedTuple):
     """Records of one partition that no time of interest lies between, and the first of them in the log."""
 
     partition: Partition
@@ -46,17 +46,17 @@ class Group(NamedTuple):
     first: Found
 
 
-class Index:
+class ScanIndex:
     """The first record at or past a time, for the times that were scanned for."""
 
     def __init__(self, period: int, lateness: Mapping[str, int] | None = None, odd: Iterable[int] = ()) -> None:
         self.period = period
         self.lateness = dict(lateness or {})
         self.odd = sorted(set(odd))
-        self._groups: dict[Partition, list[Group]] = {}
+        self._groups: dict[Partition, list[ScanGroup]] = {}
         self._sorted: dict[Partition, tuple[_Firsts, _Firsts, _Firsts]] = {}
 
-    def add(self, groups: Iterable[Group]) -> None:
+    def add(self, groups: Iterable[ScanGroup]) -> None:
         """What a scan has found, in addition to what earlier ones have."""
         for group in groups:
             self._groups.setdefault(group.partition, []).append(group)
@@ -108,7 +108,7 @@ class _Firsts:
 # -- the job -----------------------------------------------------------------------------------------------------------
 
 
-def summarize(frame: DataFrame, millis: Column, index: Index, *, ceiling: int | None = None) -> list[Group]:
+def summarize(frame: DataFrame, millis: Column, index: ScanIndex, *, ceiling: int | None = None) -> list[ScanGroup]:
     """Run the aggregation over records with Kafka's columns, whose event time in milliseconds is given.
 
     PoisonTimestampError for a record without a time, with one before 1970, or with one past the ceiling.
@@ -144,7 +144,7 @@ def summarize(frame: DataFrame, millis: Column, index: Index, *, ceiling: int | 
         row = min(wrong, key=lambda row: (row["topic"], row["partition"], row["first"]["offset"]))
         raise poison(row["first"]["ts"], row["topic"], row["partition"], row["first"]["offset"], ceiling)
     return [
-        Group(
+        ScanGroup(
             Partition(row["topic"], row["partition"]),
             row["by_time"],
             row["by_bound"],
@@ -166,7 +166,7 @@ class Scanner:
     ceiling: Callable[[], int]
     """The greatest time that is believed, in milliseconds; it moves with the clock."""
 
-    def __call__(self, index: Index, ranges: Mapping[Partition, Range]) -> list[Group]:
+    def __call__(self, index: ScanIndex, ranges: Mapping[Partition, Range]) -> list[ScanGroup]:
         """Scan these offset ranges for the times of an index."""
         if not any(start < end for start, end in ranges.values()):
             return []
@@ -180,19 +180,19 @@ class ScanningFinder(Finder):
     def __init__(
         self,
         cluster: Cluster,
-        worker: Worker,
-        scanner: Callable[[Index, Mapping[Partition, Range]], list[Group]],
+        spark_thread: SparkThread,
+        scanner: Callable[[ScanIndex, Mapping[Partition, Range]], list[ScanGroup]],
         bounds: Callable[[Partition], tuple[int, int | None]],
         period: int,
         lateness: Mapping[str, int],
         odd: Iterable[int] = (),
     ) -> None:
         super().__init__(cluster)
-        self._worker = worker
+        self._spark_thread = spark_thread
         self._scanner = scanner
         self._bounds = bounds
         """Of a partition: the first offset that is still of interest, and where the run ends in it, if it does."""
-        self._index = Index(period, lateness, odd)
+        self._index = ScanIndex(period, lateness, odd)
         self._odd = tuple(self._index.odd)
         self._reached: dict[Partition, int] = {}
         """Up to where a partition is scanned."""
@@ -213,7 +213,7 @@ class ScanningFinder(Finder):
         strange = {ts for p, times in asked.items() for ts in times if not self._index.knows(p.topic, ts)}
         if strange:
             # An operator has changed the period in the middle: what is not published yet is scanned again, for these too.
-            self._index = Index(self._index.period, self._index.lateness, [*self._odd, *strange])
+            self._index = ScanIndex(self._index.period, self._index.lateness, [*self._odd, *strange])
             self._reached = {}
         followed = await self.ends(p for p in asked if self._bounds(p)[1] is None)
         ranges: dict[Partition, Range] = {}
@@ -224,6 +224,6 @@ class ScanningFinder(Finder):
             if start < stop:
                 ranges[partition] = (start, stop)
         if ranges:
-            groups = await self._worker.job("looking for the boundaries", self._scanner, self._index, ranges)
+            groups = await self._spark_thread.job("looking for the boundaries", self._scanner, self._index, ranges)
             self._index.add(groups)
             self._reached |= {p: stop for p, (_, stop) in ranges.items()}

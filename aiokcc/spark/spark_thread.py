@@ -20,7 +20,7 @@ import anyio
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Worker", "is_remote"]
+__all__ = ["SparkThread", "is_remote"]
 
 T = TypeVar("T")
 
@@ -35,27 +35,27 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-class Worker:
+class SparkThread:
     """Runs calls to Spark and to the sink in a thread, one at a time."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="aiokcc-spark")
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="aiokcc-spark")
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Run something that is over soon and must not stop half way: when cancelled, this waits for it first."""
-        return await self._wait(self._thread.submit(function, *args), lambda: None)
+        return await self._wait(self._executor.submit(function, *args), lambda: None)
 
     async def job(self, description: str, function: Callable[..., T], *args: Any) -> T:
         """Run something whose Spark jobs are stopped when this is cancelled; then it returns once they have stopped."""
         tag = f"aiokcc-{os.getpid()}-{next(_numbers)}"
         return await self._wait(
-            self._thread.submit(self._tagged, tag, description, function, *args), lambda: self._stop(tag)
+            self._executor.submit(self._tagged, tag, description, function, *args), lambda: self._stop(tag)
         )
 
     def close(self) -> None:
         """No more calls."""
-        self._thread.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
 
     async def _wait(self, future: Future[T], stop: Callable[[], None]) -> T:
         waiter = asyncio.wrap_future(future)

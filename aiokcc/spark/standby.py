@@ -30,22 +30,22 @@ from aiokcc.errors import (
 from aiokcc.spark.participant import Participant
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["check_company", "in_turn", "take_whole", "taken_away"]
+__all__ = ["check_other_pipelines", "claim_all", "drive_in_turn", "wait_until_revoked"]
 
 log = logging.getLogger("aiokcc.spark")
 
 
-async def in_turn(participant: Participant, drive: Callable[[frozenset[Partition]], Awaitable[None]]) -> None:
+async def drive_in_turn(participant: Participant, drive: Callable[[frozenset[Partition]], Awaitable[None]]) -> None:
     """Stand by until all partitions are given to us, then drive; stand by again if they are taken away. To the run's end."""
     name = participant.member.name
-    while (mine := await _given(participant)) is not None:
+    while (mine := await _wait_for_assignment(participant)) is not None:
         log.info("%s is given all partitions of the pipeline, and drives it", name)
-        if await _while_ours(participant, mine, drive):
+        if await _drive_until_revoked(participant, mine, drive):
             return
         log.info("%s has given the pipeline's partitions back", name)
 
 
-async def _given(participant: Participant) -> frozenset[Partition] | None:
+async def _wait_for_assignment(participant: Participant) -> frozenset[Partition] | None:
     """Wait until all that the pipeline runs is given to us: that; or None if the run is over before."""
     member, told = participant.member, False
     while participant.limit.mode is not Mode.END:
@@ -60,7 +60,7 @@ async def _given(participant: Participant) -> frozenset[Partition] | None:
     return None
 
 
-async def _while_ours(
+async def _drive_until_revoked(
     participant: Participant, mine: frozenset[Partition], drive: Callable[[frozenset[Partition]], Awaitable[None]]
 ) -> bool:
     """Drive until that is over (True), or until a partition is taken away: then everything is given back (False)."""
@@ -80,11 +80,11 @@ async def _while_ours(
             return True
         finally:
             member.on_assigned = None
-    await participant.surrender()
+    await participant.release()
     return False
 
 
-async def take_whole(participant: Participant, mine: frozenset[Partition]) -> None:
+async def claim_all(participant: Participant, mine: frozenset[Partition]) -> None:
     """Take the locks, and look once more whether that is all of the pipeline. PartitionRevoked if it is not.
 
     How the set stands is read once the locks are ours, for what we were given may be all of a set that has changed since.
@@ -110,7 +110,7 @@ async def take_whole(participant: Participant, mine: frozenset[Partition]) -> No
         await member.moved.wait()  # until we have heard of it ourselves, or we would only try the same again
 
 
-async def taken_away(participant: Participant) -> None:
+async def wait_until_revoked(participant: Participant) -> None:
     """Wait until a partition is taken away, which ends this call as it ends all else; or return if the run is over."""
     while participant.limit.mode is not Mode.END:
         participant.check()
@@ -124,7 +124,7 @@ async def _agreed(store: Store, session: Session) -> frozenset[Partition]:
     return decode_partitions(store.describe(node.path), node.data)
 
 
-async def check_company(
+async def check_other_pipelines(
     store: Store, session: Session, member_session: str, mine: Subscription, replays: Callable[[str], bool]
 ) -> None:
     """Whether a pipeline fits in with the others that are there, and came before it; an error that says why it does not.

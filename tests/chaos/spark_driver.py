@@ -18,7 +18,7 @@ from typing import Any
 
 import aiokcc
 from aiokcc.spark import Batch, ParquetSink
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from tests.pipelines import totals
 from tests.spark_gateway import attached
 
@@ -54,7 +54,7 @@ class Stopper:
         self._at = tuple(spec.stop[:2])
         self._signal = signal.Signals(spec.stop[2]) if spec.stop else signal.SIGKILL
 
-    def after(self, step: Step, batch: Batch) -> None:
+    def after(self, step: BatchStep, batch: Batch) -> None:
         self.reach(step.value, batch)
 
     def reach(self, step: str, batch: Batch) -> None:

@@ -17,7 +17,7 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.runtime.group import wall_clock
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from tests import pipelines
 from tests.chaos.spark_driver import Spec
 from tests.pipelines import some_records, totals_in_python, totals_of
@@ -96,7 +96,7 @@ async def test_a_driver_killed_after_each_step(
     # The last one comes while drivers are killed: the run was founded before it, and goes on after it.
     ends: dict[str, str | int] = {"now": "now", "past": at(100), "future": wall_clock() + 5000}
     spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), end=ends[end])
-    steps = ["publishing", *(step.value for step in Step)]
+    steps = ["publishing", *(step.value for step in BatchStep)]
     async with AsyncExitStack() as stack:
         for number, step in enumerate(steps):
             driver = Driver(spark, replace(spec, stop=[step, number, int(signal.SIGKILL)]), tmp_path / "drivers.log")

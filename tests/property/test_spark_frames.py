@@ -11,7 +11,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
 from aiokcc.spark.period_column import period_of
-from aiokcc.spark.scan import Group, Index
+from aiokcc.spark.scan import ScanGroup, ScanIndex
 
 ORDERS = Partition("orders", 0)
 PERIOD = 10
@@ -53,11 +53,11 @@ def periods_of_a_stream(log: Log, lateness: int) -> dict[int, int]:
     return result
 
 
-def grouped(log: Log, index: Index, partition: Partition = ORDERS) -> list[Group]:
+def grouped(log: Log, index: ScanIndex, partition: Partition = ORDERS) -> list[ScanGroup]:
     """What the aggregation finds, one record at a time."""
     late = index.lateness.get(partition.topic, 0)
     return [
-        Group(
+        ScanGroup(
             partition,
             ts // PERIOD * PERIOD,
             (ts - late) // PERIOD * PERIOD,
@@ -70,7 +70,7 @@ def grouped(log: Log, index: Index, partition: Partition = ORDERS) -> list[Group
 
 @given(logs(), st.integers(0, 35), st.lists(st.integers(0, 120), max_size=3), st.integers(0, 12))
 def test_the_index_finds_the_first_record_at_or_past_a_time(log: Log, late: int, odd: list[int], n: int) -> None:
-    index = Index(PERIOD, {"orders": late}, odd)
+    index = ScanIndex(PERIOD, {"orders": late}, odd)
     groups = grouped(log, index)
     index.add(groups[len(groups) // 2 :])
     index.add(groups[: len(groups) // 2])
@@ -83,7 +83,7 @@ def test_the_index_finds_the_first_record_at_or_past_a_time(log: Log, late: int,
 
 @given(logs(), st.integers(0, 35), st.data())
 def test_each_record_is_in_one_batch_and_in_the_period_of_a_stream(log: Log, late: int, data: st.DataObject) -> None:
-    index = Index(PERIOD, {"orders": late})
+    index = ScanIndex(PERIOD, {"orders": late})
     index.add(grouped(log, index))
     start, end = log[0][0], log[-1][0] + 1
     boundaries = list(range(PERIOD, 101, PERIOD))
@@ -115,7 +115,7 @@ def test_each_record_is_in_one_batch_and_in_the_period_of_a_stream(log: Log, lat
 def test_a_part_of_a_batch_has_the_records_that_it_has_in_the_whole(
     log: Log, late: int, first: int, count: int
 ) -> None:
-    index = Index(PERIOD, {"orders": late})
+    index = ScanIndex(PERIOD, {"orders": late})
     index.add(grouped(log, index))
     start, end = log[0][0], log[-1][0] + 1
     low, slices = start, []

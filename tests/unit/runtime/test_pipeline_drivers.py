@@ -21,7 +21,7 @@ from aiokcc.errors import GroupMismatchError, PartitionError, PartitionRevoked, 
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.spark import standby
 from aiokcc.spark.participant import Participant
-from aiokcc.spark.standby import check_company, in_turn, take_whole
+from aiokcc.spark.standby import check_other_pipelines, claim_all, drive_in_turn
 from tests.unit.world import World
 from tests.virtual import settle
 
@@ -54,7 +54,7 @@ async def driver(
         participant.member.on_set = participant.member.moved.set
 
         async def drive(mine: frozenset[Partition]) -> None:
-            await take_whole(participant, mine)
+            await claim_all(participant, mine)
             told.append(f"{name} drives {', '.join(map(str, sorted(participant.tracks)))}")
             try:
                 await asyncio.Event().wait()
@@ -63,7 +63,7 @@ async def driver(
                     await asyncio.sleep(0.5)
                 told.append(f"{name} has stopped")
 
-        turns = asyncio.ensure_future(in_turn(participant, drive))
+        turns = asyncio.ensure_future(drive_in_turn(participant, drive))
         try:
             yield participant
         finally:
@@ -182,9 +182,9 @@ async def test_a_partition_that_joins_is_taken_as_well(world: World) -> None:
         await asyncio.sleep(2)
         assert leader.add({new: Bounds(0, 10)})
         await asyncio.sleep(2)
-        assert a.joined == {new}
-        await a.open(a.joined)
-        assert not a.joined
+        assert a.unopened == {new}
+        await a.open(a.unopened)
+        assert not a.unopened
         assert owned(world) == orders_of("a")
         assert world.owner(2) == world.owner(1)
         assert len(told) == 1  # it went on meanwhile
@@ -198,15 +198,15 @@ async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(worl
         await asyncio.sleep(2)
         known, mine = member.bounds, frozenset({Partition("orders", 1)})
         member.enlarge(mine, known)  # as it was once
-        taking = asyncio.ensure_future(take_whole(participant, mine))
+        taking = asyncio.ensure_future(claim_all(participant, mine))
         await settle()
         assert not taking.done()
         member.enlarge(ALL, known)
         with pytest.raises(PartitionRevoked, match=r"orders\.0 belongs to the pipeline as well"):
             await taking
-        await participant.surrender()
+        await participant.release()
         assert owned(world) == {}
-        await take_whole(participant, ALL - {Partition("payments", 0)})
+        await claim_all(participant, ALL - {Partition("payments", 0)})
         await participant.close()
 
 
@@ -224,7 +224,7 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
         participant = Participant(group, 60.0)
         participant.member.on_set = participant.member.moved.set
         await asyncio.sleep(2)
-        taking = asyncio.ensure_future(take_whole(participant, ALL - {Partition("payments", 0)}))
+        taking = asyncio.ensure_future(claim_all(participant, ALL - {Partition("payments", 0)}))
         await asyncio.sleep(2)
         assert not taking.done()
         there = ALL
@@ -240,10 +240,10 @@ async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World
     async with joining(world, "a", ORDERS) as group, driver(world, "b", told):
         participant = Participant(group, 60.0)
         await asyncio.sleep(2)
-        await take_whole(participant, ALL - {Partition("payments", 0)})
+        await claim_all(participant, ALL - {Partition("payments", 0)})
         track = participant.tracks[Partition("orders", 0)]
-        participant.finish(track)
-        participant.done()
+        participant.report_finished(track)
+        participant.write_report()
         await asyncio.sleep(2)
         assert told == []
         group._member.leave()
@@ -275,7 +275,7 @@ async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(wo
         assert member.assigned == ALL
         member.enlarge(ALL - {Partition("payments", 0)}, member.bounds)
         with pytest.raises(PartitionRevoked, match=r"payments\.0 has left the group's set"):
-            await take_whole(participant, ALL)
+            await claim_all(participant, ALL)
         assert owned(world) == {}
 
 
@@ -300,7 +300,7 @@ async def test_who_does_not_fit_in(
             async def fits(participant: aiokcc.Group, wants: Subscription) -> None:
                 member_session = participant._member.member_session
                 assert member_session is not None
-                await check_company(world.store, session, member_session.name, wants, topics.__contains__)
+                await check_other_pipelines(world.store, session, member_session.name, wants, topics.__contains__)
 
             if error is None:
                 await fits(second, mine)

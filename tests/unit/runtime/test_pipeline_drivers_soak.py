@@ -32,7 +32,7 @@ from aiokcc.spark import driver as drivers
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.finder import Finder, Found
-from aiokcc.spark.pipeline import Pipeline, Step
+from aiokcc.spark.pipeline import BatchStep, Pipeline
 from aiokcc.spark.sinks import Sink
 from aiokcc.stores.memory import Call
 from tests.unit.world import FAR, PERIOD, World
@@ -85,7 +85,7 @@ class Cluster:
         return dict.fromkeys(partitions, 0)
 
 
-class Worker:
+class SparkThread:
     """Stands for Spark's thread: a call is over before anybody goes on, and a job takes a while to stop."""
 
     def __init__(self, soak: Soak) -> None:
@@ -284,8 +284,8 @@ class Soak:
             if not isinstance(error, aiokcc.RunEnded):
                 self.told.append(f"{group.member}: {error!r}")
 
-    def _step(self, who: str, step: Step, batch: Batch) -> None:
-        if step is Step.PUBLISHED:
+    def _step(self, who: str, step: BatchStep, batch: Batch) -> None:
+        if step is BatchStep.PUBLISHED:
             self.note(self.world.history.done, who, batch)
 
     def note(self, what: Callable[..., None], who: str, batch: Batch) -> None:
@@ -388,7 +388,7 @@ class _KilledError(Exception):
     """A process ends in the middle of its work."""
 
 
-class Probe:
+class RecordSampler:
     """Stands for the one that measures records."""
 
     def __init__(self, _: object) -> None:
@@ -411,8 +411,8 @@ async def test_drivers_under_faults(
     caplog.set_level(logging.CRITICAL)
     soak = Soak(world, seed, follows=follows)
     monkeypatch.setattr("aiokcc.spark.participant.boottime", world.time)
-    monkeypatch.setattr(drivers, "Worker", lambda _: Worker(soak))
-    monkeypatch.setattr(drivers, "Probe", Probe)
+    monkeypatch.setattr(drivers, "SparkThread", lambda _: SparkThread(soak))
+    monkeypatch.setattr(drivers, "RecordSampler", RecordSampler)
     monkeypatch.setattr(AsyncReplay, "_finder", lambda *_: Index(soak.logs))
     computation = SimpleNamespace(verify=lambda _: None, result=lambda batch: batch, one_by_one=False)
     monkeypatch.setattr(drivers, "Computation", lambda *_, **__: computation)

@@ -17,11 +17,11 @@ from aiokcc.runtime.operator import isolate
 from aiokcc.runtime.status import read_status
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.spark import Batch, Periods, Summary
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from aiokcc.stores import open_store
 from tests import kafka_topics, pipelines, replays
 from tests.integration.kafka.test_topic_discovery import add_partitions
-from tests.integration.test_spark_mixed import History
+from tests.integration.spark.test_mixed import History
 from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
 from tests.replays import BASE, MINUTE, at, topic
@@ -66,10 +66,10 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
 
             await replay.run(handle)
 
-    def after(step: Step, batch: Batch) -> None:
+    def after(step: BatchStep, batch: Batch) -> None:
         for period in batch.periods:
-            if period.ranges and step in {Step.PLANNED, Step.PUBLISHED}:
-                what = "start" if step is Step.PLANNED else "done"
+            if period.ranges and step in {BatchStep.PLANNED, BatchStep.PUBLISHED}:
+                what = "start" if step is BatchStep.PLANNED else "done"
                 history.note("spark", what, (period.start - BASE) // MINUTE)
 
     async def compute() -> None:
@@ -257,12 +257,12 @@ async def test_what_others_run_while_no_driver_is_there_is_computed_later_or_tol
             replay.after_step = after
             await replay.for_each_period(count, sink)
 
-    def leave_after_two(step: Step, batch: Batch) -> None:
-        if (step, batch.number) == (Step.REPORTED, 1):
+    def leave_after_two(step: BatchStep, batch: Batch) -> None:
+        if (step, batch.number) == (BatchStep.REPORTED, 1):
             first.cancel()
 
-    def tell_when_it_goes_on(step: Step, batch: Batch) -> None:
-        if (step, batch.number) == (Step.REPORTED, 2):
+    def tell_when_it_goes_on(step: BatchStep, batch: Batch) -> None:
+        if (step, batch.number) == (BatchStep.REPORTED, 2):
             again.set()
 
     async with asyncio.TaskGroup() as tasks:

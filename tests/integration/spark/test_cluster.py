@@ -27,7 +27,7 @@ from tests.pipelines import some_records, totals, totals_in_python, totals_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MINUTES = 12
 
 pytestmark = pytest.mark.timeout(900)  # half a dozen Java processes on a busy machine

@@ -201,7 +201,7 @@ def test_read_with_duckdb(published):
 def test_read_with_duckdb_alone(published):
     """Without Python: the manifests are JSON, which DuckDB reads too. The statement is the one of the docs."""
     path, rows, _ = published
-    page = (Path(__file__).parents[2] / "docs" / "spark-results.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "spark-results.md").read_text()
     statements = page.split("```sql\n")[1].split("```")[0].replace("out/revenue", str(path)).split(";")
     with duckdb.connect() as connection:
         connection.execute(statements[0])

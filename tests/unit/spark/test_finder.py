@@ -12,7 +12,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.spark.finder import Finder, Found
 
 
-class Index(Finder):
+class ScanIndex(Finder):
     """An index over lists of timestamps, which counts the questions."""
 
     def __init__(self, logs: Mapping[Partition, list[int]]) -> None:
@@ -34,7 +34,7 @@ async def test_all_boundaries_at_once_are_what_each_alone_would_be(seed: int) ->
         Partition("t", n): [chance.randrange(0, chance.choice([50, 500, 5000])) for _ in range(chance.randrange(60))]
         for n in range(4)
     }
-    index = Index(logs)
+    index = ScanIndex(logs)
     published = chance.randrange(0, 100)
     known: dict[Partition, Any] = {p: index.first(p, published) for p in logs}
     boundaries = list(range(published + 10, published + 10 + 10 * chance.randrange(1, 80), 10))
@@ -44,14 +44,14 @@ async def test_all_boundaries_at_once_are_what_each_alone_would_be(seed: int) ->
 
 async def test_a_gap_costs_one_question() -> None:
     partition = Partition("t", 0)
-    index = Index({partition: [0, 5, 90_000, 90_001]})
+    index = ScanIndex({partition: [0, 5, 90_000, 90_001]})
     await index.across({partition: Found(0, 0)}, list(range(10, 100_000, 10)))
     assert index.questions <= 4
 
 
 async def test_periods_full_of_records_are_asked_about_together() -> None:
     partition = Partition("t", 0)
-    index = Index({partition: list(range(0, 1000, 5))})
+    index = ScanIndex({partition: list(range(0, 1000, 5))})
     await index.across({partition: Found(0, 0)}, list(range(10, 1000, 10)))
     assert index.questions == 99
     assert await index.across({partition: None}, []) == {partition: []}

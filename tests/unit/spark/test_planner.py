@@ -14,7 +14,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError
 from aiokcc.spark import planner as planners
-from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.participant import Track
 from aiokcc.spark.plan import Place
@@ -23,7 +23,7 @@ from aiokcc.spark.planner import Plan, Planner
 P0, P1 = Partition("t", 0), Partition("t", 1)
 
 
-class Index(Finder):
+class ScanIndex(Finder):
     """An index over lists of timestamps, which counts the questions."""
 
     looks_ahead = True
@@ -49,7 +49,7 @@ class Index(Finder):
 class Participant:
     """Stands where the group would be."""
 
-    is_through = False
+    has_arrived = False
 
     def __init__(self, logs: Mapping[Partition, list[int]], *, bounded: bool, lookahead: int) -> None:
         self.tracks = {
@@ -66,21 +66,21 @@ class Participant:
         self.told: dict[Partition, Any] = {}
         """The last word on each partition: "finished", "idle", or the time of its next record."""
 
-    def walk(self, stretches: Any) -> None:
+    def report_crossings(self, stretches: Any) -> None:
         self.walked += stretches
 
-    def finish(self, track: Track) -> None:
+    def report_finished(self, track: Track) -> None:
         self.told[track.partition] = "finished"
         track.gate.progress.state = PartitionState.FINISHED
 
-    def idle(self, track: Track) -> None:
+    def report_idle(self, track: Track) -> None:
         if track.end_seen is not None:
             self.told[track.partition] = "idle"
 
-    def block(self, track: Track, ts: int) -> None:
+    def report_next(self, track: Track, ts: int) -> None:
         self.told[track.partition] = ts
 
-    def done(self) -> None:
+    def write_report(self) -> None:
         pass
 
 
@@ -94,12 +94,12 @@ def planning(
     lateness: int = 0,
     end: int | None = None,
     clock: Callable[[], int] | None = None,
-) -> tuple[Planner, Index, Participant]:
-    index, participant = Index(logs), Participant(logs, bounded=bounded, lookahead=lookahead)
+) -> tuple[Planner, ScanIndex, Participant]:
+    index, participant = ScanIndex(logs), Participant(logs, bounded=bounded, lookahead=lookahead)
     planner = Planner(
         participant,  # type: ignore[arg-type]
         index,
-        Pace(max_periods, 10.0, 10**9),
+        BatchSizer(max_periods, 10.0, 10**9),
         period=10,
         start=0,
         end=end,
@@ -125,7 +125,7 @@ async def test_the_next_batch_is_planned_without_a_question_if_it_was_looked_up_
     for number in range(6):
         now = limit(1, 10 * (number + 1))
         for each in (planner, plain):
-            await each.look(now)
+            await each.find_next_records(now)
         index.asked.clear()
         index.asked_for_ends = 0
         plan, expected = await planner.plan(number, now), await plain.plan(number, now)
@@ -135,19 +135,19 @@ async def test_the_next_batch_is_planned_without_a_question_if_it_was_looked_up_
             assert (index.asked, index.asked_for_ends) == ([], 0)
         await planner.look_ahead(plan)
         for each in (planner, plain):
-            each.passed(plan)
+            each.record_published(plan)
 
 
 async def test_what_lies_past_a_short_batch_is_not_asked_again() -> None:
     logs = {P0: list(range(0, 400, 2))}
     planner, index, _ = planning(logs, max_periods=2, lookahead=50)
-    await planner.look(limit(40))
+    await planner.find_next_records(limit(40))
     numbers = []
     for number in range(5):
         plan = await planner.plan(number, limit(40))
         assert plan is not None
         numbers.append(len(plan.intent.periods))
-        planner.passed(plan)
+        planner.record_published(plan)
     assert numbers == [2] * 5
     assert len(index.asked) == len(set(index.asked)), "a time was asked for twice"
 
@@ -155,12 +155,12 @@ async def test_what_lies_past_a_short_batch_is_not_asked_again() -> None:
 async def test_that_a_followed_log_had_nothing_more_is_never_remembered() -> None:
     logs = {P0: [1, 5, 11, 25], P1: [2, 12]}
     planner, index, _ = planning(logs, bounded=False)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
     await planner.look_ahead(plan)  # nothing at or past 20 in P1 yet
     logs[P1] += [13, 14]
-    planner.passed(plan)
+    planner.record_published(plan)
     index.asked.clear()
     plan = await planner.plan(1, limit(1, 20))
     assert plan is not None
@@ -172,11 +172,11 @@ async def test_that_a_followed_log_had_nothing_more_is_never_remembered() -> Non
 async def test_another_limit_than_was_expected_is_asked_for() -> None:
     """An operator has made the steps smaller while the job ran."""
     planner, index, _ = planning({P0: list(range(0, 100, 2))})
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
     await planner.look_ahead(plan)
-    planner.passed(plan)
+    planner.record_published(plan)
     index.asked.clear()
     plan = await planner.plan(1, Limit((15,)))
     assert plan is not None
@@ -185,12 +185,12 @@ async def test_another_limit_than_was_expected_is_asked_for() -> None:
 
 async def test_a_failure_to_look_ahead_is_told_when_it_matters() -> None:
     planner, index, _ = planning({P0: list(range(0, 100, 2))})
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
     index.is_down = True
     await planner.look_ahead(plan)
-    planner.passed(plan)
+    planner.record_published(plan)
     with pytest.raises(KafkaError):
         await planner.plan(1, limit(1, 20))
 
@@ -198,12 +198,12 @@ async def test_a_failure_to_look_ahead_is_told_when_it_matters() -> None:
 async def test_what_is_remembered_does_not_grow() -> None:
     logs = {P0: list(range(0, 5000, 5))}
     planner, _, _ = planning(logs, lookahead=3, max_periods=1)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     for number in range(400):
         plan = await planner.plan(number, limit(4, 10 * (number + 1)))
         assert plan is not None
         await planner.look_ahead(plan)
-        planner.passed(plan)
+        planner.record_published(plan)
     assert sum(map(len, planner._remembered.values())) <= 4
 
 
@@ -214,7 +214,7 @@ async def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, 
     """Past it nothing more is due: who went on looking would only keep the processor busy."""
     planner, _, _ = planning({P0: []}, bounded=False, now=now, lateness=7, end=35_000)
     planner._period = 10_000
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     assert planner.seconds_to_next_look() == seconds
 
 
@@ -223,11 +223,11 @@ async def test_a_batch_that_the_store_could_not_hold_waits_until_the_gate_has_cl
 ) -> None:
     monkeypatch.setattr(planners, "MAX_INTENT", 100)
     planner, _, participant = planning({P0: list(range(0, 400, 2))}, lookahead=39)
-    await planner.look(limit(40))
+    await planner.find_next_records(limit(40))
     number = 0
     while plan := await planner.plan(number, limit(40)):
         assert len(plan.intent.encode()) <= 100
-        planner.passed(plan)
+        planner.record_published(plan)
         number += 1
     assert 1 < number < 10
     participant.limit = limit(40, 10 * number + 10)
@@ -253,15 +253,15 @@ async def test_started_again_it_goes_on_with_all_that_is_left(bounded: bool, end
     """The batch in the store tells where it ends, and nothing of what follows it in the log."""
     logs = {P0: list(range(0, 40, 2)), P1: list(range(1, 40, 4))}
     planner, _, _ = planning(logs, bounded=bounded, now=now, end=end)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     first = await planner.plan(0, limit(1))
     assert first is not None
     again, _, participant = planning(logs, bounded=bounded, now=now, end=end)
-    again.passed(Plan(first.intent))
-    again.say(limit(1))
+    again.record_published(Plan(first.intent))
+    again.report(limit(1))
     assert participant.told == {}, "nothing was read yet, so there is nothing to say"
-    await again.look(limit(1, 20))
-    again.say(limit(1, 20))
+    await again.find_next_records(limit(1, 20))
+    again.report(limit(1, 20))
     assert participant.told == {P0: 10, P1: 13}
     plan = await again.plan(1, limit(1, 20))
     assert plan is not None
@@ -273,16 +273,16 @@ async def test_an_end_still_to_come_is_passed_only_by_a_log_that_was_read_after_
     clock = Clock(15)
     logs = {P0: [1, 5]}
     planner, _, participant = planning(logs, bounded=False, end=30, clock=clock)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
     logs[P0].append(29)
     clock.now = 31
-    planner.passed(plan)
-    planner.say(limit(1, 20))
+    planner.record_published(plan)
+    planner.report(limit(1, 20))
     assert participant.told == {}
-    await planner.look(limit(1, 20))
-    planner.say(limit(1, 20))
+    await planner.find_next_records(limit(1, 20))
+    planner.report(limit(1, 20))
     assert participant.told == {P0: 29}
 
 
@@ -298,12 +298,12 @@ async def test_an_end_is_looked_at_once_more_when_its_time_has_come() -> None:
         return answer
 
     index.ends = slow  # type: ignore[method-assign]
-    await planner.look(limit(1, 30))
-    planner.say(limit(1, 30))
+    await planner.find_next_records(limit(1, 30))
+    planner.report(limit(1, 30))
     assert participant.told == {}
     assert planner.seconds_to_next_look() == 0.02
-    await planner.look(limit(1, 30))
-    planner.say(limit(1, 30))
+    await planner.find_next_records(limit(1, 30))
+    planner.report(limit(1, 30))
     assert participant.told == {P0: "finished"}
 
 
@@ -311,16 +311,16 @@ async def test_a_partition_is_idle_only_if_its_log_was_read_when_the_boundary_wa
     clock = Clock(15)
     logs = {P0: [1, 5], P1: [2, 3]}
     planner, _, participant = planning(logs, bounded=False, clock=clock)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
     logs[P0].append(18)
     clock.now = 21
-    planner.passed(plan)
-    planner.say(limit(1, 20))
+    planner.record_published(plan)
+    planner.report(limit(1, 20))
     assert participant.told == {}
-    await planner.look(limit(1, 20))
-    planner.say(limit(1, 20))
+    await planner.find_next_records(limit(1, 20))
+    planner.report(limit(1, 20))
     assert participant.told == {P0: 18, P1: "idle"}
 
 
@@ -335,12 +335,12 @@ async def test_a_period_is_ripe_only_if_the_logs_were_read_when_it_was_over() ->
         clock.now = 20
         return answer
 
-    await planner.look(limit(1, 20))
+    await planner.find_next_records(limit(1, 20))
     index.ends = slow  # type: ignore[method-assign]
     assert await planner.plan(0, limit(1, 20)) is None
     assert planner.seconds_to_next_look() == 0.02
     logs[P0].append(19)
-    await planner.look(limit(1, 20))
+    await planner.find_next_records(limit(1, 20))
     plan = await planner.plan(0, limit(1, 20))
     assert plan is not None
     assert plan.intent.batch("p").ranges == {P0: (0, 3)}
@@ -351,20 +351,20 @@ async def test_late_records_right_before_the_end_are_published_too(bounded: bool
     """What comes late, after its period was published, belongs to the next period that is; also if that is the last one."""
     logs = {P0: [1, 5]}
     planner, _, participant = planning(logs, bounded=False, end=50, now=10)
-    await planner.look(limit(1))
+    await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
     assert plan is not None
-    planner.passed(plan)
+    planner.record_published(plan)
     logs[P0] += [7, 8, 60, 61]  # the first two are late, the others lie past the end
     if bounded:
         track = participant.tracks[P0]
         track.bounds = Bounds(0, 4)
-    await planner.look(limit(1, 50))
-    planner.say(limit(1, 50))
+    await planner.find_next_records(limit(1, 50))
+    planner.report(limit(1, 50))
     assert participant.told == {P0: 10}
     plan = await planner.plan(1, limit(1, 50))
     assert plan is not None
     assert plan.intent.batch("p").ranges == {P0: (2, 4)}
-    planner.passed(plan)
-    planner.say(limit(1, 50))
+    planner.record_published(plan)
+    planner.report(limit(1, 50))
     assert participant.told == {P0: "finished"}

@@ -17,7 +17,7 @@ from aiokcc import local
 from aiokcc.core.limit import Limit
 from aiokcc.runtime.group import wall_clock
 from aiokcc.spark import Batch, DeltaSink, ParquetSink, Periods, Sink, Summary
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from tests import kafka_topics
 from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, millis
@@ -64,8 +64,8 @@ class Stop(Exception):  # noqa: N818 - no error
     """A test's own."""
 
 
-def stop_after(number: int, which: Step = Step.CHECKPOINTED) -> Callable[[Step, Batch], None]:
-    def after(step: Step, batch: Batch) -> None:
+def stop_after(number: int, which: BatchStep = BatchStep.CHECKPOINTED) -> Callable[[BatchStep, Batch], None]:
+    def after(step: BatchStep, batch: Batch) -> None:
         if step is which and batch.number == number:
             raise Stop
 
@@ -139,7 +139,7 @@ async def test_records_that_were_deleted_are_told_and_not_skipped(
     sink = MemorySink()
     with pytest.raises(Stop):
         async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
-            replay.after_step = stop_after(0, Step.INTENDED)
+            replay.after_step = stop_after(0, BatchStep.INTENDED)
             await replay.for_each_period(count, sink)
     async with kafka_topics.admin(kafka.bootstrap) as client:
         await client.delete_records({TopicPartition(name, 0): RecordsToDelete(3)})
@@ -229,8 +229,8 @@ async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka:
         ) as replay:
             tasks: set[asyncio.Task[None]] = set()
 
-            def after(step: Step, batch: Batch) -> None:
-                if step is Step.REPORTED:
+            def after(step: BatchStep, batch: Batch) -> None:
+                if step is BatchStep.REPORTED:
                     tasks.add(asyncio.create_task(private_kafka.kill()))
 
             replay.after_step = after
@@ -247,8 +247,8 @@ async def test_a_store_that_is_gone_is_told_and_nothing_is_skipped(
     settings: dict[str, Any] = {"store": url, "end": end, "session_timeout": 1.0, "store_timeout": 2.0}
     killing: list[asyncio.Task[None]] = []
 
-    def after(step: Step, batch: Batch) -> None:
-        if step is Step.STAGED and batch.number == 1 and not killing:
+    def after(step: BatchStep, batch: Batch) -> None:
+        if step is BatchStep.STAGED and batch.number == 1 and not killing:
             killing.append(asyncio.create_task(private_zookeeper.server.kill()))
 
     with pytest.raises(aiokcc.StoreUnreachableError, match="Nothing was skipped"):
@@ -315,7 +315,7 @@ async def test_records_that_were_deleted_before_anything_was_decided_are_told(
     """The group knows where its range starts. Whoever starts later finds that some of it is gone."""
     name = await topic(kafka, [at(n) for n in range(6)], [at(n) for n in range(6)])
     sink = MemorySink()
-    for stop, gone, begins in [((0, Step.PLANNED), 2, 0), ((2, Step.REPORTED), 5, 3)]:
+    for stop, gone, begins in [((0, BatchStep.PLANNED), 2, 0), ((2, BatchStep.REPORTED), 5, 3)]:
         with pytest.raises(Stop):
             async with replaying(spark, kafka, name, store=f"{zk_root}/{begins}", end=end) as replay:
                 replay.after_step = stop_after(*stop)

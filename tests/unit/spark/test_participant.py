@@ -14,7 +14,7 @@ from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import PartitionOwnedError
 from aiokcc.spark.participant import Participant
-from aiokcc.spark.plan import Place, Stretch
+from aiokcc.spark.plan import CrossedPeriod, Place
 from aiokcc.stores import Store, open_store
 
 PARTITIONS = [Partition("t", 0), Partition("t", 1)]
@@ -63,11 +63,13 @@ async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_
         await participant.open(PARTITIONS)
         before = (await session.get(paths.COORDINATOR)).version
         stretches = [
-            Stretch(minute * n, minute * (n + 1), {p: Place(10 * n + p.number, 10 * n + p.number) for p in PARTITIONS})
+            CrossedPeriod(
+                minute * n, minute * (n + 1), {p: Place(10 * n + p.number, 10 * n + p.number) for p in PARTITIONS}
+            )
             for n in range(count)
         ]
-        participant.walk(stretches)
-        participant.done()
+        participant.report_crossings(stretches)
+        participant.write_report()
         while participant.limit.floor <= minute * count:
             await participant.moved(None)
         after = (await session.get(paths.COORDINATOR)).version

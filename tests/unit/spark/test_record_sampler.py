@@ -10,9 +10,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from aiokcc.core.partitions import Partition
-from aiokcc.spark import record_sampler as probes
+from aiokcc.spark import record_sampler
 from aiokcc.spark.finder import Found
-from aiokcc.spark.record_sampler import Probe
+from aiokcc.spark.record_sampler import RecordSampler
 
 P = Partition("t", 0)
 
@@ -24,12 +24,12 @@ def settings(port: int) -> Any:
 
 
 async def test_no_broker_is_no_answer(unused_tcp_port: int) -> None:
-    probe = Probe(settings(unused_tcp_port))
-    async with probe.open():
+    sampler = RecordSampler(settings(unused_tcp_port))
+    async with sampler.open():
         for _ in range(2):
-            assert await probe.mean_size({P: (0, 5)}) is None
-            assert not await probe.are_records({P: Found(0, 1)})
-        assert probe._consumer is None
+            assert await sampler.mean_size({P: (0, 5)}) is None
+            assert not await sampler.are_records({P: Found(0, 1)})
+        assert sampler._consumer is None
 
 
 class Consumer:
@@ -60,8 +60,8 @@ class Consumer:
 
 
 async def test_two_looks_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probes, "AIOKafkaConsumer", Consumer)
-    probe = Probe(settings(1))
-    async with probe.open(), asyncio.TaskGroup() as tasks:
+    monkeypatch.setattr(record_sampler, "AIOKafkaConsumer", Consumer)
+    sampler = RecordSampler(settings(1))
+    async with sampler.open(), asyncio.TaskGroup() as tasks:
         for n in range(3):
-            tasks.create_task(probe.mean_size({Partition("t", n): (0, 5)}))
+            tasks.create_task(sampler.mean_size({Partition("t", n): (0, 5)}))

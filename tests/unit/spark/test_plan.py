@@ -6,9 +6,9 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CorruptNodeError
-from aiokcc.spark.batch_sizer import Pace
+from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.participant import _steps
-from aiokcc.spark.plan import Intent, Place, Stretch, next_boundaries, starts_of
+from aiokcc.spark.plan import CrossedPeriod, Intent, Place, next_boundaries, starts_of
 
 A, B = Partition("a", 0), Partition("b", 1)
 
@@ -110,10 +110,10 @@ def test_counts_and_trimming() -> None:
 
 def test_crossings_are_told_once_where_nothing_lies_between() -> None:
     stretches = [
-        Stretch(0, 10, {A: place(4)}),
-        Stretch(10, 20, {A: place(4)}),
-        Stretch(50, 60, {A: place(7)}),
-        Stretch(60, 70, {A: place(7)}),
+        CrossedPeriod(0, 10, {A: place(4)}),
+        CrossedPeriod(10, 20, {A: place(4)}),
+        CrossedPeriod(50, 60, {A: place(7)}),
+        CrossedPeriod(60, 70, {A: place(7)}),
     ]
     # Before 50 there is nothing after offset 4, and before 70 nothing after 7.
     assert _steps(A, stretches) == [(50, place(4)), (70, place(7))]
@@ -126,43 +126,43 @@ def test_boundaries_between_what_is_published_and_a_batch_lie_before_it(
 ) -> None:
     """Told by a driver that comes later and knows nothing but this; else the first boundary that it knows is behind it."""
     recorded = intent(walked=walked, periods=((50, 60),), places={A: tuple(map(place, (*(4 for _ in walked), 4, 6)))})
-    told = [Stretch(*ends, {A: place(4)}) for ends in walked]
-    told += [] if gap is None else [Stretch(*gap, {A: place(4)})]
-    assert recorded.stretches() == [*told, Stretch(50, 60, {A: place(6)})]
-    assert _steps(A, recorded.stretches()) == [(50, place(4)), (60, place(6))]
+    told = [CrossedPeriod(*ends, {A: place(4)}) for ends in walked]
+    told += [] if gap is None else [CrossedPeriod(*gap, {A: place(4)})]
+    assert recorded.crossed_periods() == [*told, CrossedPeriod(50, 60, {A: place(6)})]
+    assert _steps(A, recorded.crossed_periods()) == [(50, place(4)), (60, place(6))]
 
 
 # -- how many ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_pace_scales_with_the_time_that_jobs_take() -> None:
-    pace = Pace(1000, 10.0, 10**9)
-    assert pace.periods == 1000
-    pace.learn(1000, 20.0)
-    assert pace.periods == 500
-    pace.learn(500, 100.0)
-    assert pace.periods == 125  # a quarter at most at a time
-    pace.learn(125, 5.0)
-    assert pace.periods == 250
-    pace.learn(1, 0.1)  # there was only one to be had
-    assert pace.periods == 250
-    pace.learn(250, 0.01)
-    assert pace.periods == 1000
-    pace.learn(1, 60.0)
-    assert pace.periods == 1
+    sizer = BatchSizer(1000, 10.0, 10**9)
+    assert sizer.periods == 1000
+    sizer.record_job(1000, 20.0)
+    assert sizer.periods == 500
+    sizer.record_job(500, 100.0)
+    assert sizer.periods == 125  # a quarter at most at a time
+    sizer.record_job(125, 5.0)
+    assert sizer.periods == 250
+    sizer.record_job(1, 0.1)  # there was only one to be had
+    assert sizer.periods == 250
+    sizer.record_job(250, 0.01)
+    assert sizer.periods == 1000
+    sizer.record_job(1, 60.0)
+    assert sizer.periods == 1
 
 
 def test_a_job_is_bounded_by_periods_with_records_and_by_bytes() -> None:
-    pace = Pace(2, 10.0, 10_000, record_bytes=100.0)
-    assert pace.fitting([5, 0, 0, 5, 0, 5]) == 5
-    assert pace.fitting([60, 30, 20]) == 2
-    assert pace.fitting([500, 1]) == 1  # one period is the least
-    assert pace.fitting([0, 0]) == 2
+    sizer = BatchSizer(2, 10.0, 10_000, record_bytes=100.0)
+    assert sizer.count_fitting([5, 0, 0, 5, 0, 5]) == 5
+    assert sizer.count_fitting([60, 30, 20]) == 2
+    assert sizer.count_fitting([500, 1]) == 1  # one period is the least
+    assert sizer.count_fitting([0, 0]) == 2
 
 
 def test_the_size_of_records_is_learnt() -> None:
-    pace = Pace(2, 10.0, 10_000)
-    pace.learn_size(100.0)
-    assert pace.max_records == 100
-    pace.learn_size(200.0)
-    assert pace.record_bytes == pytest.approx(130.0)
+    sizer = BatchSizer(2, 10.0, 10_000)
+    sizer.record_size(100.0)
+    assert sizer.max_records == 100
+    sizer.record_size(200.0)
+    assert sizer.record_bytes == pytest.approx(130.0)

@@ -18,7 +18,7 @@ from aiokcc.errors import (
     SessionLostError,
     StoreUnreachableError,
 )
-from aiokcc.spark.checkpoint import Records
+from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.stores import Session, Store, open_store
 
@@ -36,14 +36,14 @@ async def sessions() -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def records(store: Store, sessions: AsyncExitStack, name: str = "p") -> Records:
-    """The records of another driver, in a session of its own."""
+async def checkpoint(store: Store, sessions: AsyncExitStack, name: str = "p") -> Checkpoint:
+    """The checkpoint of another driver, in a session of its own."""
     session: Session = await sessions.enter_async_context(store.session(timeout=10))
 
     async def present() -> Session:
         return session
 
-    return Records(store, name, present)
+    return Checkpoint(store, name, present)
 
 
 def batch(number: int) -> Intent:
@@ -53,31 +53,31 @@ def batch(number: int) -> Intent:
 
 
 async def test_a_successor_finds_what_was_decided_and_what_is_published(store: Store, sessions: AsyncExitStack) -> None:
-    first = await records(store, sessions)
+    first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     assert (first.attempt, first.intent, first.published, first.pending) == (1, None, -1, None)
-    await first.intend(batch(0))
-    await first.checkpoint(0)
-    await first.intend(batch(1))
-    second = await records(store, sessions)
+    await first.record_intent(batch(0))
+    await first.record_published(0)
+    await first.record_intent(batch(1))
+    second = await checkpoint(store, sessions)
     await second.begin(DEFINITION, "two")
     assert (second.attempt, second.intent, second.published) == (2, batch(1), 0)
     assert second.pending == batch(1)
-    await second.checkpoint(1)
+    await second.record_published(1)
     assert second.pending is None
 
 
 async def test_who_was_succeeded_writes_nothing_more(store: Store, sessions: AsyncExitStack) -> None:
-    first = await records(store, sessions)
+    first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
-    await first.intend(batch(0))
-    second = await records(store, sessions)
+    await first.record_intent(batch(0))
+    second = await checkpoint(store, sessions)
     await second.begin(DEFINITION, "two")
-    for write in (first.confirm, lambda: first.checkpoint(0), lambda: first.intend(batch(7))):
+    for write in (first.confirm, lambda: first.record_published(0), lambda: first.record_intent(batch(7))):
         with pytest.raises(FencedError, match="'p' was taken over by two; this driver, attempt 1"):
             await write()
     await second.confirm()
-    third = await records(store, sessions)
+    third = await checkpoint(store, sessions)
     await third.begin(DEFINITION, "three")
     assert (third.intent, third.published) == (batch(0), -1)
 
@@ -94,44 +94,44 @@ async def test_who_was_succeeded_writes_nothing_more(store: Store, sessions: Asy
 async def test_another_definition_is_refused(
     store: Store, sessions: AsyncExitStack, change: dict[str, Any], words: str
 ) -> None:
-    first = await records(store, sessions)
+    first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     with pytest.raises(PipelineMismatchError, match=f"{words}.*from_scratch=True"):
-        await (await records(store, sessions)).begin({**DEFINITION, **change}, "two")
+        await (await checkpoint(store, sessions)).begin({**DEFINITION, **change}, "two")
     await first.confirm()  # a driver that is refused fences nobody out
 
 
 async def test_from_scratch_takes_another_definition_and_forgets(store: Store, sessions: AsyncExitStack) -> None:
-    first = await records(store, sessions)
+    first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
-    await first.intend(batch(0))
-    await first.checkpoint(0)
-    second = await records(store, sessions)
+    await first.record_intent(batch(0))
+    await first.record_published(0)
+    second = await checkpoint(store, sessions)
     await second.begin({**DEFINITION, "period": 1}, "two", from_scratch=True)
     assert (second.attempt, second.intent, second.published) == (2, None, -1)
-    await second.intend(batch(0))
-    await second.checkpoint(0)
+    await second.record_intent(batch(0))
+    await second.record_published(0)
     with pytest.raises(FencedError):
         await first.confirm()
 
 
 async def test_names_do_not_disturb_each_other(store: Store, sessions: AsyncExitStack) -> None:
-    one, other = await records(store, sessions, "one"), await records(store, sessions, "other")
+    one, other = await checkpoint(store, sessions, "one"), await checkpoint(store, sessions, "other")
     await one.begin(DEFINITION, "x")
     await other.begin({"another": True}, "x")
-    await one.intend(batch(0))
+    await one.record_intent(batch(0))
     await other.confirm()
     assert other.intent is None
 
 
 async def test_complete_only_if_all_that_was_decided_is_published(store: Store, sessions: AsyncExitStack) -> None:
-    driver, asker = await records(store, sessions), await records(store, sessions)
+    driver, asker = await checkpoint(store, sessions), await checkpoint(store, sessions)
     assert not await asker.is_complete(DEFINITION)
     await driver.begin(DEFINITION, "one")
     assert not await asker.is_complete(DEFINITION)
-    await driver.intend(batch(0))
+    await driver.record_intent(batch(0))
     assert not await asker.is_complete(DEFINITION)
-    await driver.checkpoint(0)
+    await driver.record_published(0)
     assert await asker.is_complete(DEFINITION)
     with pytest.raises(PipelineMismatchError):
         await asker.is_complete({})
@@ -139,17 +139,17 @@ async def test_complete_only_if_all_that_was_decided_is_published(store: Store, 
 
 
 async def test_nodes_that_were_tampered_with_are_told(store: Store, sessions: AsyncExitStack) -> None:
-    first = await records(store, sessions)
+    first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     session: Session = await sessions.enter_async_context(store.session(timeout=10))
     await session.set("pipelines/p/intent", b"nonsense", 0)
     with pytest.raises(CorruptNodeError):
-        await first.intend(batch(0))
+        await first.record_intent(batch(0))
     with pytest.raises(CorruptNodeError, match="a batch as JSON"):
-        await (await records(store, sessions)).begin(DEFINITION, "two")
+        await (await checkpoint(store, sessions)).begin(DEFINITION, "two")
     await session.delete("pipelines/p/intent", 1)
     with pytest.raises(MissingNodeError):
-        await (await records(store, sessions)).begin(DEFINITION, "two")
+        await (await checkpoint(store, sessions)).begin(DEFINITION, "two")
 
 
 async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, sessions: AsyncExitStack) -> None:
@@ -161,7 +161,7 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
     async def session() -> Session:
         return present
 
-    driver = Records(store, "p", session)
+    driver = Checkpoint(store, "p", session)
     await driver.begin(DEFINITION, "one")
     commit = first.commit
 
@@ -172,8 +172,8 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
         raise SessionLostError("lost")
 
     first.commit = applied_but_not_answered  # type: ignore[method-assign]
-    await driver.intend(batch(0))
-    await driver.checkpoint(0)
+    await driver.record_intent(batch(0))
+    await driver.record_published(0)
     assert (await second.get("pipelines/p/intent")).version == 1
     assert (await second.get("pipelines/p/published")).data == b"0"
 
@@ -202,7 +202,7 @@ async def test_a_session_lost_while_it_begins_lets_it_ask_again_whether_it_may(
 
     first.set = lost  # type: ignore[method-assign,assignment]
     with pytest.raises(StoreUnreachableError):
-        await Records(store, "p", session).begin(DEFINITION, "one", ready=ready)
+        await Checkpoint(store, "p", session).begin(DEFINITION, "one", ready=ready)
     assert (await second.get("pipelines/p/attempt")).data == b"0"
 
 
@@ -210,6 +210,6 @@ async def test_from_scratch_the_attempt_is_greater_than_any_that_the_sink_has_se
     store: Store, sessions: AsyncExitStack
 ) -> None:
     for past, attempt in ((6, 7), (3, 8)):
-        driver = await records(store, sessions)
+        driver = await checkpoint(store, sessions)
         await driver.begin(DEFINITION, "one", from_scratch=True, past=past)
         assert driver.attempt == attempt

@@ -12,7 +12,7 @@ from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import KafkaError, PartitionRevoked
 from aiokcc.runtime.signal import Signal
-from aiokcc.spark.topics import explain
+from aiokcc.spark.preflight import explain_kafka_error
 
 ONE, TWO = Partition("one", 0), Partition("two", 0)
 ERROR = KafkaError("no answer within 10 s")
@@ -36,7 +36,7 @@ async def look(cluster: Any, *, is_followed: bool = True, needed: Any = ()) -> N
     participant: Any = SimpleNamespace(
         tracks={ONE: None, TWO: None}, limit=Limit((0,)), check=lambda: None, member=member
     )
-    await explain(ERROR, cluster, participant, set(needed), "p", is_followed, again=0.001)
+    await explain_kafka_error(ERROR, cluster, participant, set(needed), "p", is_followed, again=0.001)
 
 
 async def test_where_nothing_is_gone_or_nobody_knows_there_is_nothing_to_explain() -> None:

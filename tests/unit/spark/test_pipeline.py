@@ -14,13 +14,13 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import FencedError, SparkJobError
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.batch_sizer import Pace
-from aiokcc.spark.checkpoint import Records
-from aiokcc.spark.pipeline import Pipeline, Step
+from aiokcc.spark.batch_sizer import BatchSizer
+from aiokcc.spark.checkpoint import Checkpoint
+from aiokcc.spark.pipeline import BatchStep, Pipeline
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.spark.progress import Summary
 from aiokcc.spark.sinks import Sink
-from aiokcc.spark.spark_thread import Worker
+from aiokcc.spark.spark_thread import SparkThread
 from aiokcc.stores import Session, Store, open_store
 
 P = Partition("t", 0)
@@ -105,19 +105,19 @@ class World:
         async def present() -> Session:
             return session
 
-        self.records = Records(store, "p", present)
-        self.worker = Worker(SimpleNamespace(sparkContext=self.context))
+        self.checkpoint = Checkpoint(store, "p", present)
+        self.spark_thread = SparkThread(SimpleNamespace(sparkContext=self.context))
         computation = SimpleNamespace(verify=lambda _: None, result=lambda _: None, one_by_one=False)
         nothing: Any = None
         self.pipeline = Pipeline(
             nothing,
             nothing,
-            self.records,
+            self.checkpoint,
             Begins(),  # type: ignore[arg-type]
-            self.worker,
+            self.spark_thread,
             computation,  # type: ignore[arg-type]
             sink,
-            Pace(1, 1.0, 1000),
+            BatchSizer(1, 1.0, 1000),
             Summary(),
             grows=False,
             retries=retries,
@@ -130,10 +130,10 @@ class World:
         try:
             await self.pipeline._carry_out(intent.batch("p"), intent)
         finally:
-            self.worker.close()
+            self.spark_thread.close()
 
 
-def hold_commits(records: Records, session: Session) -> tuple[asyncio.Event, asyncio.Event]:
+def hold_commits(checkpoint: Checkpoint, session: Session) -> tuple[asyncio.Event, asyncio.Event]:
     """Transactions wait: the first event tells that one does, setting the second lets it go on."""
     waiting, go_on = asyncio.Event(), asyncio.Event()
     commit = session.commit
@@ -150,19 +150,19 @@ def hold_commits(records: Records, session: Session) -> tuple[asyncio.Event, asy
 async def test_a_job_runs_while_its_intent_is_recorded_and_publishes_after_that(store: Store, session: Session) -> None:
     loop, staged = asyncio.get_running_loop(), asyncio.Event()
     world = World(store, session, ListedSink(lambda: loop.call_soon_threadsafe(staged.set)))
-    await world.records.begin({}, "one")
-    waiting, go_on = hold_commits(world.records, session)
+    await world.checkpoint.begin({}, "one")
+    waiting, go_on = hold_commits(world.checkpoint, session)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.carry_out())
         await waiting.wait()
         await staged.wait()
-        await asyncio.get_running_loop().run_in_executor(world.worker._thread, lambda: None)  # the job is over
+        await asyncio.get_running_loop().run_in_executor(world.spark_thread._executor, lambda: None)  # the job is over
         await asyncio.sleep(0)
         assert (world.sink.told, world.steps) == (["stage"], [])
         go_on.set()
         await running
     assert world.sink.told == ["stage", "publish"]
-    assert world.steps == [Step.INTENDED.value, Step.STAGED.value, Step.PUBLISHED.value]
+    assert world.steps == [BatchStep.INTENDED.value, BatchStep.STAGED.value, BatchStep.PUBLISHED.value]
     assert (await session.get("pipelines/p/intent")).data == INTENT.encode()
 
 
@@ -171,12 +171,12 @@ async def test_where_a_job_may_be_seen_at_once_its_intent_is_recorded_first(
     store: Store, session: Session, sink: type[ListedSink], intent: Intent
 ) -> None:
     world = World(store, session, sink())
-    await world.records.begin({}, "one")
-    waiting, go_on = hold_commits(world.records, session)
+    await world.checkpoint.begin({}, "one")
+    waiting, go_on = hold_commits(world.checkpoint, session)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(world.carry_out(intent))
         await waiting.wait()
-        await asyncio.get_running_loop().run_in_executor(world.worker._thread, lambda: None)
+        await asyncio.get_running_loop().run_in_executor(world.spark_thread._executor, lambda: None)
         await asyncio.sleep(0)
         assert (world.sink.told, world.steps) == ([], [])
         go_on.set()
@@ -190,13 +190,13 @@ async def test_a_driver_that_cannot_record_its_intent_stops_the_job_and_publishe
     stopped = threading.Event()
     world = World(store, session, ListedSink(stopped.wait))
     world.context.on_stop = stopped.set
-    await world.records.begin({}, "one")
+    await world.checkpoint.begin({}, "one")
     async with store.session(timeout=10) as other:
 
         async def present() -> Session:
             return other
 
-        await Records(store, "p", present).begin({}, "two")
+        await Checkpoint(store, "p", present).begin({}, "two")
         with pytest.raises(FencedError, match="taken over by two"):
             await world.carry_out()
     assert len(world.context.stopped) == 1
@@ -210,9 +210,9 @@ async def test_a_job_that_fails_at_once_has_its_intent_recorded_and_is_tried_aga
         raise ValueError("no good")
 
     world = World(store, session, ListedSink(fails), retries=1)
-    await world.records.begin({}, "one")
+    await world.checkpoint.begin({}, "one")
     with pytest.raises(SparkJobError, match="failed 2 times.*no good"):
         await world.carry_out()
     assert world.sink.told == ["stage", "stage"]
-    assert world.steps == [Step.INTENDED.value]
-    assert world.records.pending == INTENT
+    assert world.steps == [BatchStep.INTENDED.value]
+    assert world.checkpoint.pending == INTENT

@@ -14,7 +14,7 @@ from aiokcc.core.report import Cut, Mark
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import RunEnded
-from aiokcc.spark.checkpoint import Records
+from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.spark.sinks import FunctionSink
@@ -45,11 +45,11 @@ async def written(store: Store, replay: AsyncReplay, sink: FunctionSink, *, chec
         async def present() -> Session:
             return session
 
-        records = Records(store, "p", present)
-        await records.begin(replay._definition(sink), "one")
-        await records.intend(INTENT)
+        checkpoint = Checkpoint(store, "p", present)
+        await checkpoint.begin(replay._definition(sink), "one")
+        await checkpoint.record_intent(INTENT)
         if checkpointed:
-            await records.checkpoint(0)
+            await checkpoint.record_published(0)
 
 
 def nothing(*_: Any) -> None:

@@ -13,7 +13,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.runtime.group import wall_clock
 from aiokcc.spark import Batch, Periods
-from aiokcc.spark.pipeline import Step
+from aiokcc.spark.pipeline import BatchStep
 from tests import kafka_topics, pipelines, replays
 from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
@@ -88,10 +88,10 @@ async def test_spark_and_async_consumers_never_come_further_apart_than_lookahead
 
             await replay.run(handle)
 
-    def after(step: Step, batch: Batch) -> None:
+    def after(step: BatchStep, batch: Batch) -> None:
         for period in batch.periods:
-            if period.ranges and step in {Step.PLANNED, Step.PUBLISHED}:
-                what = "start" if step is Step.PLANNED else "done"
+            if period.ranges and step in {BatchStep.PLANNED, BatchStep.PUBLISHED}:
+                what = "start" if step is BatchStep.PLANNED else "done"
                 history.note("spark", what, (period.start - BASE) // MINUTE)
 
     async def compute() -> None:

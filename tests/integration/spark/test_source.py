@@ -19,7 +19,7 @@ from aiokcc.spark import source
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
 from aiokcc.spark.period_column import PERIOD, label, period_of
-from aiokcc.spark.scan import Group, Index, Scanner, summarize
+from aiokcc.spark.scan import ScanGroup, ScanIndex, Scanner, summarize
 from tests import kafka_topics
 from tests.kafka_topics import Row
 from tests.property.test_spark_frames import grouped, periods_of_a_stream
@@ -264,7 +264,7 @@ def test_spark_finds_and_labels_as_plain_python_does(spark: SparkSession, latene
 
     logs = random_logs(seed)
     frame = local_frame(spark, logs)
-    index, model = Index(10, lateness, [33]), Index(10, lateness, [33])
+    index, model = ScanIndex(10, lateness, [33]), ScanIndex(10, lateness, [33])
     index.add(summarize(frame, F.col("ts"), index))
     for partition, log in logs.items():
         model.add(grouped(log, model, partition))
@@ -341,7 +341,7 @@ def test_a_scan_names_the_first_record_without_a_usable_time(spark: SparkSession
     rows = [("a", 1, 5, 3), ("a", 1, 9, bad), ("a", 1, 7, bad), ("b", 0, 1, bad), ("a", 0, 2, 4)]
     frame = spark.createDataFrame(rows, "topic string, partition int, offset bigint, ts bigint")
     with pytest.raises(PoisonTimestampError, match=words) as failed:
-        summarize(frame, F.col("ts"), Index(10), ceiling=10**14)
+        summarize(frame, F.col("ts"), ScanIndex(10), ceiling=10**14)
     assert (failed.value.topic, failed.value.partition, failed.value.offset) == ("a", 1, 7)
 
 
@@ -350,7 +350,7 @@ async def test_a_scan_reads_event_time_from_the_value(spark: SparkSession, kafka
     times = [at(0), at(2), at(1), at(2, 5), at(4)]
     rows = [Row(0, at(50 + n), b'{"at": %d}' % ts) for n, ts in enumerate(times)]
     await kafka_topics.write(kafka.bootstrap, name, rows)
-    index = Index(MINUTE, {name: 90_000})
+    index = ScanIndex(MINUTE, {name: 90_000})
     expression = "get_json_object(cast(value as string), '$.at')"
     scanner = Scanner(spark, f"cast({expression} as bigint)", kafka.bootstrap, {}, lambda: at(1000))
     one = Partition(name, 0)
@@ -370,8 +370,8 @@ async def test_a_scan_reads_event_time_from_the_value(spark: SparkSession, kafka
 
 
 def test_a_time_that_was_not_scanned_for_is_refused() -> None:
-    index = Index(10, {"a": 3})
-    index.add([Group(Partition("a", 0), 0, -10, 0, Found(1, 2))])
+    index = ScanIndex(10, {"a": 3})
+    index.add([ScanGroup(Partition("a", 0), 0, -10, 0, Found(1, 2))])
     assert index.first(Partition("a", 0), 0) == Found(1, 2)
     with pytest.raises(ValueError, match="scanned for"):
         index.first(Partition("a", 0), 5)

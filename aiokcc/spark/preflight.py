@@ -1,0 +1,242 @@
+"""Checks that a driver makes before it computes anything, and that explain why it cannot go on.
+
+- **Topics.** :func:`check_topics` compares what the pipeline is to run with what Kafka has. A deleted topic is no error for
+  Kafka: requests about it get no answer. In a managed group that follows its topics the leader takes such a topic out of the
+  set, so the driver waits for that. Everywhere else records that belong to the pipeline are lost, and
+  :func:`explain_kafka_error` raises an error that says so.
+- **Deleted records.** Kafka deletes records by age, by size, or on request. Where the range of a run is agreed on as offsets, a
+  log that begins behind its first offset has lost some of them for certain. Where the run starts at a time, the index gives the
+  first record that is *left* at or past it, and cannot tell whether there were others before it. But a log that begins at
+  offset 0 has lost nothing, and one that still has a record older than the start has lost only older ones.
+- **A run that has ended.** Where a pipeline's partitions are its own, the run cannot end before the pipeline has published all
+  of them. In a managed group other members may have run them to the end while no driver of the pipeline was there. The last
+  cut tells how far each partition was run, by any member; the last intent tells how far the pipeline has come.
+- **From scratch.** A driver that runs all partitions is the whole group: :func:`forget_group` also deletes what the group has
+  agreed on, or the limit would stay where the last run left it. It does so only when the group has no members any more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+import anyio
+
+from aiokcc.core import paths
+from aiokcc.core.partitions import Partition, decode_partitions
+from aiokcc.core.periods import format_time
+from aiokcc.core.run import CUT_SLOTS, Run
+from aiokcc.core.subscriptions import Subscription
+from aiokcc.errors import (
+    BadVersionError,
+    KafkaError,
+    NoNodeError,
+    PartitionError,
+    PartitionRevoked,
+    RunEnded,
+    UsageError,
+)
+from aiokcc.kafka.cluster import Cluster
+from aiokcc.runtime.cuts import last_cut
+from aiokcc.spark.checkpoint import Checkpoint
+from aiokcc.spark.finder import Finder
+from aiokcc.spark.participant import Participant, Track
+from aiokcc.spark.standby import wait_until_revoked
+from aiokcc.stores.port import ANY_VERSION, Children, Delete, Session, Store
+
+__all__ = [
+    "check_not_deleted",
+    "check_run_published",
+    "check_start",
+    "check_topics",
+    "deleted_error",
+    "explain_kafka_error",
+    "forget_group",
+]
+
+log = logging.getLogger("aiokcc.spark")
+
+_AGAIN = 5.0
+"""Seconds between two looks at whether a deleted topic is there again; the leader looks as often by default."""
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def check_topics(
+    everything: frozenset[Partition], partitions: frozenset[Partition] | None, wanted: Subscription | None
+) -> None:
+    """Whether Kafka has what the pipeline is to run: PartitionError or UsageError for the first thing that it has not.
+
+    ``everything`` is what is there of what the group replays, ``partitions`` or ``wanted`` what the pipeline runs of it.
+    """
+    named = partitions if wanted is None else wanted.partitions
+    outside = sorted((named or everything) - everything)
+    topics = sorted({p.topic for p in everything})
+    if outside and outside[0].topic in topics:
+        count = sum(p.topic == outside[0].topic for p in everything)
+        raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
+    missing = [p.topic for p in outside] + sorted(({} if wanted is None else wanted.topics).keys() - topics)
+    if missing:
+        raise UsageError(f"Kafka has no topic {missing[0]!r}; the group replays {', '.join(topics)}")
+    if wanted is not None and not any(map(wanted.covers, everything)):
+        raise UsageError(
+            f"subscription is {wanted.pattern!r}, which no topic matches; the group replays {', '.join(topics)}"
+        )
+
+
+async def explain_kafka_error(
+    error: KafkaError,
+    cluster: Cluster,
+    participant: Participant,
+    needed: set[str],
+    pipeline: str,
+    is_followed: bool,
+    again: float = _AGAIN,
+) -> None:
+    """Tell an error that comes from a deleted topic from others: for those this returns.
+
+    ``needed`` are the topics of a batch that was decided; without their records it can never be published. Where the leader
+    takes a topic out of the set, this waits until it has. PartitionRevoked if the topic is there again before that: a
+    broker that has just come up may not know all of its topics yet.
+    """
+    topics = needed | {p.topic for p in participant.tracks}
+    told: list[str] = []
+    while True:
+        try:
+            gone = sorted(topics - {p.topic for p in await cluster.present(topics)})
+        except KafkaError:
+            return
+        if not gone and told:
+            raise PartitionRevoked(f"{', '.join(told)} is there again") from error
+        if not gone:
+            return
+        if not is_followed or needed & {*gone}:
+            raise KafkaError(
+                f"{', '.join(gone)} was deleted under the pipeline {pipeline!r}, with records that belong to it. Nothing was "
+                f"skipped; to go on without them, give the pipeline another name"
+            ) from error
+        if gone != told:
+            told = gone
+            log.warning("%s was deleted; the leader takes it out of the set", ", ".join(gone))
+        with anyio.move_on_after(again):  # time is the event: nobody tells that it is there again
+            await wait_until_revoked(participant)
+            return
+
+
+# -- deleted records ---------------------------------------------------------------------------------------------------
+
+
+def deleted_error(partition: Partition, wanted: int, begin: int, what: str) -> KafkaError:
+    """Return the error for records that are gone: those from ``wanted`` on, which belong to ``what``."""
+    return KafkaError(
+        f"the log of {partition} begins at {begin} now: the records from {wanted} on, which belong to {what}, were deleted. "
+        f"Nothing was skipped; keep them longer (retention.ms), or start from scratch"
+    )
+
+
+async def check_not_deleted(finder: Finder, tracks: Iterable[Track], pipeline: str) -> None:
+    """Raise KafkaError if a log begins behind the first offset that is not published."""
+    left = {track.partition: track.place.low for track in tracks if not track.is_finished and not track.is_complete}
+    for partition, begin in sorted((await finder.begins(left)).items()):
+        if begin > left[partition]:
+            raise deleted_error(partition, left[partition], begin, f"the pipeline {pipeline!r}")
+
+
+async def check_start(finder: Finder, tracks: Iterable[Track], start: int) -> None:
+    """Raise KafkaError if records at or past ``start`` may have been deleted before the run was founded.
+
+    Kafka deletes by age in all partitions of a topic alike. So where one of them still has a record older than the start, a
+    gap at the beginning of another one is most likely none, and is only logged; so is a partition without any record.
+    """
+    partitions = {track.partition for track in tracks}
+    begins, ends = await finder.begins(partitions), await finder.ends(partitions)
+    found = await finder.at(dict.fromkeys(partitions, start))
+    firsts = {p: ends[p] if record is None else record.offset for p, record in found.items()}
+    reaches_back = {p.topic for p in partitions if firsts[p] > begins[p]}
+    doubtful = []
+    for partition in sorted(p for p in partitions if 0 < begins[p] == firsts[p]):
+        record = found[partition]
+        if record is not None and record.ts <= start:
+            continue
+        left = "without a record" if record is None else f"with a record of {format_time(record.ts)}"
+        log.warning(
+            "%s begins at offset %d, %s, and what stood before was deleted: if some of it was of %s or later, it is missing",
+            partition,
+            begins[partition],
+            left,
+            format_time(start),
+        )
+        if record is not None and partition.topic not in reaches_back:
+            doubtful.append((partition, record))
+    if doubtful:
+        partition, record = doubtful[0]
+        last = max(found.ts for _, found in doubtful)
+        raise KafkaError(
+            f"{partition} begins at offset {record.offset}, with a record of {format_time(record.ts)}, and what stood before "
+            f"was deleted: the records from {format_time(start)} on, where the run starts, are not all there. "
+            f'Give start="{format_time(last)}" or later, or start="earliest" for whatever is left'
+        )
+
+
+# -- a run that has ended ----------------------------------------------------------------------------------------------
+
+
+async def check_run_published(store: Store, session: Session, mine: Subscription, checkpoint: Checkpoint) -> None:
+    """RunEnded if the pipeline has not published all that was run of its partitions. All is read as it stays."""
+    limit = await session.get(paths.COORDINATOR)
+    listed = await session.get(paths.TOPIC_PARTITIONS)
+    agreed = decode_partitions(store.describe(listed.path), listed.data)
+    node = await session.get(paths.RUN)
+    bounds = Run.decode(store.describe(node.path), node.data, agreed).bounds
+    cut = await last_cut(store, session, limit.version)
+    intent, is_published = checkpoint.intent, checkpoint.pending is None
+    places = {} if intent is None else intent.positions() if is_published else intent.beginnings()
+    for partition in sorted(filter(mine.covers, agreed)):
+        mark = None if cut is None else cut.find(partition)
+        at = places[partition].low if partition in places else bounds[partition].start
+        if mark is not None and mark.offset is not None and at < mark.offset:
+            raise RunEnded(
+                f"the run under {store.describe('')} has ended, and the pipeline {checkpoint.name!r} has not published all of "
+                f"it: {partition} up to {at} of {int(mark.offset)}. Other members have run the rest while no driver of it was "
+                "there. Compute it under another root; and leave its topics out of their subscriptions, so that they do not"
+            )
+
+
+# -- from scratch ------------------------------------------------------------------------------------------------------
+
+
+async def forget_group(store: Store, session: Session, seconds: float) -> None:
+    """Delete what the group under the store's root has agreed on, once all its members are gone. UsageError if they stay."""
+    with anyio.move_on_after(seconds):
+        while True:
+            await _until_nobody_is_left(session)
+            generation = await session.find(paths.GENERATION)
+            if generation is None:
+                return
+            agreed = (paths.COORDINATOR, paths.PERIOD, paths.RUN, paths.TOPIC_PARTITIONS)
+            slots = (paths.cut(n, CUT_SLOTS) for n in range(CUT_SLOTS))
+            try:
+                await session.commit(
+                    Delete(paths.GENERATION, generation.version), *(Delete(p, ANY_VERSION) for p in (*agreed, *slots))
+                )
+            except BadVersionError:  # somebody has joined and leads
+                continue
+            except NoNodeError as error:
+                raise UsageError(
+                    f"{store.describe('')} holds the remains of a group, without {error.path}; delete it, or use another root"
+                ) from error
+            log.info("the group under %s is forgotten; it starts from scratch", store.describe(""))
+            return
+    members = ", ".join(await session.children(paths.IDS))
+    raise UsageError(
+        f"from_scratch: {members} still take part in the group under {store.describe('')}; stop them first"
+    )
+
+
+async def _until_nobody_is_left(session: Session) -> None:
+    with session.watch() as watch:
+        watch.add_children(paths.IDS)
+        async for change in watch:
+            if not isinstance(change.now, Children) or not change.now.names:
+                return
