@@ -29,7 +29,7 @@ __all__ = ["main"]
 
 DONE: Final = 0
 FAILED: Final = 1
-NOT_UNDERSTOOD: Final = 2
+USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
 
@@ -49,11 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for name in ("aiokcc", "aiokafka"):  # what matters is said in the command's own words
             logging.getLogger(name).addHandler(logging.NullHandler())
-    understood = False
+    accepted = False
     try:
         options = parse(words)
-        verb = _choose(options)
-        understood = True
+        verb = _select_verb(options)
+        accepted = True
         code = asyncio.run(_until_terminated(verb(options)))
         sys.stdout.flush()
         return code
@@ -64,55 +64,55 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Terminated:
         return TERMINATED
     except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence instead of a traceback
-        cause = _cause(error)
+        cause = _main_error(error)
         if isinstance(cause, BrokenPipeError):  # as in `aiokcc status | head -1`: the reader has had enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         if verbose:
             print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
-        _complain(cause)
-        return FAILED if understood else NOT_UNDERSTOOD
+        _print_error(cause)
+        return FAILED if accepted else USAGE_ERROR
 
 
-def _choose(options: argparse.Namespace) -> Verb:
+def _select_verb(options: argparse.Namespace) -> Verb:
     """The verb's function; what can be refused without asking the store is refused here."""
     if options.verb == "local":
-        from aiokcc.cli.services import check_local, say_local
+        from aiokcc.cli.services import check_local, run_local
 
         check_local(options)
-        return say_local
+        return run_local
     from aiokcc.stores import open_store
 
     if options.store:  # offsets that Kafka keeps need none
         open_store(options.store)
     if options.verb == "offsets":
-        from aiokcc.cli.offsets import check_offsets, say_offsets
+        from aiokcc.cli.offsets import check_offsets, run_offsets
 
         check_offsets(options)
-        return say_offsets
+        return run_offsets
     if options.verb == "replay":
-        from aiokcc.cli.replay import check_replay, say_replay
+        from aiokcc.cli.replay import check_replay, run_replay
 
         check_replay(options)
-        return say_replay
+        return run_replay
     if options.verb in {"members", "isolate", "rejoin"}:
         from aiokcc.cli import members
 
         verbs: dict[str, Verb] = {
-            "members": members.say_members,
-            "isolate": members.say_isolate,
-            "rejoin": members.say_rejoin,
+            "members": members.run_members,
+            "isolate": members.run_isolate,
+            "rejoin": members.run_rejoin,
         }
         return verbs[options.verb]
     if options.verb == "status":
-        from aiokcc.cli.status import say_status
+        from aiokcc.cli.status import run_status
 
-        return say_status
+        return run_status
     from aiokcc.cli import control
 
     if options.verb == "release" and not control.confirm_release(options):
         return _declined
-    return {"period": control.say_period, "hold": control.say_hold, "release": control.say_release}[options.verb]
+    return {"period": control.run_period, "hold": control.run_hold, "release": control.run_release}[options.verb]
 
 
 async def _declined(_: argparse.Namespace) -> int:
@@ -141,14 +141,14 @@ async def _until_terminated(work: Awaitable[int]) -> int:
         raise
 
 
-def _cause(error: BaseException) -> BaseException:
+def _main_error(error: BaseException) -> BaseException:
     """The error that matters in a group of them."""
     while isinstance(error, BaseExceptionGroup):
         error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
     return error
 
 
-def _complain(error: BaseException) -> None:
+def _print_error(error: BaseException) -> None:
     if isinstance(error, AiokccError):
         text = str(error)
     elif isinstance(error, OSError):

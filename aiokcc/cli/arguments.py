@@ -92,7 +92,7 @@ def make_parser() -> _Parser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs", parser_class=_Parser)
     _replay(verbs)
     _status(verbs)
-    _steering(verbs)
+    _control(verbs)
     _offsets(verbs)
     _members(verbs)
     _local(verbs)
@@ -107,7 +107,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     options, rest = parser.parse_known_args(words)
     options.words = list(argv)
     if rest:
-        _unknown(options.verb, rest)
+        _refuse_unknown(options.verb, rest)
     if options.verb == "local":
         if url is not None:
             raise UsageError(f"{mask_url(url)}: local services have no URL yet; they print one when they are up")
@@ -134,7 +134,7 @@ def _take_url(argv: Sequence[str]) -> tuple[list[str], str | None]:
     return words, found[0] if found else None
 
 
-def _unknown(verb: str, rest: list[str]) -> NoReturn:
+def _refuse_unknown(verb: str, rest: list[str]) -> NoReturn:
     word = mask_command(rest)[0]
     if word.startswith("-"):
         raise UsageError(f"{verb} has no option {word.partition('=')[0]}\nTry 'aiokcc {verb} --help'.")
@@ -146,8 +146,8 @@ def _unknown(verb: str, rest: list[str]) -> NoReturn:
 def _choose_store(options: argparse.Namespace, url: str | None, environment: Mapping[str, str]) -> None:
     if url is not None and options.store is not None:
         raise UsageError("two stores are given, one with --store; one command is for one group")
-    options.said_url = url or options.store
-    options.store = options.said_url or environment.get(ENVIRONMENT)
+    options.given_url = url or options.store
+    options.store = options.given_url or environment.get(ENVIRONMENT)
     if not options.store and options.verb == "replay":
         raise UsageError(
             f"where do the processes meet? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
@@ -171,12 +171,12 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
 
 def command(options: argparse.Namespace, *words: str) -> str:
     """A command line for the same group, to be copied; without a password that stood in the URL."""
-    url = [] if options.said_url is None else mask_command([options.said_url])
+    url = [] if options.given_url is None else mask_command([options.given_url])
     verb, *rest = words
     return shlex.join(["aiokcc", verb, *url, *rest])
 
 
-def _typed(read: Callable[[str], T]) -> Callable[[str], T]:
+def _argument_type(read: Callable[[str], T]) -> Callable[[str], T]:
     """For argparse, which shows the text of this one kind of error as it is."""
 
     def convert(text: str) -> T:
@@ -189,11 +189,11 @@ def _typed(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def _duration(what: str) -> Callable[[str], int]:
-    return _typed(lambda text: parse_period(text, what=what))
+    return _argument_type(lambda text: parse_period(text, what=what))
 
 
 def _seconds(what: str) -> Callable[[str], float]:
-    return _typed(lambda text: parse_duration(text, what=what) / 1000)
+    return _argument_type(lambda text: parse_duration(text, what=what) / 1000)
 
 
 def _number(text: str) -> int:
@@ -256,7 +256,7 @@ def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
     )
 
 
-def _steering(verbs: argparse._SubParsersAction[_Parser]) -> None:
+def _control(verbs: argparse._SubParsersAction[_Parser]) -> None:
     brief = "change the period while the group runs"
     parser = _add(verbs, "period", "aiokcc period [URL] PERIOD", brief, texts.PERIOD, texts.PERIOD_END)
     parser.add_argument("period", type=_duration("period"), metavar="PERIOD", help='such as "30s", "5m", "1h30m", "1d"')

@@ -17,32 +17,32 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self
 
-from aiokcc.cli.formatting import count, span
+from aiokcc.cli.formatting import count, format_elapsed
 from aiokcc.core.periods import format_time
 
 __all__ = [
     "Bar",
+    "BarState",
     "LineBar",
-    "Pace",
     "PlainBar",
-    "View",
+    "RateMeter",
     "bar_width",
     "choose_bar",
-    "fit_view",
+    "fit_bar_text",
     "on_terminal",
-    "say",
-    "wrapped",
-    "write_view",
+    "print_message",
+    "wrap",
+    "write_bar_text",
 ]
 
 _WIDTH: Final = 24
 _LEAST_WIDTH: Final = 8
 _LINE_SECONDS: Final = 5.0
-_PACE_OVER: Final = 5.0
+_RATE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class BarState:
     """What there is to show."""
 
     reached: int | None
@@ -56,37 +56,37 @@ class View:
     """Who is waited for, or whatever else matters."""
 
 
-class Pace:
+class RateMeter:
     """How fast a count grows, over the last seconds."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, float]] = deque()
+        self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, count: float, at: float) -> None:
         """It was so high then."""
-        self._seen.append((at, count))
-        while at - self._seen[0][0] > _PACE_OVER and len(self._seen) > 2:
-            self._seen.popleft()
+        self._samples.append((at, count))
+        while at - self._samples[0][0] > _RATE_SECONDS and len(self._samples) > 2:
+            self._samples.popleft()
 
     def per_second(self) -> float | None:
         """The pace; None while nobody can know."""
-        if len(self._seen) < 2:
+        if len(self._samples) < 2:
             return None
-        (begun, first), (ended, last) = self._seen[0], self._seen[-1]
+        (begun, first), (ended, last) = self._samples[0], self._samples[-1]
         return (last - first) / (ended - begun) if ended - begun > 0.3 else None
 
 
 class Bar(Protocol):
     """Shows one view after the other."""
 
-    def show(self, view: View) -> None:
+    def show(self, view: BarState) -> None:
         """Show this instead of the one before."""
 
     def write(self, line: str) -> None:
         """A line of output, above."""
 
 
-def write_view(view: View) -> str:
+def write_bar_text(view: BarState) -> str:
     """In one line, without the bar itself."""
     parts = ["starting" if view.reached is None else format_time(view.reached)]
     if view.share is not None:
@@ -95,17 +95,17 @@ def write_view(view: View) -> str:
     if view.per_second is not None:
         parts.append(f"{view.per_second:,.0f}/s")
     if view.seconds_left is not None:
-        parts.append(f"{span(view.seconds_left)} left")
+        parts.append(f"{format_elapsed(view.seconds_left)} left")
     return "  ".join((*parts, view.note) if view.note else parts)
 
 
-def fit_view(view: View, width: int) -> str:
+def fit_bar_text(view: BarState, width: int) -> str:
     """Return the line for so many columns: what matters least is left out first."""
-    line = write_view(view)
+    line = write_bar_text(view)
     for less in ({"seconds_left": None}, {"per_second": None}, {"note": ""}):
         if len(line) > width:
             view = replace(view, **less)
-            line = write_view(view)
+            line = write_bar_text(view)
     return line[:width]
 
 
@@ -115,7 +115,7 @@ def bar_width(line: str, columns: int) -> int:
     return min(_WIDTH, room) if room >= _LEAST_WIDTH else 0
 
 
-def wrapped(text: str) -> str:
+def wrap(text: str) -> str:
     """Break long lines between words, on a terminal; a log takes them as they are. A command to be copied stays whole."""
     if not on_terminal():
         return text
@@ -133,13 +133,13 @@ def choose_bar() -> AbstractContextManager[Bar]:
     if not on_terminal():
         return LineBar()
     if importlib.util.find_spec("rich") is not None:
-        from aiokcc.cli.render_rich import ColourBar
+        from aiokcc.cli.render_rich import RichBar
 
-        return ColourBar()
+        return RichBar()
     return PlainBar()
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Our own words. If nobody reads them any more that is no reason to leave off.
 
     Ctrl-C in ``aiokcc replay … 2>&1 | tee log`` ends tee too, and we have still to stop in good order.
@@ -162,10 +162,10 @@ class PlainBar:
     def __exit__(self, *_: object) -> None:
         self._put("\r\x1b[K")
 
-    def show(self, view: View) -> None:
+    def show(self, view: BarState) -> None:
         """Draw it anew."""
         columns = shutil.get_terminal_size().columns - 1
-        line, bar = fit_view(view, columns), ""
+        line, bar = fit_bar_text(view, columns), ""
         if view.share is not None and (width := bar_width(line, columns - 2)):
             full = int(view.share * width)
             bar = f"[{'#' * full}{'.' * (width - full)}] "
@@ -194,11 +194,11 @@ class LineBar:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, view: View) -> None:
+    def show(self, view: BarState) -> None:
         """A line, if the last is long enough ago."""
         if view.reached is not None and self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
-            say(write_view(view))
+            print_message(write_bar_text(view))
 
     def write(self, line: str) -> None:
         """As it is."""

@@ -20,39 +20,39 @@ from aiokcc.runtime.operator import write_request
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Node, Session, Store
 
-__all__ = ["confirm_release", "say_hold", "say_period", "say_release"]
+__all__ = ["confirm_release", "run_hold", "run_period", "run_release"]
 
-_TAKES_EFFECT: Final = 5.0
+_RELEASE_SECONDS: Final = 5.0
 """Seconds to wait for the leader to act on a release."""
 
 
-async def say_period(options: argparse.Namespace) -> int:
+async def run_period(options: argparse.Namespace) -> int:
     """Set the period."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
-        before = await write_request(store, session, Request.every(options.period))
+        previous = await write_request(store, session, Request.every(options.period))
         led = await _is_led(session)
     now = format_duration(options.period)
-    if before is None:
+    if previous is None:
         print(f"The period is {now} from the next boundary on; what the node held before could not be read.")
-    elif before.kind is RequestKind.HOLD:
+    elif previous.kind is RequestKind.HOLD:
         print(f"The hold is over: the limit moves again, by {now} at a time.")
-    elif before.period == options.period:
+    elif previous.period == options.period:
         print(f"The period is {now} already; nothing was changed.")
     else:
-        print(f"The period is {now} from the next boundary on (before: {format_duration(before.period)}).")
-    _mention_absence(led)
+        print(f"The period is {now} from the next boundary on (before: {format_duration(previous.period)}).")
+    _mention_no_leader(led)
     return 0
 
 
-async def say_hold(options: argparse.Namespace) -> int:
+async def run_hold(options: argparse.Namespace) -> int:
     """Hold, and say how to go on."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
-        before = await write_request(store, session, Request(RequestKind.HOLD))
+        previous = await write_request(store, session, Request(RequestKind.HOLD))
         limit = await _limit(store, session)
-        period = before.period if before is not None and before.kind is RequestKind.PERIOD else None
-        held_before = before is not None and before.kind is RequestKind.HOLD
+        period = previous.period if previous is not None and previous.kind is RequestKind.PERIOD else None
+        held_before = previous is not None and previous.kind is RequestKind.HOLD
         if period is None:
             period = await agreed_period(session)
         led = await _is_led(session)
@@ -63,7 +63,7 @@ async def say_hold(options: argparse.Namespace) -> int:
     print(f"\nGo on with:\n\n    {command(options, 'period', format_duration(period) if period else '1m')}\n")
     if held_before and period is not None:
         print(f"({format_duration(period)} is the period that the run started with.)")
-    _mention_absence(led)
+    _mention_no_leader(led)
     return 0
 
 
@@ -82,7 +82,7 @@ def confirm_release(options: argparse.Namespace) -> bool:
     return answer.strip().lower() in {"y", "yes"}
 
 
-async def say_release(options: argparse.Namespace) -> int:
+async def run_release(options: argparse.Namespace) -> int:
     """Release, and wait for the leader to have done it."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
@@ -90,22 +90,22 @@ async def say_release(options: argparse.Namespace) -> int:
             print("Released already; nothing was changed.")
             return 0
         await write_request(store, session, Request(RequestKind.OFF))
-        with anyio.move_on_after(_TAKES_EFFECT):
-            await _until_open(store, session)
+        with anyio.move_on_after(_RELEASE_SECONDS):
+            await _wait_until_open(store, session)
             print("Released: every record passes from now on.")
             return 0
         led = await _is_led(session)
     if led:
         raise CoordinationError(
-            f"the release was asked for, but the leader has not acted on it within {_TAKES_EFFECT:g} s; "
+            f"the release was asked for, but the leader has not acted on it within {_RELEASE_SECONDS:g} s; "
             f"see `{command(options, 'status')}`"
         )
     print("The release is asked for.")
-    _mention_absence(led)
+    _mention_no_leader(led)
     return 0
 
 
-async def _until_open(store: Store, session: Session) -> None:
+async def _wait_until_open(store: Store, session: Session) -> None:
     with session.watch() as watch:
         watch.add(paths.COORDINATOR)
         async for change in watch:
@@ -125,6 +125,6 @@ async def _is_led(session: Session) -> bool:
     return bool(await list_candidates(session))
 
 
-def _mention_absence(led: bool) -> None:
+def _mention_no_leader(led: bool) -> None:
     if not led:
         print("No member is there at present: the next leader acts on it.")

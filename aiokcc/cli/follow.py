@@ -1,9 +1,8 @@
-"""Following a group: woken by the store's watches, never by a clock.
+"""Follows the status of a group through the store's watches.
 
-The nodes that make up a status are watched; when one changes, the status is read anew and shown. A group may move hundreds of
-times in a second, which nobody can read: after each reading there is a pause, and what changes meanwhile is shown together.
-The pause bounds how often we read, and here time itself is the event: nothing else says that a person has had time to look. It
-loses nothing, for the watch holds what has changed meanwhile, and where nothing changes nothing is read.
+All nodes that make up a status are watched. When one changes, the status is read again and shown. A group may change hundreds
+of times in a second, which nobody can read, so there is a pause after each reading. The pause only limits how often the status
+is read: the watch keeps the changes that arrive meanwhile, and if nothing changes, nothing is read.
 """
 
 from __future__ import annotations
@@ -21,9 +20,10 @@ from aiokcc.stores.port import Change, Children, Session, SessionState, Store, W
 
 __all__ = ["follow"]
 
-_PAUSE: Final = 0.15
-"""Seconds between two readings, at least; longer where a reading takes long, so that a big group is not kept busy by us."""
-_SHARE: Final = 4
+_PAUSE_SECONDS: Final = 0.15
+"""The shortest time between two readings."""
+_PAUSE_FACTOR: Final = 4
+"""A reading that takes long is followed by a pause this many times as long, so that following does not load a big group."""
 
 _NODES: Final = (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.RUN, paths.TOPIC_PARTITIONS)
 _PARENTS: Final = (paths.PROGRESS, paths.IDS, paths.LEADER, paths.OWNERS)
@@ -33,39 +33,40 @@ async def follow(
     store: Store,
     *,
     timeout: float,
-    seen: Callable[[Status], bool],
-    nothing: Callable[[str], None],
-    connection: Callable[[bool], None],
+    on_status: Callable[[Status], bool],
+    on_missing: Callable[[str], None],
+    on_connection: Callable[[bool], None],
 ) -> None:
-    """Call ``seen`` with each new status until it returns False, over lost connections and sessions.
+    """Call ``on_status`` with each new status until it returns False, over lost connections and sessions.
 
-    ``nothing`` is called while there is no group, ``connection`` when the connection breaks or is back. StoreUnreachableError
-    if there is no answer at first; afterwards it waits for the store for as long as it takes.
+    ``on_missing`` is called with an explanation while there is no group. ``on_connection`` is called with False when the
+    connection is lost and with True when it is back. Raises StoreUnreachableError if the store does not answer within
+    ``timeout`` at first; later it waits for the store without a limit. Cancelling closes the session.
     """
-    patience: float | None = timeout
+    connect_timeout: float | None = timeout
     while True:
         try:
-            async with store.session(connect_timeout=patience) as session:
-                patience = None
-                connection(True)
+            async with store.session(connect_timeout=connect_timeout) as session:
+                connect_timeout = None
+                on_connection(True)
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_mind_connection, session, connection)
-                    await _follow(store, session, seen, nothing)
+                    tasks.start_soon(_follow_connection, session, on_connection)
+                    await _follow(store, session, on_status, on_missing)
                     tasks.cancel_scope.cancel()
                 return
         except* SessionLostError:
-            connection(False)
+            on_connection(False)
 
 
-async def _mind_connection(session: Session, connection: Callable[[bool], None]) -> None:
+async def _follow_connection(session: Session, on_connection: Callable[[bool], None]) -> None:
     while await session.until(SessionState.SUSPENDED) is SessionState.SUSPENDED:
-        connection(False)
+        on_connection(False)
         if await session.until(SessionState.CONNECTED) is SessionState.CONNECTED:
-            connection(True)
+            on_connection(True)
 
 
 async def _follow(
-    store: Store, session: Session, seen: Callable[[Status], bool], nothing: Callable[[str], None]
+    store: Store, session: Session, on_status: Callable[[Status], bool], on_missing: Callable[[str], None]
 ) -> None:
     with session.watch() as watch:
         for path in _NODES:
@@ -75,20 +76,20 @@ async def _follow(
         below: dict[str, set[str]] = {}
         while True:
             for change in await watch.changes():
-                _widen(watch, change, below)
+                _update_watches(watch, change, below)
             begun = time.monotonic()
             try:
                 status = await read_status(store, session)
             except UsageError as error:
-                nothing(str(error))
+                on_missing(str(error))
             else:
-                if not seen(status):
+                if not on_status(status):
                     return
-            await anyio.sleep(max(_PAUSE, _SHARE * (time.monotonic() - begun)))  # a frame's time, not a poll: see above
+            await anyio.sleep(max(_PAUSE_SECONDS, _PAUSE_FACTOR * (time.monotonic() - begun)))
 
 
-def _widen(watch: Watch, change: Change, below: dict[str, set[str]]) -> None:
-    """Watch what has come below a node, and no longer what is gone."""
+def _update_watches(watch: Watch, change: Change, below: dict[str, set[str]]) -> None:
+    """Watch the children that were added below a node; stop watching those that were removed."""
     names = set(change.now.names) if isinstance(change.now, Children) else set()
     if change.path == paths.OWNERS:
         for topic in names:

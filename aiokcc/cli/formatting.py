@@ -8,14 +8,14 @@ from typing import Final
 
 from aiokcc.core.periods import format_duration
 
-__all__ = ["count", "did_you_mean", "listed", "short_names", "span"]
+__all__ = ["count", "did_you_mean", "format_elapsed", "join_names", "short_names"]
 
 _SECONDS_ONLY: Final = 10
 _MINUTE: Final = 60
 _DAY: Final = 86_400
 
 
-def span(seconds: float) -> str:
+def format_elapsed(seconds: float) -> str:
     """How long something lasts, no finer than one cares about: ``0.4s``, ``12s``, ``3m20s``, ``2h5m``, ``3d4h``."""
     seconds = max(0.0, seconds)
     if seconds < _SECONDS_ONLY:
@@ -36,7 +36,7 @@ def did_you_mean(word: str, choices: Iterable[str], *, quote: Callable[[str], st
     return f"; did you mean {quote(near[0])}?" if near else ""
 
 
-def listed(words: Iterable[str], most: int = 3) -> str:
+def join_names(words: Iterable[str], most: int = 3) -> str:
     """``a, b and c``; past ``most`` of them, ``a, b, c and 9 more``."""
     words = list(words)
     if len(words) > most:

@@ -14,10 +14,10 @@ from aiokcc.cli.formatting import did_you_mean
 from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 
-__all__ = ["load", "place"]
+__all__ = ["describe_location", "load_function"]
 
 
-def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
+def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
     """The function of this name. UsageError, which says what is wrong and what would be right, if there is none.
 
     The current directory comes first in the search for the module, as it does for ``python -m``.
@@ -32,10 +32,10 @@ def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
     found: Any = module
     for part in path.split("."):
         if not hasattr(found, part):
-            raise UsageError(f"{module_name} has no {path!r}{_instead(found, part)}")
+            raise UsageError(f"{module_name} has no {path!r}{_suggest(found, part)}")
         found = getattr(found, part)
     if not callable(found):
-        raise UsageError(f"{name} is {_kind(found)}, which cannot be called; expected a function of {gets}")
+        raise UsageError(f"{name} is {_type_name(found)}, which cannot be called; expected a function of {gets}")
     if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
         raise UsageError(f"{name} is a generator: it has a yield in it, so a call would do nothing")
     try:
@@ -47,7 +47,7 @@ def load(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def place(error: BaseException, *functions: str) -> str:
+def describe_location(error: BaseException, *functions: str) -> str:
     """Return where an exception was raised: ``handlers.py, line 12, in handle``; empty if there is no traceback.
 
     With functions of the user's, named as on the command line, it is the last line in their files: where they called the
@@ -61,7 +61,7 @@ def place(error: BaseException, *functions: str) -> str:
     if not steps:
         return ""
     frame, line = steps[-1]
-    return f"{_short(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
+    return f"{_relative(frame.f_code.co_filename)}, line {line}, in {frame.f_code.co_name}"
 
 
 def _module_file(name: str) -> str | None:
@@ -92,13 +92,15 @@ def _import(module_name: str, path: str) -> Any:
         raise UsageError(f"there is no module {module_name!r}, in {Path.cwd()} or installed{hint}") from error
     except Exception as error:
         where = (
-            f"{_short(error.filename or '')}, line {error.lineno}" if isinstance(error, SyntaxError) else place(error)
+            f"{_relative(error.filename or '')}, line {error.lineno}"
+            if isinstance(error, SyntaxError)
+            else describe_location(error)
         )
         text = error.msg if isinstance(error, SyntaxError) else str(error)
         raise UsageError(f"{module_name} cannot be imported: {type(error).__name__}: {text} ({where})") from error
 
 
-def _instead(found: Any, part: str) -> str:
+def _suggest(found: Any, part: str) -> str:
     names = [name for name in vars(found) if not name.startswith("_")] if hasattr(found, "__dict__") else []
     if near := did_you_mean(part, names):
         return near
@@ -107,11 +109,11 @@ def _instead(found: Any, part: str) -> str:
     return f"; it has {', '.join(mine[:10])}" if mine else ""
 
 
-def _kind(found: Any) -> str:
+def _type_name(found: Any) -> str:
     name = type(found).__name__
     return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
-def _short(filename: str) -> str:
+def _relative(filename: str) -> str:
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from aiokcc.cli.formatting import count, listed, short_names, span
+from aiokcc.cli.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.core.periods import format_time
 from aiokcc.runtime.status import Blocking, Status
 
-__all__ = ["Kind", "Verdict", "judge", "reason"]
+__all__ = ["Health", "HealthKind", "assess", "reason"]
 
 _SETTLED: Final = 2.0
 """Seconds. A limit that has stood for less is one that moves, unless a member has said already who is slow."""
@@ -24,7 +24,7 @@ _REASONS: Final = {
 }
 
 
-class Kind(enum.Enum):
+class HealthKind(enum.Enum):
     """The word for it. The value is what ``--json`` shows as ``verdict``."""
 
     MOVING = "moving"
@@ -33,7 +33,7 @@ class Kind(enum.Enum):
     """Some partitions keep it from moving."""
     STALLED = "stalled"
     """Everybody has arrived, and yet the leader does not move it."""
-    ABANDONED = "abandoned"
+    NO_MEMBERS = "abandoned"
     """There is no member."""
     IDLE = "idle"
     """All logs are read to their ends."""
@@ -49,55 +49,58 @@ class Kind(enum.Enum):
     """A node that is needed cannot be read."""
 
 
-_CAN_BE_STUCK: Final = {Kind.BLOCKED, Kind.STALLED, Kind.ABANDONED}
+_CAN_BE_STUCK: Final = {HealthKind.BLOCKED, HealthKind.STALLED, HealthKind.NO_MEMBERS}
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Health:
     """The word, the sentence, and whether somebody should be woken."""
 
-    kind: Kind
+    kind: HealthKind
     text: str
     stuck: bool
 
 
-def judge(status: Status, *, stuck_after: float, now: float) -> Verdict:
+def assess(status: Status, *, stuck_after: float, now: float) -> Health:
     """What to say about it. ``now`` is the wall clock in seconds since the epoch."""
-    kind, text = _judge(status, now)
-    stuck = kind is Kind.UNREADABLE or (kind in _CAN_BE_STUCK and status.waiting_seconds >= stuck_after)
-    return Verdict(kind, text, stuck)
+    kind, text = _assess(status, now)
+    stuck = kind is HealthKind.UNREADABLE or (kind in _CAN_BE_STUCK and status.waiting_seconds >= stuck_after)
+    return Health(kind, text, stuck)
 
 
-def _judge(status: Status, now: float) -> tuple[Kind, str]:
-    stood = span(status.waiting_seconds)
+def _assess(status: Status, now: float) -> tuple[HealthKind, str]:
+    stood = format_elapsed(status.waiting_seconds)
     match status.state:
         case "ended":
-            return Kind.ENDED, f"The run has ended, {stood} ago. Every partition has finished."
+            return HealthKind.ENDED, f"The run has ended, {stood} ago. Every partition has finished."
         case "released":
-            return Kind.RELEASED, "Released: every record passes, and partitions are not kept in step any more."
+            return HealthKind.RELEASED, "Released: every record passes, and partitions are not kept in step any more."
         case "unreadable":
-            return Kind.UNREADABLE, f"The limit cannot move: {'; '.join(status.problems) or 'a node cannot be read'}."
+            return (
+                HealthKind.UNREADABLE,
+                f"The limit cannot move: {'; '.join(status.problems) or 'a node cannot be read'}.",
+            )
         case "held":
-            return Kind.HELD, f"On hold. The limit has stood for {stood}."
+            return HealthKind.HELD, f"On hold. The limit has stood for {stood}."
     if not status.members:
         return (
-            Kind.ABANDONED,
+            HealthKind.NO_MEMBERS,
             f"Nobody is there. The limit has stood for {stood}; it goes on when the members are back.",
         )
     lost = [b for b in status.blocking if b.member is None]
     late = any(p.state == "running" and p.timestamp is None for p in status.partitions)
     if status.waiting_seconds < _SETTLED and not lost and not late:
-        return Kind.MOVING, f"The limit moves; it last did {stood} ago."
+        return HealthKind.MOVING, f"The limit moves; it last did {stood} ago."
     if status.blocking:
-        return Kind.BLOCKED, _blocked(status, lost, stood)
+        return HealthKind.BLOCKED, _blocked(status, lost, stood)
     if status.partitions and all(p.state in {"idle", "finished"} for p in status.partitions):
-        return Kind.IDLE, f"Waiting for new records for {stood}: every partition has read all there is."
+        return HealthKind.IDLE, f"Waiting for new records for {stood}: every partition has read all there is."
     nearest = min((p.timestamp for p in status.partitions if p.timestamp is not None), default=None)
     if nearest is not None and nearest > now * 1000:
-        return Kind.CLOCK, f"Waiting for the clock for {stood}: the next record is of {format_time(nearest)}."
+        return HealthKind.CLOCK, f"Waiting for the clock for {stood}: the next record is of {format_time(nearest)}."
     leader = short_names([status.leader])[status.leader] if status.leader else None
     who = f"the leader, {leader}, does not move the limit" if leader else "nobody leads"
-    return Kind.STALLED, f"Every partition has arrived, but {who} for {stood}."
+    return HealthKind.STALLED, f"Every partition has arrived, but {who} for {stood}."
 
 
 def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
@@ -106,13 +109,13 @@ def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
         first = lost[0]
         state = "is unowned" if len(lost) == 1 else "are unowned"
         last = {names[b.last_member] for b in lost if b.last_member is not None}
-        before = f" (last run by {listed(sorted(last))})" if last else " (nobody has run it yet)"
+        before = f" (last run by {join_names(sorted(last))})" if last else " (nobody has run it yet)"
         which = first.partition if len(lost) == 1 else count(len(lost), "partition")
         return f"Blocked for {stood}: {which} {state}{before}."
     if len(status.blocking) == 1:
         first = status.blocking[0]
         return f"Blocked for {stood} by {first.partition} on {names[str(first.member)]}, which {reason(first, names)}."
-    where = listed(dict.fromkeys(names[str(b.member)] for b in status.blocking))
+    where = join_names(dict.fromkeys(names[str(b.member)] for b in status.blocking))
     return f"Blocked for {stood} by {count(len(status.blocking), 'partition')} on {where}."
 
 

@@ -1,10 +1,10 @@
-"""Being told to stop: the first Ctrl-C or SIGTERM asks, the second ends it.
+"""Ctrl-C and SIGTERM: the first signal requests a graceful stop, the second cancels the command.
 
-Asked, a command comes to its end in good order, for as long as that takes. Told again, it is cancelled where it stands. Whoever
-tells it a third time, while it still cleans up, gets what the system does by default.
+A graceful stop takes as long as the running handlers take. The second signal cancels the task. A third one, during the
+cleanup, has the system's default effect.
 
-One cause may bring a signal twice: ``timeout`` sends it to the process and to its group, and a program that wraps another
-passes on the Ctrl-C that both have got. So what follows at once counts as the same; from then on *once more* is meant.
+One cause may send a signal twice: ``timeout`` sends it to the process and to its group, and a program that wraps another
+passes on a Ctrl-C that both have received. So signals that arrive within _SAME_SECONDS of the first count as the same one.
 """
 
 from __future__ import annotations
@@ -17,61 +17,61 @@ from typing import Final
 
 __all__ = ["Interruption"]
 
-_HEARD: Final = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _SAME_SECONDS: Final = 0.2
 
 
 class Interruption:
-    """What the command was told from outside."""
+    """Handles the signals of one command, and remembers which of them arrived."""
 
-    def __init__(self, ask: Callable[[], None], warn: Callable[[str], None]) -> None:
-        """``ask`` is called when asked; ``warn``, with a word for what was heard, when from then on once more ends it."""
-        self._ask, self._warn = ask, warn
+    def __init__(self, request_stop: Callable[[], None], warn: Callable[[str], None]) -> None:
+        """``request_stop`` is called at the first signal; ``warn``, with its name, once a second one would cancel."""
+        self._request_stop, self._warn = request_stop, warn
         self.by: signal.Signals | None = None
-        """The signal that asked; None: nobody did."""
-        self.twice = False
-        """Whether it was told again, and cancelled."""
+        """The last signal that had an effect; None if there was none."""
+        self.cancelled = False
+        """True after a second signal has cancelled the task."""
         self._armed = False
 
     @property
     def code(self) -> int:
-        """The exit code for it, as shells count."""
+        """The exit code that shells use for this signal."""
         return 128 + (self.by or signal.SIGTERM)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Hear signals while the block runs, instead of whoever has heard them so far."""
+    def handling(self) -> Iterator[None]:
+        """Handle signals while the block runs, in place of the handlers that were set before."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         timer: asyncio.TimerHandle | None = None
 
-        def hear(number: signal.Signals) -> None:
+        def on_signal(number: signal.Signals) -> None:
             nonlocal timer
             if self.by is None:
                 self.by = number
                 timer = loop.call_later(_SAME_SECONDS, self._arm)
-                self._ask()
+                self._request_stop()
             elif self._armed:
-                self.by, self.twice = number, True
-                unheard()
+                self.by, self.cancelled = number, True
+                remove_handlers()
                 task.cancel()
 
-        def unheard() -> None:
-            for number in heard:
+        def remove_handlers() -> None:
+            for number in handled:
                 loop.remove_signal_handler(number)
 
-        # Who starts us in the background of a script has Ctrl-C ignored, for it is not meant for us.
-        heard = [number for number in _HEARD if signal.getsignal(number) is not signal.SIG_IGN]
+        # A shell that starts a command in the background sets SIGINT to be ignored; that stays so.
+        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         with contextlib.suppress(NotImplementedError):  # a system without signals
-            for number in heard:
-                loop.add_signal_handler(number, hear, number)
+            for number in handled:
+                loop.add_signal_handler(number, on_signal, number)
         try:
             yield
         finally:
             if timer is not None:
                 timer.cancel()
             with contextlib.suppress(NotImplementedError):
-                unheard()
+                remove_handlers()
 
     def _arm(self) -> None:
         self._armed = True

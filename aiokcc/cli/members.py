@@ -18,10 +18,10 @@ from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.status import read_status
 from aiokcc.stores import open_store
 
-__all__ = ["say_isolate", "say_members", "say_rejoin"]
+__all__ = ["run_isolate", "run_members", "run_rejoin"]
 
 
-async def say_members(options: argparse.Namespace) -> int:
+async def run_members(options: argparse.Namespace) -> int:
     """Show them."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
@@ -47,7 +47,7 @@ async def say_members(options: argparse.Namespace) -> int:
     return 0
 
 
-async def say_isolate(options: argparse.Namespace) -> int:
+async def run_isolate(options: argparse.Namespace) -> int:
     """Isolate a member."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
@@ -61,7 +61,7 @@ async def say_isolate(options: argparse.Namespace) -> int:
     return 0
 
 
-async def say_rejoin(options: argparse.Namespace) -> int:
+async def run_rejoin(options: argparse.Namespace) -> int:
     """Let it take part again."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:

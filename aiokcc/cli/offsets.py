@@ -1,8 +1,8 @@
-"""``aiokcc offsets``: committed offsets, shown, and changed between two runs.
+"""``aiokcc offsets``: shows committed offsets, and changes them between two runs.
 
-They stand in the store or in Kafka; a *shelf* is either, read and written in the same way. Nothing written here can harm a run:
-to a run only its own commits and cuts count. It is refused all the same while one has not ended, for the run would commit
-over it, and whoever wrote it would wonder.
+Offsets are stored in the store or in Kafka; an :class:`OffsetStorage` reads and writes either. Nothing written here can harm a
+run, which resumes from its own commits and cuts only. Writing is refused all the same while a run has not ended, because the
+run would overwrite the new offsets with its next commit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import anyio
 
 from aiokcc.cli import offset_files
 from aiokcc.cli.arguments import command
-from aiokcc.cli.formatting import count, listed, short_names, span
+from aiokcc.cli.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.cli.render_text import write_table
 from aiokcc.cli.replay_arguments import SERVERS
 from aiokcc.cli.status_view import Table
@@ -38,10 +38,10 @@ from aiokcc.stores.port import Session, Store
 if TYPE_CHECKING:
     from aiokcc.kafka.cluster import Cluster
 
-__all__ = ["check_offsets", "say_offsets"]
+__all__ = ["check_offsets", "run_offsets"]
 
 
-class Shelf(Protocol):
+class OffsetStorage(Protocol):
     """Where offsets are kept."""
 
     name: str
@@ -55,7 +55,7 @@ class Shelf(Protocol):
         """Put these there."""
 
 
-class _InStore:
+class _StoreOffsets:
     name = "zookeeper"
 
     def __init__(self, store: Store, session: Session) -> None:
@@ -69,7 +69,7 @@ class _InStore:
         await write_offsets(self._store, self._session, commits)
 
 
-class _InKafka:
+class _KafkaOffsets:
     name = "kafka"
 
     def __init__(self, cluster: Cluster, group: str) -> None:
@@ -82,24 +82,26 @@ class _InKafka:
     async def write(self, commits: Mapping[Partition, CommittedOffset]) -> None:
         if members := await self._cluster.group_members():
             raise CoordinationError(
-                f"Kafka's group {self._group} has {count(len(members), 'member')} ({listed(members)}), "
+                f"Kafka's group {self._group} has {count(len(members), 'member')} ({join_names(members)}), "
                 f"and Kafka takes its offsets from them alone; stop them first"
             )
         await self._cluster.commit(commits)
 
 
-class _Desk:
-    """What an action works with: the shelf, Kafka where its address is known, and what goes on under the root."""
+class _Context:
+    """What an action works with: the storage, Kafka where its address is known, and what goes on under the root."""
 
-    def __init__(self, options: argparse.Namespace, cluster: Cluster | None, shelves: dict[str, Shelf]) -> None:
+    def __init__(
+        self, options: argparse.Namespace, cluster: Cluster | None, storages: dict[str, OffsetStorage]
+    ) -> None:
         self.options = options
         self._cluster = cluster
-        self.shelves = shelves
+        self.storages = storages
         self.activity = Activity(False, (), frozenset())
 
     @property
-    def shelf(self) -> Shelf:
-        return self.shelves["kafka" if self.options.group_id else "store"]
+    def storage(self) -> OffsetStorage:
+        return self.storages["kafka" if self.options.group_id else "store"]
 
     @property
     def cluster(self) -> Cluster:
@@ -123,9 +125,9 @@ class _Desk:
                     if topic not in topics:  # else it was deleted, and its offsets were left behind
                         raise
             elif topic not in topics:
-                there = listed(sorted(topics), 20) or "none"
+                there = join_names(sorted(topics), 20) or "none"
                 raise UsageError(
-                    f"nothing is known of the topic {topic!r} in {self.shelf.where}; the topics are: {there}"
+                    f"nothing is known of the topic {topic!r} in {self.storage.where}; the topics are: {there}"
                 )
         return known
 
@@ -175,7 +177,7 @@ def _has_aiokafka() -> bool:
     return True
 
 
-async def say_offsets(options: argparse.Namespace) -> int:
+async def run_offsets(options: argparse.Namespace) -> int:
     """Do it; the exit code."""
     action = {
         "show": _show,
@@ -185,15 +187,15 @@ async def say_offsets(options: argparse.Namespace) -> int:
         "import": _import,
         "migrate": _migrate,
     }[options.action]
-    async with _opened(options) as desk:
-        await action(desk)
+    async with _open_context(options) as context:
+        await action(context)
     return 0
 
 
 @asynccontextmanager
-async def _opened(options: argparse.Namespace) -> AsyncIterator[_Desk]:
+async def _open_context(options: argparse.Namespace) -> AsyncIterator[_Context]:
     async with AsyncExitStack() as stack:
-        shelves: dict[str, Shelf] = {}
+        storages: dict[str, OffsetStorage] = {}
         cluster: Cluster | None = None
         if options.bootstrap_servers and _has_aiokafka():
             from aiokcc.kafka.cluster import Cluster
@@ -203,35 +205,35 @@ async def _opened(options: argparse.Namespace) -> AsyncIterator[_Desk]:
             settings = ReplaySettings((), options.bootstrap_servers, group_id=options.group_id, consumer=consumer)
             cluster = await stack.enter_async_context(Cluster(settings, options.timeout).connected())
             if options.group_id:
-                shelves["kafka"] = _InKafka(cluster, options.group_id)
-        desk = _Desk(options, cluster, shelves)
+                storages["kafka"] = _KafkaOffsets(cluster, options.group_id)
+        context = _Context(options, cluster, storages)
         if options.store:
             store = open_store(options.store)
             session = await stack.enter_async_context(store.session(connect_timeout=options.timeout))
-            shelves["store"] = _InStore(store, session)
-            desk.activity = await read_activity(store, session)
-        yield desk
+            storages["store"] = _StoreOffsets(store, session)
+            context.activity = await read_activity(store, session)
+        yield context
 
 
 # -- looking ---------------------------------------------------------------------------------------------------------------
 
 
-async def _show(desk: _Desk) -> None:
-    options, shelf = desk.options, desk.shelf
-    found = await shelf.read()
-    commits = _chosen(found, options.topic)
-    known = await desk.known(found)
-    partitions = sorted(_chosen(dict.fromkeys(known), options.topic))
-    ends = await desk.ends(partitions)
+async def _show(context: _Context) -> None:
+    options, storage = context.options, context.storage
+    found = await storage.read()
+    commits = _of_topics(found, options.topic)
+    known = await context.known(found)
+    partitions = sorted(_of_topics(dict.fromkeys(known), options.topic))
+    ends = await context.ends(partitions)
     lags = {p: max(0, ends[p] - commits[p].offset) for p in partitions if p in ends and p in commits}
     if options.json:
         entries = [
             {**offset_files.as_entry(p, commits.get(p)), "end": ends.get(p), "lag": lags.get(p)} for p in partitions
         ]
-        print(offset_files.as_json(shelf.where, shelf.name, entries))
+        print(offset_files.as_json(storage.where, storage.name, entries))
         return
     if not partitions:
-        print(f"No offsets are kept in {shelf.where}.")
+        print(f"No offsets are kept in {storage.where}.")
         return
     names = short_names(commit.by for commit in commits.values() if commit.by is not None)
     rows = tuple(
@@ -240,39 +242,39 @@ async def _show(desk: _Desk) -> None:
             str(p.number),
             str(commits[p].offset) if p in commits else "—",
             f"{lags[p]:,}" if p in lags else "—",
-            *(_words(commits[p], names) if p in commits else ("—", "—")),
+            *(_when_and_by(commits[p], names) if p in commits else ("—", "—")),
         )
         for p in partitions
     )
     note = f"{sum(lags.values()):,} records behind in all" if lags else ""
-    if desk.options.bootstrap_servers is None:
+    if context.options.bootstrap_servers is None:
         note = "How far they are behind is shown with Kafka's address: --bootstrap-servers HOST:PORT"
-    elif not desk.knows_kafka:
+    elif not context.knows_kafka:
         note = "How far they are behind is shown with: pip install 'aiokcc[kafka]'"
     columns = ("topic", "partition", "offset", "lag", "when", "by")
-    print(write_table(Table(shelf.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
+    print(write_table(Table(storage.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
 
 
-def _words(commit: CommittedOffset, names: Mapping[str, str]) -> tuple[str, str]:
+def _when_and_by(commit: CommittedOffset, names: Mapping[str, str]) -> tuple[str, str]:
     when = "—"
     if commit.at is not None:
-        when = f"{format_time(commit.at // 1000 * 1000)} ({span(time.time() - commit.at / 1000)} ago)"
+        when = f"{format_time(commit.at // 1000 * 1000)} ({format_elapsed(time.time() - commit.at / 1000)} ago)"
     return when, "—" if commit.by is None else names[commit.by]
 
 
-async def _export(desk: _Desk) -> None:
-    shelf = desk.shelf
-    found = await shelf.read()
-    await desk.known(found)
-    commits = _chosen(found, desk.options.topic)
-    if desk.options.format == "csv":
+async def _export(context: _Context) -> None:
+    storage = context.storage
+    found = await storage.read()
+    await context.known(found)
+    commits = _of_topics(found, context.options.topic)
+    if context.options.format == "csv":
         sys.stdout.write(offset_files.as_csv(commits))
     else:
         entries = [offset_files.as_entry(p, commit) for p, commit in sorted(commits.items())]
-        print(offset_files.as_json(shelf.where, shelf.name, entries))
+        print(offset_files.as_json(storage.where, storage.name, entries))
 
 
-def _chosen(found: Mapping[Partition, Any], topics: list[str] | None) -> dict[Partition, Any]:
+def _of_topics(found: Mapping[Partition, Any], topics: list[str] | None) -> dict[Partition, Any]:
     """Those of these topics; None: all."""
     return {p: value for p, value in found.items() if topics is None or p.topic in topics}
 
@@ -280,24 +282,24 @@ def _chosen(found: Mapping[Partition, Any], topics: list[str] | None) -> dict[Pa
 # -- writing ---------------------------------------------------------------------------------------------------------------
 
 
-async def _set(desk: _Desk) -> None:
-    options = desk.options
+async def _set(context: _Context) -> None:
+    options = context.options
     partition = Partition(options.topic, options.partition)
-    there = await _existing(desk, [partition])
-    begins, ends = await desk.cluster.begins(there), await desk.cluster.ends(there)
+    there = await _existing(context, [partition])
+    begins, ends = await context.cluster.begins(there), await context.cluster.ends(there)
     if not begins[partition] <= options.offset <= ends[partition]:
         raise UsageError(
             f"offset {options.offset} is not in the log of {partition}, which begins at {begins[partition]} "
             f"and ends at {ends[partition]}"
         )
-    await _write(desk, desk.shelf, {partition: options.offset})
+    await _write(context, context.storage, {partition: options.offset})
 
 
-async def _reset(desk: _Desk) -> None:
-    options, cluster = desk.options, desk.cluster
-    topics = options.topic or sorted({p.topic for p in await desk.known(await desk.shelf.read())})
+async def _reset(context: _Context) -> None:
+    options, cluster = context.options, context.cluster
+    topics = options.topic or sorted({p.topic for p in await context.known(await context.storage.read())})
     if not topics:
-        raise UsageError(f"nothing is kept in {desk.shelf.where} yet; name the topics with --topic")
+        raise UsageError(f"nothing is kept in {context.storage.where} yet; name the topics with --topic")
     partitions = await cluster.partitions(topics)
     if options.to == "earliest":
         offsets = await cluster.begins(partitions)
@@ -305,80 +307,80 @@ async def _reset(desk: _Desk) -> None:
         offsets = await cluster.ends(partitions)
     else:
         offsets = await cluster.at(options.to, partitions, await cluster.ends(partitions))
-    await _write(desk, desk.shelf, offsets)
+    await _write(context, context.storage, offsets)
 
 
-async def _import(desk: _Desk) -> None:
-    name = "standard input" if desk.options.file == "-" else desk.options.file
+async def _import(context: _Context) -> None:
+    name = "standard input" if context.options.file == "-" else context.options.file
     try:
-        text = await anyio.to_thread.run_sync(_text_of, desk.options.file)
+        text = await anyio.to_thread.run_sync(_read_text, context.options.file)
     except UnicodeDecodeError:
         raise UsageError(f"{name} is not text; expected JSON or CSV") from None
     offsets = offset_files.read(text, name)
-    await _check(desk, offsets)
-    await _write(desk, desk.shelf, offsets)
+    await _check(context, offsets)
+    await _write(context, context.storage, offsets)
 
 
-def _text_of(name: str) -> str:
+def _read_text(name: str) -> str:
     return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8-sig")
 
 
-async def _migrate(desk: _Desk) -> None:
-    options = desk.options
-    target = desk.shelves[options.to]
-    (source,) = (shelf for shelf in desk.shelves.values() if shelf is not target)
-    found = _chosen(await source.read(), options.topic)
+async def _migrate(context: _Context) -> None:
+    options = context.options
+    target = context.storages[options.to]
+    (source,) = (storage for storage in context.storages.values() if storage is not target)
+    found = _of_topics(await source.read(), options.topic)
     if not found:
         raise UsageError(f"{source.where} holds no offsets{' of these topics' if options.topic else ''}")
     offsets = {p: commit.offset for p, commit in found.items()}
-    await _check(desk, offsets)
-    await _write(desk, target, offsets)
+    await _check(context, offsets)
+    await _write(context, target, offsets)
     print(f"Those in {source.where} stay as they are.")
 
 
-async def _existing(desk: _Desk, partitions: Iterable[Partition]) -> frozenset[Partition]:
+async def _existing(context: _Context, partitions: Iterable[Partition]) -> frozenset[Partition]:
     """The partitions themselves, if Kafka has them all. UsageError, PartitionError."""
     wanted = frozenset(partitions)
-    there = await desk.cluster.partitions(sorted({p.topic for p in wanted}))
+    there = await context.cluster.partitions(sorted({p.topic for p in wanted}))
     if missing := sorted(wanted - there):
         of = sum(p.topic == missing[0].topic for p in there)
         raise PartitionError(f"{missing[0]} does not exist; {missing[0].topic} has {count(of, 'partition')}, from 0 up")
     return wanted
 
 
-async def _check(desk: _Desk, offsets: Mapping[Partition, int]) -> None:
+async def _check(context: _Context, offsets: Mapping[Partition, int]) -> None:
     """Not past the end; before the beginning is what becomes of every offset in time, and means the beginning."""
-    ends = await desk.cluster.ends(await _existing(desk, offsets))
+    ends = await context.cluster.ends(await _existing(context, offsets))
     for partition, offset in sorted(offsets.items()):
         if offset > ends[partition]:
             raise UsageError(f"offset {offset} lies past the log of {partition}, which ends at {ends[partition]}")
 
 
-async def _write(desk: _Desk, shelf: Shelf, offsets: Mapping[Partition, int]) -> None:
+async def _write(context: _Context, storage: OffsetStorage, offsets: Mapping[Partition, int]) -> None:
     """Write, unless there is a run that would commit over it; show what was and what is."""
-    options = desk.options
+    options = context.options
     if not options.force and not options.dry_run:
-        _refuse_while_running(desk)
-    before = await shelf.read()
+        _refuse_while_running(context)
+    before = await storage.read()
     now, by = time.time_ns() // 1_000_000, _operator()
     if not options.dry_run:
-        await shelf.write({p: CommittedOffset(offset, at=now, by=by) for p, offset in offsets.items()})
+        await storage.write({p: CommittedOffset(offset, at=now, by=by) for p, offset in offsets.items()})
     rows = tuple(
         (p.topic, str(p.number), str(before[p].offset) if p in before else "—", str(offset))
         for p, offset in sorted(offsets.items())
     )
-    print(write_table(Table(shelf.where, ("topic", "partition", "before", "now"), rows, right=frozenset({1, 2, 3}))))
+    print(write_table(Table(storage.where, ("topic", "partition", "before", "now"), rows, right=frozenset({1, 2, 3}))))
     if options.dry_run:
         print("Nothing was written: this is what would be.")
 
 
-def _refuse_while_running(desk: _Desk) -> None:
-    activity, options = desk.activity, desk.options
+def _refuse_while_running(context: _Context) -> None:
+    activity, options = context.activity, context.options
     if not activity.running and not activity.members:
         return
     where = mask_url(options.store)
     if activity.members:
-        names = listed(short_names(activity.members).values())
+        names = join_names(short_names(activity.members).values())
         why = f"{count(len(activity.members), 'member')} of the run under {where} may commit at any moment ({names})"
         what = "Stop them first"
     else:

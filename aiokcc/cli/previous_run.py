@@ -17,12 +17,12 @@ from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.stores import Session, open_store
 
-__all__ = ["Before", "look", "look_quickly"]
+__all__ = ["PreviousRun", "read_previous_run", "try_read_previous_run"]
 
 _QUICKLY: Final = 3.0
 
 
-class Before:
+class PreviousRun:
     """What an earlier start of the same run has come to."""
 
     def __init__(
@@ -37,38 +37,38 @@ class Before:
         """Whether somebody else is there who takes part in it."""
         self.period: int | None = None
         """The period in force, where it can be read; somebody may have changed it since the run was founded."""
-        self.offsets = 0
+        self.offsets_done = 0
         """How many offsets lie behind it."""
         if run is not None and cut is not None:
             for partition, bounds in run.bounds.items():
                 mark = cut.find(partition)
                 if mark is not None and mark.offset is not None:
-                    self.offsets += max(0, mark.offset - bounds.start)
+                    self.offsets_done += max(0, mark.offset - bounds.start)
 
 
-async def look(options: argparse.Namespace) -> Before:
+async def read_previous_run(options: argparse.Namespace) -> PreviousRun:
     """Look into the store."""
     if options.store.startswith("memory://"):
-        return Before()
+        return PreviousRun()
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         found, coordinator = await find_run(store, session), await session.find(paths.COORDINATOR)
         if found is None or coordinator is None:
-            return Before()
+            return PreviousRun()
         decoded, _ = found
         cut = await last_cut(store, session, coordinator.version)
-        before = Before(decoded, cut, others=bool(await _members(session) - _ours(options)))
-        before.period = await _period(session)
-        return before
+        previous = PreviousRun(decoded, cut, others=bool(await _members(session) - _ours(options)))
+        previous.period = await _period(session)
+        return previous
 
 
-async def look_quickly(options: argparse.Namespace) -> Before:
+async def try_read_previous_run(options: argparse.Namespace) -> PreviousRun:
     """Where the run stands now that it has stopped; nothing of it, if that is not to be had quickly."""
     try:
         async with asyncio.timeout(_QUICKLY):
-            return await look(options)
+            return await read_previous_run(options)
     except (TimeoutError, AiokccError):
-        return Before(known=False)
+        return PreviousRun(known=False)
 
 
 async def _period(session: Session) -> int | None:

@@ -1,4 +1,4 @@
-"""A page in colour, by rich (the ``cli`` extra). The one module that imports it."""
+"""A view in colour, by rich (the ``cli`` extra). The one module that imports it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from aiokcc.cli.bar import View, bar_width, fit_view
-from aiokcc.cli.health import Kind
-from aiokcc.cli.status_view import Page, Table
+from aiokcc.cli.bar import BarState, bar_width, fit_bar_text
+from aiokcc.cli.health import HealthKind
+from aiokcc.cli.status_view import StatusView, Table
 
-__all__ = ["ColourBar", "ColourScreen", "print_page"]
+__all__ = ["RichBar", "RichScreen", "print_view"]
 
 _STYLES: Final = {
-    Kind.MOVING: "green",
-    Kind.ENDED: "green",
-    Kind.RELEASED: "cyan",
-    Kind.HELD: "cyan",
-    Kind.IDLE: "blue",
-    Kind.CLOCK: "blue",
-    Kind.BLOCKED: "yellow",
-    Kind.STALLED: "yellow",
-    Kind.ABANDONED: "yellow",
-    Kind.UNREADABLE: "red",
+    HealthKind.MOVING: "green",
+    HealthKind.ENDED: "green",
+    HealthKind.RELEASED: "cyan",
+    HealthKind.HELD: "cyan",
+    HealthKind.IDLE: "blue",
+    HealthKind.CLOCK: "blue",
+    HealthKind.BLOCKED: "yellow",
+    HealthKind.STALLED: "yellow",
+    HealthKind.NO_MEMBERS: "yellow",
+    HealthKind.UNREADABLE: "red",
 }
 _STATE_STYLES: Final = {
     "running": "yellow",
@@ -41,20 +41,20 @@ _STATE_STYLES: Final = {
 }
 
 
-def print_page(page: Page) -> None:
+def print_view(view: StatusView) -> None:
     """Print it once."""
-    Console().print(_render(page))
+    Console().print(_render(view))
 
 
-class ColourScreen:
-    """Shows one page after the other in the same place, and leaves the last one behind."""
+class RichScreen:
+    """Shows one view after the other in the same place, and leaves the last one behind."""
 
     def __init__(self) -> None:
         self._console = Console()
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
-        self._last: Page | None = None
+        self._last: StatusView | None = None
 
-    def __enter__(self) -> ColourScreen:
+    def __enter__(self) -> RichScreen:
         self._live.start()
         return self
 
@@ -63,34 +63,34 @@ class ColourScreen:
         if self._last is not None:
             self._console.print(_render(self._last))
 
-    def show(self, page: Page, note: str) -> None:
+    def show(self, view: StatusView, note: str) -> None:
         """Draw it anew."""
-        self._last = page
-        self._live.update(Group(_render(page), Text(note, style="dim")), refresh=True)
+        self._last = view
+        self._live.update(Group(_render(view), Text(note, style="dim")), refresh=True)
 
-    def say(self, text: str) -> None:
-        """Draw a sentence where there is no page yet."""
+    def show_text(self, text: str) -> None:
+        """Draw a sentence where there is no view yet."""
         self._live.update(Text(text), refresh=True)
 
 
-class ColourBar:
+class RichBar:
     """A bar in one line, which is gone in the end."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=False)
 
-    def __enter__(self) -> ColourBar:
+    def __enter__(self) -> RichBar:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def show(self, view: View) -> None:
+    def show(self, view: BarState) -> None:
         """Draw it anew."""
         columns, pulse = self._console.width, view.share is None
-        line = fit_view(replace(view, note=""), columns)
+        line = fit_bar_text(replace(view, note=""), columns)
         note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
         width = bar_width(line, columns)
         fits = columns >= width + len(line) + len(view.note) + 3
@@ -109,24 +109,24 @@ class ColourBar:
         self._console.out(line, highlight=False)
 
 
-def _render(page: Page) -> RenderableType:
-    style = "red" if page.verdict.stuck else _STYLES[page.verdict.kind]
-    head = Text(page.verdict.text, style=f"bold {style}")
-    for hint in page.hints:
+def _render(view: StatusView) -> RenderableType:
+    style = "red" if view.health.stuck else _STYLES[view.health.kind]
+    head = Text(view.health.text, style=f"bold {style}")
+    for hint in view.hints:
         head.append(f"\n{hint}", style="default not bold")
-    parts: list[RenderableType] = [Panel(head, title=Text(page.where), title_align="left", border_style=style)]
-    if page.blocking is not None:
-        parts += [_table(page.blocking, style), Text()]
-    for problem in page.problems:
+    parts: list[RenderableType] = [Panel(head, title=Text(view.where), title_align="left", border_style=style)]
+    if view.blocking is not None:
+        parts += [_table(view.blocking, style), Text()]
+    for problem in view.problems:
         parts.append(Text(f"! {problem}", style="red"))
     facts = RichTable.grid(padding=(0, 2))
-    for label, value in page.facts:
+    for label, value in view.facts:
         number, *rest = value.split("   ")
         facts.add_row(
             Text(f" {label}", style="dim"), Text.assemble((number, "bold"), *(("   " + r, "dim") for r in rest))
         )
     parts.append(facts)
-    for table in page.tables:
+    for table in view.tables:
         parts += [Text(), _table(table, style)]
     return Group(*parts)
 

@@ -1,31 +1,31 @@
-"""A page as plain text: for pipes, logs, dumb terminals, and where rich is not installed."""
+"""A view as plain text: for pipes, logs, dumb terminals, and where rich is not installed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiokcc.cli.status_view import Page, Table
+from aiokcc.cli.status_view import StatusView, Table
 
-__all__ = ["write_line", "write_page", "write_table"]
+__all__ = ["write_table", "write_view_line", "write_view_text"]
 
 
-def write_page(page: Page) -> str:
-    """The whole page."""
-    blocks = [f"{page.where}\n{page.verdict.text}" + "".join(f"\n  {hint}" for hint in page.hints)]
-    if page.blocking is not None:
-        blocks.append(write_table(page.blocking))
-    if page.problems:
-        blocks.append("Problems\n" + "\n".join(f"  ! {problem}" for problem in page.problems))
-    width = max((len(label) for label, _ in page.facts), default=0)
-    blocks.append("\n".join(f"{label:<{width}}  {value}" for label, value in page.facts))
-    blocks += map(write_table, page.tables)
+def write_view_text(view: StatusView) -> str:
+    """The whole view."""
+    blocks = [f"{view.where}\n{view.health.text}" + "".join(f"\n  {hint}" for hint in view.hints)]
+    if view.blocking is not None:
+        blocks.append(write_table(view.blocking))
+    if view.problems:
+        blocks.append("Problems\n" + "\n".join(f"  ! {problem}" for problem in view.problems))
+    width = max((len(label) for label, _ in view.facts), default=0)
+    blocks.append("\n".join(f"{label:<{width}}  {value}" for label, value in view.facts))
+    blocks += map(write_table, view.tables)
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def write_line(page: Page) -> str:
-    """One line for a log: the limit and the verdict."""
-    facts = dict(page.facts)
-    return "  ".join(filter(None, (facts.get("limit", "").split("   ")[0], page.verdict.text)))
+def write_view_line(view: StatusView) -> str:
+    """One line for a log: the limit and the health."""
+    facts = dict(view.facts)
+    return "  ".join(filter(None, (facts.get("limit", "").split("   ")[0], view.health.text)))
 
 
 def write_table(table: Table) -> str:

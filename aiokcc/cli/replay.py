@@ -9,12 +9,12 @@ import time
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from aiokcc.cli.bar import choose_bar, on_terminal, say, wrapped
-from aiokcc.cli.formatting import count, listed
-from aiokcc.cli.functions import load
+from aiokcc.cli.bar import choose_bar, on_terminal, print_message, wrap
+from aiokcc.cli.formatting import count, join_names
+from aiokcc.cli.functions import load_function
 from aiokcc.cli.interrupt import Interruption
 from aiokcc.cli.monitor import Monitor
-from aiokcc.cli.previous_run import Before, look, look_quickly
+from aiokcc.cli.previous_run import PreviousRun, read_previous_run, try_read_previous_run
 from aiokcc.cli.replay_arguments import SERVERS, as_keywords, member_name
 from aiokcc.cli.worker_pool import WorkerPool, worker_pool
 from aiokcc.core.masking import mask_url
@@ -22,7 +22,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import AiokccError, RunEnded, UsageError
 
-__all__ = ["check_replay", "say_replay"]
+__all__ = ["check_replay", "run_replay"]
 
 
 def check_replay(options: argparse.Namespace) -> None:
@@ -40,45 +40,45 @@ def check_replay(options: argparse.Namespace) -> None:
             f"{mask_url(options.store)} lives inside one process, and --processes {options.processes} are several; "
             f"give them a ZooKeeper to meet at (`aiokcc local up` starts one), or leave --processes out"
         )
-    load(options.handler, "a list of records" if options.batches else "a record")
+    load_function(options.handler, "a list of records" if options.batches else "a record")
     _replay(options)  # checks; connects nothing
 
 
-async def say_replay(options: argparse.Namespace) -> int:
+async def run_replay(options: argparse.Namespace) -> int:
     """Run it; the exit code."""
-    before = await look(options)
-    if before.ended and await _has_ended(options):
-        say(f"The run under {_where(options)} has ended already; there is nothing left to do.")
-        say("To run it again, use another root: the end of the store's URL.")
+    previous = await read_previous_run(options)
+    if previous.ended and await _has_ended(options):
+        print_message(f"The run under {_where(options)} has ended already; there is nothing left to do.")
+        print_message("To run it again, use another root: the end of the store's URL.")
         return 0
-    shares = await _share(options)
-    say(wrapped(_announcement(options, shares, before)))
-    account = Monitor(options, before)
-    interruption = Interruption(account.stop, account.warn)
+    shares = await _share_partitions(options)
+    print_message(wrap(_announcement(options, shares, previous)))
+    monitor = Monitor(options, previous)
+    interruption = Interruption(monitor.stop, monitor.warn)
     try:
-        with choose_bar() as bar, interruption.heard():
-            orders = [_orders(options, shares, n) for n in range(1, len(shares) + 1)]
-            crew: WorkerPool | None = None
+        with choose_bar() as bar, interruption.handling():
+            specs = [_worker_spec(options, shares, n) for n in range(1, len(shares) + 1)]
+            pool: WorkerPool | None = None
             try:
-                async with worker_pool(orders, bar.write if on_terminal() else None) as crew:
-                    await account.run(crew, bar)
+                async with worker_pool(specs, bar.write if on_terminal() else None) as pool:
+                    await monitor.run(pool, bar)
             finally:
-                account.hear_out([] if crew is None else crew.left())
+                monitor.receive_last_counts([] if pool is None else pool.unread_reports())
     except asyncio.CancelledError:
-        if not interruption.twice:
+        if not interruption.cancelled:
             raise
-    if account.failure is not None and account.refused:
-        raise AiokccError(account.failure)
-    if account.failure is not None:
-        going_on = account.going_on(await look_quickly(options))
-        raise AiokccError(f"{account.failure}\n{wrapped(account.result('Stopped'))}\n{wrapped(going_on)}")
-    if account.stopped or interruption.twice:
-        last = await look_quickly(options)
+    if monitor.failure is not None and monitor.refused:
+        raise AiokccError(monitor.failure)
+    if monitor.failure is not None:
+        resume = monitor.how_to_resume(await try_read_previous_run(options))
+        raise AiokccError(f"{monitor.failure}\n{wrap(monitor.result('Stopped'))}\n{wrap(resume)}")
+    if monitor.stopped or interruption.cancelled:
+        last = await try_read_previous_run(options)
         if not last.ended:  # which may have come just now
-            say(wrapped(account.result("Stopped")))
-            say(wrapped(account.going_on(last, in_order=not interruption.twice)))
+            print_message(wrap(monitor.result("Stopped")))
+            print_message(wrap(monitor.how_to_resume(last, in_order=not interruption.cancelled)))
             return interruption.code
-    say(wrapped(account.summary()))
+    print_message(wrap(monitor.summary()))
     return 0
 
 
@@ -89,7 +89,7 @@ def _replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]:
     keywords = as_keywords(options)
     for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
         if getattr(options, name) is not None:
-            keywords[name] = load(getattr(options, name), gets, number)
+            keywords[name] = load_function(getattr(options, name), gets, number)
     return aiokcc.replay(*(options.topic or ()), **keywords)
 
 
@@ -108,7 +108,7 @@ async def _has_ended(options: argparse.Namespace) -> bool:
         return True
 
 
-async def _share(options: argparse.Namespace) -> list[list[Partition]]:
+async def _share_partitions(options: argparse.Namespace) -> list[list[Partition]]:
     """Which worker runs which partitions: the fullest first, each to whoever has least so far."""
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.settings import ReplaySettings
@@ -137,7 +137,7 @@ async def _share(options: argparse.Namespace) -> list[list[Partition]]:
     return [sorted(share) for share in shares]
 
 
-def _orders(options: argparse.Namespace, shares: list[list[Partition]], number: int) -> dict[str, Any]:
+def _worker_spec(options: argparse.Namespace, shares: list[list[Partition]], number: int) -> dict[str, Any]:
     return {
         "topics": options.topic or [],
         "shares": [] if options.assignment == "managed" else shares,
@@ -154,24 +154,24 @@ def _orders(options: argparse.Namespace, shares: list[list[Partition]], number: 
 # -- words --------------------------------------------------------------------------------------------------------------
 
 
-def _announcement(options: argparse.Namespace, shares: list[list[Partition]], before: Before) -> str:
+def _announcement(options: argparse.Namespace, shares: list[list[Partition]], previous: PreviousRun) -> str:
     partitions = [p for share in shares for p in share]
     names = options.topic or sorted({p.topic for p in partitions})
-    topics = listed([f"{name} ({count(sum(p.topic == name for p in partitions), 'partition')})" for name in names], 5)
+    topics = join_names(
+        [f"{name} ({count(sum(p.topic == name for p in partitions), 'partition')})" for name in names], 5
+    )
     if options.follow and options.pattern is not None:
         topics += f", and what else comes to match {options.pattern!r},"
     start = f"from {options.start if isinstance(options.start, str) else format_time(options.start)}"
     end = options.end if isinstance(options.end, str) else format_time(options.end)
     end = "and then the present" if options.follow else f"to {end}"
-    period = before.period or options.period
+    period = previous.period or options.period
     by = "" if len(shares) == 1 else f", in {len(shares)} processes"
     if isinstance(options.end, int) and options.end > time.time() * 1000:
         end += " (which is still to come: it waits for the clock)"
     text = f"Replaying {topics} {start} {end}, in periods of {format_duration(period)}{by}."
-    if before.closed is not None:
-        text += (
-            f"\nGoing on with the run under {_where(options)}: everything before {format_time(before.closed)} is done."
-        )
+    if previous.closed is not None:
+        text += f"\nGoing on with the run under {_where(options)}: everything before {format_time(previous.closed)} is done."
     if period != options.period:
         text += f"\nThe period was changed since the run began with {format_duration(options.period)}."
     return text

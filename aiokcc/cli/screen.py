@@ -10,20 +10,20 @@ import sys
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, Self
 
-from aiokcc.cli.render_text import write_line, write_page
-from aiokcc.cli.status_view import Page
+from aiokcc.cli.render_text import write_view_line, write_view_text
+from aiokcc.cli.status_view import StatusView
 
-__all__ = ["JsonLines", "LogLines", "PlainScreen", "Screen", "choose_screen", "print_page"]
+__all__ = ["JsonLines", "LogLines", "PlainScreen", "Screen", "choose_screen", "print_view"]
 
 
 class Screen(Protocol):
-    """Shows one page after the other."""
+    """Shows one view after the other."""
 
-    def show(self, page: Page, note: str) -> None:
-        """Show this page instead of the one before."""
+    def show(self, view: StatusView, note: str) -> None:
+        """Show this view instead of the one before."""
 
-    def say(self, text: str) -> None:
-        """Say something while there is no page."""
+    def show_text(self, text: str) -> None:
+        """Say something while there is no view."""
 
 
 def _is_terminal() -> bool:
@@ -34,14 +34,14 @@ def _has_rich() -> bool:
     return importlib.util.find_spec("rich") is not None
 
 
-def print_page(page: Page) -> None:
+def print_view(view: StatusView) -> None:
     """Print it once, in colour where that is possible."""
     if _is_terminal() and _has_rich():
         from aiokcc.cli import render_rich
 
-        render_rich.print_page(page)
+        render_rich.print_view(view)
     else:
-        sys.stdout.write(write_page(page))
+        sys.stdout.write(write_view_text(view))
 
 
 def choose_screen() -> AbstractContextManager[Screen]:
@@ -49,17 +49,17 @@ def choose_screen() -> AbstractContextManager[Screen]:
     if not _is_terminal():
         return LogLines()
     if _has_rich():
-        from aiokcc.cli.render_rich import ColourScreen
+        from aiokcc.cli.render_rich import RichScreen
 
-        return ColourScreen()
+        return RichScreen()
     return PlainScreen()
 
 
 class PlainScreen:
-    """Redraws plain text in place, on the terminal's second screen, and leaves the last page on the first."""
+    """Redraws plain text in place, on the terminal's second screen, and leaves the last view on the first."""
 
     def __init__(self) -> None:
-        self._last: Page | None = None
+        self._last: StatusView | None = None
 
     def __enter__(self) -> Self:
         self._write("\x1b[?1049h\x1b[?25l")
@@ -68,14 +68,14 @@ class PlainScreen:
     def __exit__(self, *_: object) -> None:
         self._write("\x1b[?25h\x1b[?1049l")
         if self._last is not None:
-            self._write(write_page(self._last))
+            self._write(write_view_text(self._last))
 
-    def show(self, page: Page, note: str) -> None:
+    def show(self, view: StatusView, note: str) -> None:
         """Draw it from the top, as far as there is room."""
-        self._last = page
-        self._draw(f"{write_page(page)}\n{note}")
+        self._last = view
+        self._draw(f"{write_view_text(view)}\n{note}")
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         """Draw a sentence."""
         self._draw(text)
 
@@ -101,12 +101,12 @@ class LogLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, page: Page, note: str) -> None:
+    def show(self, view: StatusView, note: str) -> None:
         """One line about it."""
-        culprits = [] if page.blocking is None else [(row[0], row[1], row[3]) for row in page.blocking.rows]
-        self._print((page.facts, page.verdict.kind, culprits, page.problems), write_line(page))
+        culprits = [] if view.blocking is None else [(row[0], row[1], row[3]) for row in view.blocking.rows]
+        self._print((view.facts, view.health.kind, culprits, view.problems), write_view_line(view))
 
-    def say(self, text: str) -> None:
+    def show_text(self, text: str) -> None:
         """The line, unless it is the same again."""
         self._print(text, text)
 

@@ -20,7 +20,7 @@ from aiokcc.errors import LocalServiceError, UsageError
 if TYPE_CHECKING:
     from aiokcc import local
 
-__all__ = ["check_local", "say_local"]
+__all__ = ["check_local", "run_local"]
 
 _NAMES: Final = {"zookeeper": "ZooKeeper", "kafka": "Kafka", "spark": "Spark", "up": "ZooKeeper and Kafka"}
 _TEMPORARY: Final = "temporary, removed at the end"
@@ -40,7 +40,7 @@ def check_local(options: argparse.Namespace) -> None:
         raise UsageError(f"--port {port}: a port lies between 1 and {65_536 - servers}")
 
 
-async def say_local(options: argparse.Namespace) -> int:
+async def run_local(options: argparse.Namespace) -> int:
     """Start it, say how to use it, and keep it until we are cancelled, or until it ends by itself."""
     name = _NAMES[options.service]
     print(f"Starting {name} …", flush=True)

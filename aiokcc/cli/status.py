@@ -13,10 +13,10 @@ import anyio
 
 from aiokcc.cli.arguments import command
 from aiokcc.cli.follow import follow
-from aiokcc.cli.formatting import span
-from aiokcc.cli.health import judge
-from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_page
-from aiokcc.cli.status_view import lay_out
+from aiokcc.cli.formatting import format_elapsed
+from aiokcc.cli.health import assess
+from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_view
+from aiokcc.cli.status_view import build_view
 from aiokcc.core import paths
 from aiokcc.core.partitions import decode_partitions
 from aiokcc.core.periods import format_duration, format_time
@@ -26,41 +26,41 @@ from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["STUCK", "agreed_period", "as_json", "say_status"]
+__all__ = ["STUCK", "agreed_period", "as_json", "run_status"]
 
 STUCK: Final = 3
 FORMAT: Final = 1
 """Of the JSON: it changes when a field changes its meaning or goes; new fields may come at any time."""
-_PACE_OVER: Final = 10.0
+_PACE_SECONDS: Final = 10.0
 
 
-async def say_status(options: argparse.Namespace) -> int:
+async def run_status(options: argparse.Namespace) -> int:
     """Show it; the exit code."""
     store = open_store(options.store)
     if options.watch:
-        return await _Follower(store, options).run()
+        return await _StatusFollower(store, options).run()
     async with store.session(connect_timeout=options.timeout) as session:
         status = await read_status(store, session)
         period = await agreed_period(session) if status.state == "held" else None
     now = time.time()
-    verdict = judge(status, stuck_after=options.stuck_after, now=now)
+    health = assess(status, stuck_after=options.stuck_after, now=now)
     if options.json:
         print(json.dumps(as_json(status, stuck_after=options.stuck_after, now=now), indent=2))
     else:
-        print_page(
-            lay_out(status, verdict, now=now, everything=options.all, go_on=_go_on(period, options)),
+        print_view(
+            build_view(status, health, now=now, everything=options.all, resume=_resume_command(period, options)),
         )
-    return STUCK if verdict.stuck else 0
+    return STUCK if health.stuck else 0
 
 
 def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]:
     """The object that ``--json`` shows; docs/reference/command-line.md describes its fields."""
-    verdict = judge(status, stuck_after=stuck_after, now=now)
+    health = assess(status, stuck_after=stuck_after, now=now)
     return {
         "format": FORMAT,
-        "verdict": verdict.kind.value,
-        "stuck": verdict.stuck,
-        "why": verdict.text,
+        "verdict": health.kind.value,
+        "stuck": health.stuck,
+        "why": health.text,
         "limit_time": None if status.limit is None else format_time(status.limit),
         **status.as_dict(),
     }
@@ -78,12 +78,12 @@ async def agreed_period(session: Session) -> int | None:
         return None
 
 
-def _go_on(period: int | None, options: argparse.Namespace) -> str | None:
+def _resume_command(period: int | None, options: argparse.Namespace) -> str | None:
     """The command that ends a hold."""
     return None if period is None else command(options, "period", format_duration(period))
 
 
-class _Follower:
+class _StatusFollower:
     """The state of ``status --watch``: the last status, when it was read, how fast the limit moves."""
 
     def __init__(self, store: Store, options: argparse.Namespace) -> None:
@@ -114,9 +114,9 @@ class _Follower:
         await follow(
             self._store,
             timeout=self._options.timeout,
-            seen=self._seen,
-            nothing=self._nothing,
-            connection=self._connection,
+            on_status=self._on_status,
+            on_missing=self._on_missing,
+            on_connection=self._on_connection,
         )
 
     async def _tick(self) -> None:
@@ -125,25 +125,25 @@ class _Follower:
             await anyio.sleep(1)
             self._draw()
 
-    def _seen(self, status: Status) -> bool:
+    def _on_status(self, status: Status) -> bool:
         self._status, self._read_at = status, time.monotonic()
         if status.limit is not None:
             self._limits.append((self._read_at, status.limit))
-            while self._read_at - self._limits[0][0] > _PACE_OVER:
+            while self._read_at - self._limits[0][0] > _PACE_SECONDS:
                 self._limits.popleft()
         self._draw()
         return status.state != "ended"
 
-    def _nothing(self, why: str) -> None:
+    def _on_missing(self, why: str) -> None:
         self._status = None
         if self._screen is not None:
-            self._screen.say(f"{why}. Waiting for that.")
+            self._screen.show_text(f"{why}. Waiting for that.")
 
-    def _connection(self, up: bool) -> None:
+    def _on_connection(self, up: bool) -> None:
         self._away_since = None if up else self._away_since or time.monotonic()
         if self._screen is not None and isinstance(self._screen, LogLines):
             if not up:
-                self._screen.say("the store does not answer; trying again")
+                self._screen.show_text("the store does not answer; trying again")
         else:
             self._draw()
 
@@ -152,17 +152,19 @@ class _Follower:
             return
         now = time.monotonic()
         status = replace(self._status, waiting_seconds=self._status.waiting_seconds + now - self._read_at)
-        verdict = judge(status, stuck_after=self._options.stuck_after, now=time.time())
-        self._stuck = verdict.stuck
+        health = assess(status, stuck_after=self._options.stuck_after, now=time.time())
+        self._stuck = health.stuck
         if self._screen is None:
             if self._away_since is None:
                 JsonLines.write(as_json(status, stuck_after=self._options.stuck_after, now=time.time()))
             return
-        page = lay_out(status, verdict, now=time.time(), everything=self._options.all, pace=self._pace())
+        view = build_view(status, health, now=time.time(), everything=self._options.all, pace=self._pace())
         note = "Ctrl-C ends this"
         if self._away_since is not None:
-            note = f"the store has not answered for {span(now - self._away_since)}; what you see is from before"
-        self._screen.show(page, note)
+            note = (
+                f"the store has not answered for {format_elapsed(now - self._away_since)}; what you see is from before"
+            )
+        self._screen.show(view, note)
 
     def _pace(self) -> str:
         """How fast the limit moves through event time, over the last seconds."""
@@ -172,6 +174,6 @@ class _Follower:
         if last <= first or ended - begun < 1:
             return ""
         per_second = (last - first) / (ended - begun)
-        text = f"{span(per_second / 1000)} of event time per second"
+        text = f"{format_elapsed(per_second / 1000)} of event time per second"
         end = None if self._status is None else self._status.end
-        return text if end is None else f"{text}   about {span((end - last) / per_second)} to go"
+        return text if end is None else f"{text}   about {format_elapsed((end - last) / per_second)} to go"

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from aiokcc.cli.formatting import count, short_names, span
-from aiokcc.cli.health import Kind, Verdict, reason
+from aiokcc.cli.formatting import count, format_elapsed, short_names
+from aiokcc.cli.health import Health, HealthKind, reason
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["Page", "Table", "assignment_tables", "lay_out", "shown_period"]
+__all__ = ["StatusView", "Table", "assignment_tables", "build_view", "format_period"]
 
 FEW: Final = 20
 """So many partitions are listed one by one; of more, a line per topic, and those that block."""
@@ -37,11 +37,11 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class StatusView:
     """All there is to show, from the most to the least important."""
 
     where: str
-    verdict: Verdict
+    health: Health
     blocking: Table | None
     facts: tuple[tuple[str, str], ...]
     tables: tuple[Table, ...]
@@ -49,24 +49,24 @@ class Page:
     hints: tuple[str, ...] = field(default=())
 
 
-def lay_out(
-    status: Status, verdict: Verdict, *, now: float, everything: bool = False, go_on: str | None = None, pace: str = ""
-) -> Page:
-    """The page for a status. ``go_on`` is the command that ends a hold."""
+def build_view(
+    status: Status, health: Health, *, now: float, everything: bool = False, resume: str | None = None, pace: str = ""
+) -> StatusView:
+    """The view for a status. ``resume`` is the command that ends a hold."""
     seen = [m.name for m in status.members] + [p.member for p in status.partitions if p.member is not None]
     seen += [name for b in status.blocking for name in (b.member, b.last_member) if name is not None]
     names = short_names([*seen, *([status.leader] if status.leader else [])])
-    hints = (f"go on with: {go_on}",) if verdict.kind is Kind.HELD and go_on else ()
+    hints = (f"go on with: {resume}",) if health.kind is HealthKind.HELD and resume else ()
     shown = (
         _members(status, names, now),
         *assignment_tables(status),
         *_partitions(status, names, everything=everything),
     )
     tables = [table for table in shown if table.rows]
-    return Page(
+    return StatusView(
         status.where,
-        verdict,
-        _blocking(status, verdict, names),
+        health,
+        _blocking(status, health, names),
         tuple(_facts(status, names, pace)),
         tuple(tables),
         status.problems,
@@ -74,12 +74,17 @@ def lay_out(
     )
 
 
-def _blocking(status: Status, verdict: Verdict, names: Mapping[str, str]) -> Table | None:
-    if verdict.kind is not Kind.BLOCKED:
+def _blocking(status: Status, health: Health, names: Mapping[str, str]) -> Table | None:
+    if health.kind is not HealthKind.BLOCKED:
         return None
     first = sorted(status.blocking, key=lambda b: b.member is not None)  # those unowned come first
     rows = tuple(
-        (b.partition, names[b.member] if b.member is not None else "—", span(status.waiting_seconds), reason(b, names))
+        (
+            b.partition,
+            names[b.member] if b.member is not None else "—",
+            format_elapsed(status.waiting_seconds),
+            reason(b, names),
+        )
         for b in first[:MOST_BLOCKING]
     )
     more = len(first) - len(rows)
@@ -94,11 +99,11 @@ def _blocking(status: Status, verdict: Verdict, names: Mapping[str, str]) -> Tab
 
 def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tuple[str, str]]:
     if status.limit is not None:
-        yield "limit", f"{_moment(status.limit)}{_share(status)}"
+        yield "limit", f"{_format_limit(status.limit)}{_share(status)}"
         if status.floor is not None and status.floor != status.limit:
-            yield "closes next", f"{_moment(status.floor)}   lookahead {status.lookahead}"
+            yield "closes next", f"{_format_limit(status.floor)}   lookahead {status.lookahead}"
     if status.period is not None:
-        yield "period", shown_period(status.period, status.agreed_period)
+        yield "period", format_period(status.period, status.agreed_period)
     if pace:
         yield "pace", pace
     if run := _run(status):
@@ -112,13 +117,13 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
         yield "assignment", status.group.waits_for or "stable"
 
 
-def shown_period(period: int, agreed: int | None) -> str:
+def format_period(period: int, agreed: int | None) -> str:
     """Return the period in force, and if it was changed while the group runs, the one that the run began with."""
     text = format_duration(period)
     return text if agreed in {None, period} else f"{text}   changed; the run began with {format_duration(agreed or 0)}"
 
 
-def _moment(millis: int) -> str:
+def _format_limit(millis: int) -> str:
     return (
         f"{format_time(millis)}   {millis}"
         if millis
@@ -156,15 +161,15 @@ def _share(status: Status) -> str:
 
 
 def _members(status: Status, names: Mapping[str, str], now: float) -> Table:
-    guilty = {b.member for b in status.blocking}
-    shown = sorted(status.members, key=lambda m: (m.name not in guilty, m.name))[:MOST_MEMBERS]
+    blocking = {b.member for b in status.blocking}
+    shown = sorted(status.members, key=lambda m: (m.name not in blocking, m.name))[:MOST_MEMBERS]
     rows = tuple(
         (
             names[m.name],
             "leads" if m.leads else "",
             m.host or "?",
             "?" if m.pid is None else str(m.pid),
-            "?" if m.since is None else f"{span(now - m.since / 1000)} ago",
+            "?" if m.since is None else f"{format_elapsed(now - m.since / 1000)} ago",
             f"{m.partitions:,}",
         )
         for m in sorted(shown, key=lambda m: m.name)
@@ -192,8 +197,10 @@ def assignment_tables(status: Status) -> list[Table]:
                 worker.name,
                 "isolated" if worker.isolated else "" if worker.here else "gone",
                 worker.subscription or "?",
-                _brief(worker.assigned),
-                "the same" if worker.running == worker.assigned and worker.running else _brief(worker.running),
+                _format_partitions(worker.assigned),
+                "the same"
+                if worker.running == worker.assigned and worker.running
+                else _format_partitions(worker.running),
             )
             for worker in group.workers[:MOST_MEMBERS]
         ),
@@ -213,7 +220,7 @@ def assignment_tables(status: Status) -> list[Table]:
     return [workers, topics]
 
 
-def _brief(partitions: Iterable[str]) -> str:
+def _format_partitions(partitions: Iterable[str]) -> str:
     """``orders 0 1 2, payments 3``; of many only how many there are."""
     by_topic: dict[str, list[int]] = {}
     for partition in map(Partition.parse, partitions):
@@ -226,16 +233,16 @@ def _brief(partitions: Iterable[str]) -> str:
 
 
 def _partitions(status: Status, names: Mapping[str, str], *, everything: bool) -> list[Table]:
-    guilty = {b.partition for b in status.blocking}
+    blocking = {b.partition for b in status.blocking}
     title = f"Partitions ({len(status.partitions):,})"
     if status.state == "released":
         return []  # nobody reports any more: what the nodes hold is from before
     if everything or len(status.partitions) <= FEW:
-        return [_each(title, status.partitions, names, guilty)]
+        return [_each(title, status.partitions, names, blocking)]
     return [_by_topic(title, status.partitions)]
 
 
-def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str, str], guilty: set[str]) -> Table:
+def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str, str], blocking: set[str]) -> Table:
     shown = list(partitions)
     rows = tuple(
         (
@@ -247,7 +254,7 @@ def _each(title: str, partitions: Iterable[PartitionStatus], names: Mapping[str,
         )
         for p in shown
     )
-    marked = frozenset(n for n, p in enumerate(shown) if p.partition in guilty)
+    marked = frozenset(n for n, p in enumerate(shown) if p.partition in blocking)
     columns = ("partition", "member", "state", "next record", "offset")
     used = [n for n in range(len(columns)) if any(row[n] not in {"", "—"} for row in rows)]
     return Table(

@@ -1,6 +1,6 @@
 """One of the processes of ``aiokcc replay``. :mod:`aiokcc.cli.worker_pool` starts it; nobody else has a reason to.
 
-Its orders come as one line of JSON on standard input. A second line asks it to stop in good order: running handlers end,
+Its spec come as one line of JSON on standard input. A second line asks it to stop in good order: running handlers end,
 offsets are committed, the partitions are given up; so does SIGTERM. When the input ends, be it that the command closes it or
 is gone itself, the worker stops where it stands. What it has to say goes, a line of JSON at a time, to the file descriptor it
 is given.
@@ -27,7 +27,7 @@ from typing import Any, Final
 import anyio
 
 import aiokcc
-from aiokcc.cli.functions import load, place
+from aiokcc.cli.functions import describe_location, load_function
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 
@@ -39,7 +39,7 @@ _BLOCKING: Final = 3
 _GRACE_SECONDS: Final = 7.0
 
 
-class Reports:
+class ReportWriter:
     """The way back to the command."""
 
     def __init__(self, descriptor: int) -> None:
@@ -52,13 +52,13 @@ class Reports:
 
 
 def main() -> int:
-    """Do as the orders say; the exit code tells nothing that the reports do not."""
+    """Do as the spec say; the exit code tells nothing that the reports do not."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears it, and tells us
-    reports = Reports(int(sys.argv[1]))
+    reports = ReportWriter(int(sys.argv[1]))
     line, more = _first_line(0)
     if not line:  # the command was gone before it had said anything
         return 0
-    orders = json.loads(line)
+    spec = json.loads(line)
     control = os.dup(0)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
         os.dup2(nothing.fileno(), 0)  # a handler that reads its input does not read ours
@@ -66,20 +66,20 @@ def main() -> int:
         if hasattr(stream, "reconfigure"):
             # Several processes share it: whole lines only, also under PYTHONUNBUFFERED.
             stream.reconfigure(line_buffering=True, write_through=False)
-    if orders["verbose"]:
-        form = f"%(asctime)s {orders['arguments']['member']} %(name)s: %(message)s"
+    if spec["verbose"]:
+        form = f"%(asctime)s {spec['arguments']['member']} %(name)s: %(message)s"
         logging.basicConfig(level=logging.INFO, format=form)
     else:
         for name in ("aiokcc", "aiokafka"):
             logging.getLogger(name).addHandler(logging.NullHandler())
     try:
-        asyncio.run(_until_told(control, more, orders, reports))
+        asyncio.run(_run_until_stopped(control, more, spec, reports))
     except asyncio.CancelledError:
         return 0
     except Exception as error:  # noqa: BLE001 - whatever it is, the command says it
-        if orders["verbose"]:
+        if spec["verbose"]:
             print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
-        _tell(reports, error, [orders[name] for name in ("handler", "timestamp", "dead_letter") if orders[name]])
+        _send_failure(reports, error, [spec[name] for name in ("handler", "timestamp", "dead_letter") if spec[name]])
         return 1
     return 0
 
@@ -93,7 +93,7 @@ def _first_line(descriptor: int) -> tuple[bytes, bytes]:
     return line, rest
 
 
-class Stop:
+class StopRequest:
     """Ends the replay in good order, once it is asked to and there is one."""
 
     def __init__(self) -> None:
@@ -124,28 +124,28 @@ class Stop:
             replay.stop()
 
 
-async def _until_told(control: int, more: bytes, orders: dict[str, Any], reports: Reports) -> None:
+async def _run_until_stopped(control: int, more: bytes, spec: dict[str, Any], reports: ReportWriter) -> None:
     task = asyncio.current_task()
     assert task is not None
-    stop = Stop()
+    stop = StopRequest()
     loop = asyncio.get_running_loop()
-    if not orders["verbose"]:
-        loop.set_exception_handler(_unless_aiokafkas)
+    if not spec["verbose"]:
+        loop.set_exception_handler(_skip_aiokafka_tasks)
     # Who ends all processes of a service, as systemd does, means us too; the command tells us the same.
     loop.add_signal_handler(signal.SIGTERM, stop.ask)
-    threading.Thread(target=_listen, args=(control, loop, stop.ask, task.cancel), daemon=True).start()
+    threading.Thread(target=_read_control, args=(control, loop, stop.ask, task.cancel), daemon=True).start()
     try:
         if more:
             stop.ask()
             await asyncio.sleep(0)
-        await _work(orders, reports, stop)
+        await _run_replay(spec, reports, stop)
     except (asyncio.CancelledError, AiokccError):
         if not stop.early:
             raise
         reports.send("done", released=False, stopped=True)  # nothing was begun
 
 
-def _unless_aiokafkas(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+def _skip_aiokafka_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Nobody waits for the tasks that aiokafka leaves behind when a broker goes away; what matters the replay says itself."""
     coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
     code = getattr(coroutine, "cr_code", None)
@@ -153,10 +153,10 @@ def _unless_aiokafkas(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) 
         loop.default_exception_handler(context)
 
 
-def _listen(
+def _read_control(
     control: int, loop: asyncio.AbstractEventLoop, ask: Callable[[], object], cancel: Callable[[], object]
 ) -> None:
-    """Hear what comes after the orders: in a thread, for a handler may keep the loop and never give it back."""
+    """Hear what comes after the spec: in a thread, for a handler may keep the loop and never give it back."""
     while os.read(control, 1024):
         with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
             loop.call_soon_threadsafe(ask)
@@ -166,35 +166,35 @@ def _listen(
     os._exit(1)
 
 
-async def _work(orders: dict[str, Any], reports: Reports, stop: Stop) -> None:
-    arguments = dict(orders["arguments"])
-    handler = load(orders["handler"], "a record")
+async def _run_replay(spec: dict[str, Any], reports: ReportWriter, stop: StopRequest) -> None:
+    arguments = dict(spec["arguments"])
+    handler = load_function(spec["handler"], "a record")
     for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
-        if orders[name] is not None:
-            arguments[name] = load(orders[name], gets, number)
-    if len(orders["shares"]) > 1:
-        arguments["partitions"] = rule_of(orders["shares"], orders["number"])
-    async with aiokcc.replay(*orders["topics"], **arguments) as replay:
+        if spec[name] is not None:
+            arguments[name] = load_function(spec[name], gets, number)
+    if len(spec["shares"]) > 1:
+        arguments["partitions"] = partition_rule(spec["shares"], spec["number"])
+    async with aiokcc.replay(*spec["topics"], **arguments) as replay:
         stop.begin(replay)
         bounds = replay.bounds.values()
         total = sum(b.end - b.start for b in bounds if b.end is not None)
         reports.send("joined", total=total if all(b.end is not None for b in bounds) else None)
-        counted = Counted(handler)
+        counting = CountingHandler(handler)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_keep_counting, replay, counted, reports)
-                tasks.start_soon(_keep_looking, replay, reports)
-                await (replay.run_batches(counted.take_list) if orders["batches"] else replay.run(counted.take))
+                tasks.start_soon(_send_counts, replay, counting, reports)
+                tasks.start_soon(_send_status, replay, reports)
+                await (replay.run_batches(counting.handle_list) if spec["batches"] else replay.run(counting.handle))
                 tasks.cancel_scope.cancel()
         finally:
-            reports.send("counts", last=True, **{**_counts(replay, counted), "records": replay.summary.records})
+            reports.send("counts", last=True, **{**_counts(replay, counting), "records": replay.summary.records})
             if replay.summary.commit_error is not None:  # the next start handles these records again
                 reports.send("trouble", text=replay.summary.commit_error)
         released, stopped = replay.group.released, stop.asked and not replay.group.ended
     reports.send("done", released=released, stopped=stopped)
 
 
-def rule_of(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, int], bool]:
+def partition_rule(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, int], bool]:
     """Whether a partition is ours: one of our share, or, of those that were added since, one that falls to us by its name.
 
     All workers go by the same rule and the same shares, so each of them falls to exactly one.
@@ -208,7 +208,7 @@ def rule_of(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, in
     return rule
 
 
-class Counted:
+class CountingHandler:
     """The user's handler, and how many records it has handled so far.
 
     The summary of the replay counts the same, but only when all records of a fetch are done: too late for a bar.
@@ -219,14 +219,14 @@ class Counted:
         self._waits = inspect.iscoroutinefunction(handler)
         self.records = 0
 
-    async def take(self, record: Any) -> None:
+    async def handle(self, record: Any) -> None:
         """One record."""
         result = self._handler(record)
         if self._waits or inspect.isawaitable(result):
             await result
         self.records += 1
 
-    async def take_list(self, records: list[Any]) -> None:
+    async def handle_list(self, records: list[Any]) -> None:
         """Many."""
         result = self._handler(records)
         if inspect.isawaitable(result):
@@ -234,13 +234,13 @@ class Counted:
         self.records += len(records)
 
 
-async def _keep_counting(replay: Any, counted: Counted, reports: Reports) -> None:
+async def _send_counts(replay: Any, counting: CountingHandler, reports: ReportWriter) -> None:
     while True:
-        reports.send("counts", last=False, **_counts(replay, counted))
+        reports.send("counts", last=False, **_counts(replay, counting))
         await asyncio.sleep(_COUNT_SECONDS)
 
 
-async def _keep_looking(replay: Any, reports: Reports) -> None:
+async def _send_status(replay: Any, reports: ReportWriter) -> None:
     reached: dict[str, int] = {}
     while True:
         try:
@@ -256,10 +256,10 @@ async def _keep_looking(replay: Any, reports: Reports) -> None:
         await asyncio.sleep(_STATUS_SECONDS)
 
 
-def _counts(replay: Any, counted: Counted) -> dict[str, Any]:
+def _counts(replay: Any, counting: CountingHandler) -> dict[str, Any]:
     summary = replay.summary
     return {
-        "records": counted.records,
+        "records": counting.records,
         "late": summary.late,
         "outside": summary.outside,
         "poisoned": summary.poisoned,
@@ -290,16 +290,16 @@ def _status(status: aiokcc.Status) -> dict[str, Any]:
     }
 
 
-def _tell(reports: Reports, error: BaseException, functions: Sequence[str]) -> None:
+def _send_failure(reports: ReportWriter, error: BaseException, functions: Sequence[str]) -> None:
     while isinstance(error, BaseExceptionGroup):
         error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
     if isinstance(error, AiokccError):
         raised = error.__cause__ if isinstance(error, HandlerError) else None
-        where = "" if raised is None else place(raised, *functions)
+        where = "" if raised is None else describe_location(raised, *functions)
         reports.send("failed", text=mask_text(str(error)), where=where, refused=isinstance(error, UsageError))
     else:
         text = mask_text(f"unexpected: {type(error).__name__}: {error}")
-        reports.send("failed", text=text, where=place(error), refused=False)
+        reports.send("failed", text=text, where=describe_location(error), refused=False)
 
 
 if __name__ == "__main__":

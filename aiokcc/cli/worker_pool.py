@@ -18,18 +18,18 @@ from typing import Any, Final
 
 import anyio
 
-__all__ = ["STOP", "Report", "WorkerPool", "how_it_ended", "worker_pool"]
+__all__ = ["STOP", "WorkerPool", "WorkerReport", "describe_exit", "worker_pool"]
 
 STOP: Final = b"stop\n"
 """What a worker that is asked to stop finds on its input."""
 
 _STOP_SECONDS: Final = 5.0
-_LAST_WORDS_SECONDS: Final = 1.0
+_LAST_REPORTS_SECONDS: Final = 1.0
 _LINE_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WorkerReport:
     """Something a worker said; ``ended`` is said for it when it is gone."""
 
     worker: int
@@ -42,12 +42,12 @@ class WorkerPool:
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.processes: list[asyncio.subprocess.Process] = []
-        self._reports: asyncio.Queue[Report] = asyncio.Queue()
+        self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._tasks = tasks
-        self._heard: list[asyncio.Event] = []
+        self._all_read: list[asyncio.Event] = []
         """For each worker, set when everything it had to say was heard."""
 
-    async def next_report(self, seconds: float) -> Report | None:
+    async def next_report(self, seconds: float) -> WorkerReport | None:
         """What is said next; None if nobody has said anything for so long."""
         try:
             async with asyncio.timeout(seconds):
@@ -55,7 +55,7 @@ class WorkerPool:
         except TimeoutError:
             return None
 
-    async def start(self, orders: dict[str, Any], output: Callable[[str], None] | None) -> None:
+    async def start(self, spec: dict[str, Any], output: Callable[[str], None] | None) -> None:
         """Start one more. Its output goes where ours goes, or line by line to ``output``."""
         number = len(self.processes)
         reading, writing = os.pipe()
@@ -79,14 +79,14 @@ class WorkerPool:
         finally:
             os.close(writing)
         self.processes.append(process)
-        self._heard.append(asyncio.Event())
-        self._tasks.start_soon(self._listen, number, process, lines, output)
+        self._all_read.append(asyncio.Event())
+        self._tasks.start_soon(self._read_reports, number, process, lines, output)
         assert process.stdin is not None
         with suppress(ConnectionError):  # gone already: its end is reported
-            process.stdin.write(json.dumps(orders).encode() + b"\n")
+            process.stdin.write(json.dumps(spec).encode() + b"\n")
             await process.stdin.drain()
 
-    async def _listen(
+    async def _read_reports(
         self,
         number: int,
         process: asyncio.subprocess.Process,
@@ -95,16 +95,16 @@ class WorkerPool:
     ) -> None:
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_pass_on, process.stdout, output)
+                tasks.start_soon(_copy_output, process.stdout, output)
                 async for line in lines:
                     facts = json.loads(line)
-                    self._reports.put_nowait(Report(number, facts.pop("kind"), facts))
+                    self._reports.put_nowait(WorkerReport(number, facts.pop("kind"), facts))
                 code = await process.wait()
-            self._reports.put_nowait(Report(number, "ended", {"code": code}))
+            self._reports.put_nowait(WorkerReport(number, "ended", {"code": code}))
         finally:
-            self._heard[number].set()
+            self._all_read[number].set()
 
-    def ask(self) -> None:
+    def request_stop(self) -> None:
         """Ask all to end in good order. They say so when they have."""
         for process in self.processes:
             assert process.stdin is not None
@@ -128,36 +128,36 @@ class WorkerPool:
         for process in self.processes:
             await process.wait()
         # To the end of what they had to say, unless a process they left behind holds the pipe.
-        with anyio.move_on_after(_LAST_WORDS_SECONDS):
-            for heard in self._heard:
-                await heard.wait()
+        with anyio.move_on_after(_LAST_REPORTS_SECONDS):
+            for all_read in self._all_read:
+                await all_read.wait()
 
-    def left(self) -> list[Report]:
+    def unread_reports(self) -> list[WorkerReport]:
         """What was said before the end and has not been read yet."""
-        left = []
+        unread = []
         while not self._reports.empty():
-            left.append(self._reports.get_nowait())
-        return left
+            unread.append(self._reports.get_nowait())
+        return unread
 
 
 @asynccontextmanager
 async def worker_pool(
-    orders: Sequence[dict[str, Any]], output: Callable[[str], None] | None
+    specs: Sequence[dict[str, Any]], output: Callable[[str], None] | None
 ) -> AsyncIterator[WorkerPool]:
-    """Workers with these orders; in the end they are stopped, whatever way the block was left."""
+    """Workers with these specs; in the end they are stopped, whatever way the block was left."""
     async with anyio.create_task_group() as tasks:
-        crew = WorkerPool(tasks)
+        pool = WorkerPool(tasks)
         try:
-            for one in orders:
-                await crew.start(one, output)
-            yield crew
+            for spec in specs:
+                await pool.start(spec, output)
+            yield pool
         finally:
             with anyio.CancelScope(shield=True):  # a worker that cannot be understood ends the group, not its stopping
-                await crew.stop()
+                await pool.stop()
             tasks.cancel_scope.cancel()
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """An exit code in words."""
     if code >= 0:
         return f"ended with code {code}"
@@ -168,7 +168,7 @@ def how_it_ended(code: int) -> str:
     return f"was killed by {name}{' (was the machine out of memory?)' if code == -signal.SIGKILL else ''}"
 
 
-async def _pass_on(stream: asyncio.StreamReader | None, output: Callable[[str], None] | None) -> None:
+async def _copy_output(stream: asyncio.StreamReader | None, output: Callable[[str], None] | None) -> None:
     if stream is None or output is None:
         return
     async for line in stream:

@@ -10,8 +10,8 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.cli.health import judge
-from aiokcc.cli.status_view import lay_out
+from aiokcc.cli.health import assess
+from aiokcc.cli.status_view import build_view
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
 from tests.replays import MINUTE, all_places, at, in_step, memory, other_tasks, places, replaying, topic
@@ -107,7 +107,7 @@ async def test_the_status_of_a_run_from_earliest_to_now_knows_how_much_is_done(
             assert (status.start, status.end) == (None, None)
             assert "start=earliest end=now" in status.source
             seen.append((status.offsets_done, status.offsets_total))
-            facts = dict(lay_out(status, judge(status, stuck_after=30, now=0), now=0).facts)
+            facts = dict(build_view(status, assess(status, stuck_after=30, now=0), now=0).facts)
             if period.start == at(5):
                 assert facts["limit"].endswith("   50.0% of the run")
                 assert (

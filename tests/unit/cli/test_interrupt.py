@@ -40,24 +40,24 @@ async def test_the_first_asks_and_the_second_cancels(number: signal.Signals, nam
     interruption = Interruption(told.ask, told.warn)
 
     async def command() -> None:
-        with interruption.heard():
+        with interruption.handling():
             signal.raise_signal(number)
             signal.raise_signal(number)  # the same once more, so soon after it
             await told.warned.wait()
-            assert (interruption.by, interruption.twice) == (number, False)
+            assert (interruption.by, interruption.cancelled) == (number, False)
             signal.raise_signal(number)
             await asyncio.Event().wait()
 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.create_task(command())
     assert told.calls == ["ask", f"warn of {name}"]
-    assert (interruption.twice, interruption.code) == (True, code)
+    assert (interruption.cancelled, interruption.code) == (True, code)
 
 
 async def test_afterwards_nobody_is_asked() -> None:
     told = Told()
     interruption = Interruption(told.ask, told.warn)
-    with interruption.heard():
+    with interruption.handling():
         pass
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
@@ -68,7 +68,7 @@ async def test_afterwards_nobody_is_asked() -> None:
 async def test_ctrl_c_stays_ignored_where_whoever_started_us_has_it_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     told = Told()
-    with Interruption(told.ask, told.warn).heard():
+    with Interruption(told.ask, told.warn).handling():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
         await told.warned.wait()

@@ -11,12 +11,12 @@ import pytest
 
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.bar import LineBar, Pace, PlainBar, View, choose_bar, write_view
-from aiokcc.cli.functions import load, place
-from aiokcc.cli.render_rich import ColourBar
+from aiokcc.cli.bar import BarState, LineBar, PlainBar, RateMeter, choose_bar, write_bar_text
+from aiokcc.cli.functions import describe_location, load_function
+from aiokcc.cli.render_rich import RichBar
 from aiokcc.cli.replay_arguments import as_keywords
-from aiokcc.cli.worker import rule_of
-from aiokcc.cli.worker_pool import how_it_ended
+from aiokcc.cli.worker import partition_rule
+from aiokcc.cli.worker_pool import describe_exit
 from aiokcc.errors import UsageError
 
 T = 1_767_225_600_000
@@ -130,7 +130,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class TestFunctions:
     def test_the_current_directory_is_looked_at(self, here: Path) -> None:
         (here / "mine_a.py").write_text("class Shop:\n    @staticmethod\n    def handle(record): return record\n")
-        assert load("mine_a:Shop.handle", "a record")(7) == 7
+        assert load_function("mine_a:Shop.handle", "a record")(7) == 7
 
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -159,7 +159,7 @@ class TestFunctions:
         (here / "needy_b.py").write_text("import nothing_of_that_name\n")
         (here / "wrong_b.py").write_text("def handle(:\n")
         with pytest.raises(UsageError, match=message):
-            load(name, "a record")
+            load_function(name, "a record")
 
     def test_where_an_error_came_from(self) -> None:
         def fail() -> None:
@@ -168,8 +168,8 @@ class TestFunctions:
         try:
             fail()
         except LookupError as error:
-            assert place(error).endswith("in fail")
-        assert place(LookupError()) == ""
+            assert describe_location(error).endswith("in fail")
+        assert describe_location(LookupError()) == ""
 
     def test_the_last_line_in_the_users_own_file_is_named(self, here: Path) -> None:
         (here / "own_c.py").write_text(
@@ -177,11 +177,11 @@ class TestFunctions:
         )
         (here / "borrowed_c.py").write_text("from own_c import handle\n")
         for name in ("own_c:handle", "borrowed_c:handle"):
-            handler = load(name, "a record")
+            handler = load_function(name, "a record")
             with pytest.raises(ValueError, match="Expecting property name") as caught:
                 handler(None)
-            assert place(caught.value, name) == "own_c.py, line 3, in inner"
-            assert "decoder.py" in place(caught.value)
+            assert describe_location(caught.value, name) == "own_c.py, line 3, in inner"
+            assert "decoder.py" in describe_location(caught.value)
 
 
 def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,14 +192,14 @@ def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
 class TestShown:
     def test_a_line(self) -> None:
-        view = View(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
-        assert write_view(view) == (
+        view = BarState(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
+        assert write_bar_text(view) == (
             "2026-01-01T00:01:00Z  42%  12,345 records  3,950/s  1m20s left  waits for orders.2 on worker-1"
         )
-        assert write_view(View(None, None, 0, None, None, "")) == "starting  0 records"
+        assert write_bar_text(BarState(None, None, 0, None, None, "")) == "starting  0 records"
 
     def test_the_pace_is_that_of_the_last_seconds(self) -> None:
-        pace = Pace()
+        pace = RateMeter()
         assert pace.per_second() is None
         pace.add(0, 0.0)
         assert pace.per_second() is None
@@ -208,14 +208,14 @@ class TestShown:
         assert pace.per_second() == pytest.approx(10)
 
     def test_how_a_worker_ended(self) -> None:
-        assert how_it_ended(-9) == "was killed by SIGKILL (was the machine out of memory?)"
-        assert how_it_ended(-15) == "was killed by SIGTERM"
-        assert how_it_ended(3) == "ended with code 3"
+        assert describe_exit(-9) == "was killed by SIGKILL (was the machine out of memory?)"
+        assert describe_exit(-15) == "was killed by SIGTERM"
+        assert describe_exit(3) == "ended with code 3"
 
     def test_a_plain_terminal_redraws_one_line(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        view = View(T, 0.5, 10, None, None, "waits for orders.2")
+        view = BarState(T, 0.5, 10, None, None, "waits for orders.2")
         monkeypatch.setenv("COLUMNS", "100")
         with PlainBar() as bar:
             bar.show(view)
@@ -233,15 +233,15 @@ class TestShown:
     def test_the_line_is_never_wider_than_the_terminal(
         self, columns: int, share: float | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A line that is too long wraps, and cannot be redrawn in place."""
+        """A line that is too long wraps, and cannot be redrawn in describe_location."""
         monkeypatch.setenv("COLUMNS", str(columns))
-        view = View(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
+        view = BarState(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
         plain = io.StringIO()
         monkeypatch.setattr("sys.stderr", plain)
         with PlainBar() as bar:
             bar.show(view)
         assert max(map(len, plain.getvalue().split("\r\x1b[K"))) <= columns
-        coloured = ColourBar()
+        coloured = RichBar()
         coloured.show(view)
         with coloured._console.capture() as captured:
             coloured._console.print(coloured._live.renderable)
@@ -256,7 +256,7 @@ class TestShown:
         with LineBar(clock=lambda: now) as bar:
             for second in range(13):
                 now = float(second)
-                bar.show(View(T + second, None, second, None, None, ""))
+                bar.show(BarState(T + second, None, second, None, None, ""))
         assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1", "6", "11"]
 
     def test_no_terminal_no_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,7 +265,7 @@ class TestShown:
 
 def test_every_partition_falls_to_one_worker_the_later_ones_too() -> None:
     shares: list[list[Any]] = [[["orders", 0], ["orders", 2]], [["orders", 1]], [["payments", 0]]]
-    rules = [rule_of(shares, number) for number in range(3)]
+    rules = [partition_rule(shares, number) for number in range(3)]
     for number, share in enumerate(shares):
         for topic, partition in share:
             assert [rule(topic, partition) for rule in rules] == [n == number for n in range(3)]

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from aiokcc.cli.formatting import short_names
-from aiokcc.cli.health import Kind, judge
-from aiokcc.cli.render_text import write_line, write_page
+from aiokcc.cli.health import HealthKind, assess
+from aiokcc.cli.render_text import write_view_line, write_view_text
 from aiokcc.cli.screen import LogLines, choose_screen
 from aiokcc.cli.status import as_json
-from aiokcc.cli.status_view import Page, lay_out
+from aiokcc.cli.status_view import StatusView, build_view
 from aiokcc.runtime.status import Blocking, MemberStatus, PartitionStatus, Status
 
 NOW = 1_767_300_000.0
@@ -48,30 +48,30 @@ MOVING = Status(
 )
 
 
-def page_of(status: Status, **options: object) -> Page:
-    return lay_out(status, judge(status, stuck_after=30, now=NOW), now=NOW, **options)  # type: ignore[arg-type]
+def view_of(status: Status, **options: object) -> StatusView:
+    return build_view(status, assess(status, stuck_after=30, now=NOW), now=NOW, **options)  # type: ignore[arg-type]
 
 
 class TestVerdict:
-    def judged(self, **changes: object) -> tuple[Kind, bool, str]:
-        verdict = judge(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
+    def judged(self, **changes: object) -> tuple[HealthKind, bool, str]:
+        verdict = assess(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
         return verdict.kind, verdict.stuck, verdict.text
 
     def test_a_limit_that_has_just_moved(self) -> None:
-        assert self.judged() == (Kind.MOVING, False, "The limit moves; it last did 0.1s ago.")
+        assert self.judged() == (HealthKind.MOVING, False, "The limit moves; it last did 0.1s ago.")
 
     def test_one_slow_partition_is_named_with_its_member_and_for_how_long(self) -> None:
         kind, stuck, text = self.judged(waiting_seconds=12.4)
-        assert (kind, stuck) == (Kind.BLOCKED, False)
+        assert (kind, stuck) == (HealthKind.BLOCKED, False)
         assert text == "Blocked for 12s by payments.0 on beta, which still has records before the limit."
 
     def test_it_is_stuck_after_a_while(self) -> None:
-        assert self.judged(waiting_seconds=30.0)[:2] == (Kind.BLOCKED, True)
+        assert self.judged(waiting_seconds=30.0)[:2] == (HealthKind.BLOCKED, True)
 
     def test_a_partition_in_nobodys_hands_is_told_at_once_with_who_ran_it_last(self) -> None:
         blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
         kind, _, text = self.judged(blocking=blocking)
-        assert (kind, text) == (Kind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
+        assert (kind, text) == (HealthKind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
 
     def test_a_partition_nobody_has_ever_run(self) -> None:
         assert "nobody has run it yet" in self.judged(blocking=(Blocking("orders.0", None, "unowned", None),))[2]
@@ -82,41 +82,41 @@ class TestVerdict:
 
     def test_nobody_is_there(self) -> None:
         kind, stuck, text = self.judged(members=(), leader=None, epoch=None, waiting_seconds=180)
-        assert (kind, stuck) == (Kind.ABANDONED, True)
+        assert (kind, stuck) == (HealthKind.NO_MEMBERS, True)
         assert text.startswith("Nobody is there. The limit has stood for 3m;")
 
     def test_all_idle_is_not_stuck(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "idle"), PartitionStatus("payments.0", None, "finished"))
         kind, stuck, _ = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
-        assert (kind, stuck) == (Kind.IDLE, False)
+        assert (kind, stuck) == (HealthKind.IDLE, False)
 
     def test_records_of_the_future_wait_for_the_clock(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", int(NOW * 1000) + 86_400_000),)
         kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
-        assert (kind, stuck) == (Kind.CLOCK, False)
+        assert (kind, stuck) == (HealthKind.CLOCK, False)
         assert "2026-01-02T20:40:00Z" in text
 
     def test_a_leader_that_does_nothing(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1),)
         kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=40)
-        assert (kind, stuck) == (Kind.STALLED, True)
+        assert (kind, stuck) == (HealthKind.STALLED, True)
         assert "the leader, alpha, does not move the limit" in text
 
     @pytest.mark.parametrize(
-        ("state", "kind"), [("held", Kind.HELD), ("released", Kind.RELEASED), ("ended", Kind.ENDED)]
+        ("state", "kind"), [("held", HealthKind.HELD), ("released", HealthKind.RELEASED), ("ended", HealthKind.ENDED)]
     )
-    def test_what_was_asked_for_is_not_stuck(self, state: str, kind: Kind) -> None:
+    def test_what_was_asked_for_is_not_stuck(self, state: str, kind: HealthKind) -> None:
         assert self.judged(state=state, waiting_seconds=9999)[:2] == (kind, False)
 
     def test_what_cannot_be_read_is_stuck_at_once(self) -> None:
         kind, stuck, text = self.judged(state="unreadable", problems=("/replay/period holds 'x'",))
-        assert (kind, stuck) == (Kind.UNREADABLE, True)
+        assert (kind, stuck) == (HealthKind.UNREADABLE, True)
         assert "/replay/period holds 'x'" in text
 
 
 class TestPage:
     def test_who_blocks_comes_first(self) -> None:
-        text = write_page(page_of(replace(MOVING, waiting_seconds=72)))
+        text = write_view_text(view_of(replace(MOVING, waiting_seconds=72)))
         first, second, _, title, heads, row, *_ = text.splitlines()
         assert first == URL
         assert second.startswith("Blocked for 1m12s by payments.0 on beta")
@@ -125,7 +125,7 @@ class TestPage:
         assert row.split(maxsplit=4)[:4] == ["*", "payments.0", "beta", "1m12s"]
 
     def test_the_facts(self) -> None:
-        facts = dict(page_of(MOVING).facts)
+        facts = dict(view_of(MOVING).facts)
         assert facts["limit"] == "2026-01-01T00:05:00Z   1767225900000   30.0% of the run"
         assert facts["period"] == "1m"
         assert facts["period"] == "1m"
@@ -133,7 +133,7 @@ class TestPage:
         assert facts["closed"] == "4 periods, the last at 2026-01-01T00:04:00Z"
 
     def test_a_partition_at_the_gate_is_called_waiting_not_blocked(self) -> None:
-        text = write_page(page_of(MOVING))
+        text = write_view_text(view_of(MOVING))
         assert "orders.0    alpha   waiting  2026-01-01T00:05:00.001Z" in text
 
     def test_two_incarnations_of_one_member_keep_their_full_names(self) -> None:
@@ -151,24 +151,24 @@ class TestPage:
         )
         blocking = tuple(Blocking(p.partition, "alpha-1a", "running", None) for p in many if p.state == "running")
         status = replace(MOVING, partitions=many, blocking=blocking, waiting_seconds=5)
-        lines = write_page(page_of(status)).splitlines()
+        lines = write_view_text(view_of(status)).splitlines()
         assert len(lines) < 30
         assert next(line.split() for line in lines if line.startswith("  a.b"))[:4] == ["a.b", "512", "1", "511"]
         assert any(line.startswith("* a.b.0") for line in lines)
-        assert len(write_page(page_of(status, everything=True)).splitlines()) > 1024
+        assert len(write_view_text(view_of(status, everything=True)).splitlines()) > 1024
 
     def test_of_many_that_block_some_are_listed(self) -> None:
         blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(300))
-        table = page_of(replace(MOVING, blocking=blocking, waiting_seconds=5)).blocking
+        table = view_of(replace(MOVING, blocking=blocking, waiting_seconds=5)).blocking
         assert table is not None
         assert (len(table.rows), table.note) == (10, "and 290 more")
 
     def test_a_hold_says_how_to_go_on(self) -> None:
-        page = page_of(replace(MOVING, state="held", period=None), go_on="aiokcc period 1m")
-        assert "go on with: aiokcc period 1m" in write_page(page)
+        view = view_of(replace(MOVING, state="held", period=None), resume="aiokcc period 1m")
+        assert "go on with: aiokcc period 1m" in write_view_text(view)
 
     def test_one_line_for_a_log(self) -> None:
-        assert write_line(page_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
+        assert write_view_line(view_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
 
 
 class TestScreen:
@@ -180,22 +180,22 @@ class TestScreen:
         monkeypatch.setenv("LINES", "12")
         monkeypatch.setenv("COLUMNS", "30")
         with choose_screen() as screen:
-            screen.say("no group yet")
-            screen.show(page_of(MOVING), "Ctrl-C ends this")
+            screen.show_text("no group yet")
+            screen.show(view_of(MOVING), "Ctrl-C ends this")
         drawn, _, left = capsys.readouterr().out.partition("\x1b[?1049l")
         assert drawn.startswith("\x1b[?1049h")
         frame = drawn.rpartition("\x1b[H")[2].removesuffix("\x1b[K\x1b[J\x1b[?25h")
         assert len(frame.split("\r\n")) == 12
         assert all(len(line.removesuffix("\x1b[K")) <= 30 for line in frame.split("\r\n"))
-        assert left == write_page(page_of(MOVING))
+        assert left == write_view_text(view_of(MOVING))
 
     def test_a_log_gets_a_line_when_there_is_news_not_when_time_passes(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         with LogLines() as log:
             for seconds in (5, 6, 7):
-                log.show(page_of(replace(MOVING, waiting_seconds=seconds)), "")
-            log.show(page_of(replace(MOVING, limit=T + 60_000)), "")
+                log.show(view_of(replace(MOVING, waiting_seconds=seconds)), "")
+            log.show(view_of(replace(MOVING, limit=T + 60_000)), "")
         assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -230,7 +230,7 @@ def test_json_is_one_object_with_stable_names() -> None:
 
 class TestTheRun:
     def facts(self, **changes: object) -> dict[str, str]:
-        return dict(page_of(replace(MOVING, **changes)).facts)  # type: ignore[arg-type]
+        return dict(view_of(replace(MOVING, **changes)).facts)  # type: ignore[arg-type]
 
     def test_a_changed_period_is_shown_with_the_one_the_run_began_with(self) -> None:
         assert self.facts(period=300_000)["period"] == "5m   changed; the run began with 1m"
