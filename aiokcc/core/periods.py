@@ -17,6 +17,7 @@ __all__ = [
     "MAX_LIMIT",
     "MAX_PERIOD",
     "MAX_TIMESTAMP",
+    "SECONDS_END",
     "boundary_after",
     "check_timestamp",
     "format_duration",
@@ -103,9 +104,13 @@ def parse_duration(value: object, *, what: str = "period", least: int = 1) -> in
     return result
 
 
+SECONDS_END: Final = 4 * 10**9
+"""Numbers from here on are no likely times in seconds."""
+
+
 def looks_like_seconds(ts: int) -> bool:
     """Return True if a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
-    return 10**9 <= ts < 4 * 10**9
+    return 10**9 <= ts < SECONDS_END
 
 
 def parse_period(value: object, *, what: str = "period") -> int:

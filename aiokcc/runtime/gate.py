@@ -246,7 +246,7 @@ class Gate:
                 ):
                     await self._usable(offset)
                 if member_progress.approach(progress, ts, offset):
-                    self.late += ts < progress.late_below
+                    self.late += ts < member_progress.late_below
                     self._seen = member_progress.limit
                     self._member.arrived()  # under lookahead it may have crossed the floor, as the last one
                     return

@@ -17,6 +17,7 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.member_progress import MemberProgress, gathered
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import SECONDS_END
 from aiokcc.errors import (
     MissingNodeError,
     NoNodeError,
@@ -227,6 +228,9 @@ class Member:
         self.left.discard(partition)
         gate.progress = self.progress.add(partition)
         gate.progress.skips_closed = gate.skips_closed
+        if not gate.skips_closed and (self.settings.start or 0) >= SECONDS_END:
+            # In the first period every timestamp is open. One in seconds lies before the start and is looked at more closely.
+            gate.progress.late_below = max(gate.progress.late_below, SECONDS_END)
         gate.session = self.session
         if self.member_session is not None:
             self.member_session.locks.want.set()

@@ -99,11 +99,13 @@ def test_a_time_that_looks_like_seconds_is_refused(call: Callable[..., Any], wha
         call(**{what: 1767225600})
 
 
+@pytest.mark.parametrize("start", [None, "2026-01-01T00:00Z"])
 async def test_a_gates_timestamp_that_looks_like_seconds_is_told_once(
-    world: World, caplog: pytest.LogCaptureFixture
+    world: World, caplog: pytest.LogCaptureFixture, start: str | None
 ) -> None:
-    async with world.connect(topics={"orders": 1}, start=None) as c, c.gate("orders", 0) as gate:
+    async with world.connect(topics={"orders": 1}, start=start) as c, c.gate("orders", 0) as gate:
         await gate.wait_until(1_767_225_600)
+        assert gate.late == 0
         await gate.wait_until(1_767_225_600 + 5 * PERIOD)
         gate.finish()
     (text,) = [r.getMessage() for r in caplog.records if "seconds" in r.getMessage()]
