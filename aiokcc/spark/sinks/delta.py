@@ -12,13 +12,17 @@ then names them all. It also carries some of Delta's *application transactions*:
 
 **The fence.** Delta refuses a commit if another one has written the same application transaction since the snapshot that it
 is based on. Who begins commits its attempt number; every later commit carries it too, based on a snapshot in which that number
-was still its own. So a driver that was asleep while another began is refused, without a lock and without a clock. (A table that
-is not there yet cannot hold a number. There the first commit, which makes the table, decides: it succeeds once.)
+was still its own. So a driver that was asleep while another began is refused, without a lock and without a clock.
+
+A table that does not exist cannot hold a number. So the first driver that stages a batch creates the table, empty and with its
+numbers, before it writes any file. The other drivers find the table then, and take over there or are refused. Files of dead
+attempts are removed only after the table holds our attempt: from then on no commit can name them.
 
 **The comparison.** A name can be used again under another root, where batches are numbered from 0 once more. Then numbers say
 nothing, so the run is compared first, before anything is written; and under a number that is there, the batch's digest.
 
-A batch without rows makes no commit: repeating it adds nothing either.
+A batch without records makes no commit: repeating it adds nothing either. A batch with records makes one also if its result
+has no rows, so that the table always tells which batch with records was published last.
 """
 
 from __future__ import annotations
@@ -31,13 +35,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
-from aiokcc.core.periods import format_time
 from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
-from aiokcc.spark.sinks.delta_files import action, delta_schema, types
+from aiokcc.spark.sinks.delta_files import action, content_of, delta_schema, digest, shortened, side, types
 from aiokcc.spark.sinks.places import local_path
 from aiokcc.spark.sinks.port import Sink
 
@@ -45,8 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 __all__ = ["DeltaSink"]
-
-_MOST_SHOWN: Final = 500
 
 
 class _Staged(TypedDict):
@@ -57,8 +58,9 @@ class _Staged(TypedDict):
 class DeltaSink(Sink):
     """Adds each period to a Delta table: ``DeltaSink("out/revenue")``. ``pip install 'aiokcc[delta]'``.
 
-    The table is made with the first rows. It may be read, compacted and written to by others meanwhile. It has no partition
-    columns; the files tell their period, so that a reader who asks for some periods opens only those.
+    The table is created when the first batch with records is computed. It may be read, compacted and written to by others
+    meanwhile. It has no partition columns; the files tell their period, so that a reader who asks for some periods opens
+    only those.
 
     Args:
         table_uri: a directory (on a cluster one that all share), or a URI that both ``deltalake`` and ``pyarrow.fs`` know.
@@ -109,7 +111,7 @@ class DeltaSink(Sink):
         self._attempt, self._table = attempt, self._load()
         if self._table is not None:
             self._take_over()
-        self._remove_leftovers()
+            self._remove_leftovers()
 
     def _name(self, pipeline: str) -> None:
         self._app = f"aiokcc/{pipeline}"
@@ -142,18 +144,49 @@ class DeltaSink(Sink):
             return
         raise CoordinationError(f"{self.uri}: a hundred others began while this driver did; something is wrong there")
 
+    def _create(self, schema: str) -> None:
+        """Create the empty table with our numbers; take over if it was created since we began, by whomever."""
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import DeltaError
+
+        if self._local is not None:
+            self._local.mkdir(parents=True, exist_ok=True)
+        numbers = {"attempt": self._attempt, **self._run_number()}
+        try:
+            DeltaTable.create(
+                self.uri,
+                Schema.from_json(schema),
+                mode="error",
+                storage_options=self._options,
+                # With retries, a second creation is not refused but becomes the table's next version.
+                commit_properties=self._properties(numbers, retries=0),
+            )
+        except DeltaError:
+            if (table := self._load()) is None:
+                raise
+        else:
+            table = self._load()
+        self._table = table
+        try:
+            if not self._holds_our_numbers():
+                self._take_over()
+        except Exception:
+            self._table = None  # whoever tries again is refused again
+            raise
+        self._remove_leftovers()
+
     def _run_number(self) -> dict[str, int]:
         """Return the run as a number that Delta can hold; nothing if we were not told which it is."""
-        return {"run": _number(self._run)} if self._run else {}
+        return {"run": digest(self._run)} if self._run else {}
 
     def _refuse_other_run(self) -> None:
         there = self._table.transaction_version(f"{self._app}/run")
-        if there is None or not self._run or there == _number(self._run):
+        if there is None or not self._run or there == digest(self._run):
             return
         theirs = self._told(lambda told: "root" in told)
         raise PipelineMismatchError(
-            f"{self.uri} holds the results of {_side(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
-            f"{self._published()}, and this is {_side(self._app, self._where, self._run)}; choose another table, or give "
+            f"{self.uri} holds the results of {side(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
+            f"{self._published()}, and this is {side(self._app, self._where, self._run)}; choose another table, or give "
             f"from_scratch=True to replace them"
         )
 
@@ -162,12 +195,12 @@ class DeltaSink(Sink):
         self._check_ours()
         published = self._published()
         there = self._table.transaction_version(f"{self._app}/batch")
-        if published == batch.number and (there is None or there == _number(_content(batch))):
+        if published == batch.number and (there is None or there == digest(content_of(batch))):
             return
         theirs = self._told(lambda told: told.get("number") == published)
         raise PipelineMismatchError(
             f"{self.uri} holds batch {published} of {self._app} with {theirs.get('content', 'other periods or offsets')}, and "
-            f"the store has batch {batch.number} with {_shown(_content(batch))}: these are results of another run; choose "
+            f"the store has batch {batch.number} with {shortened(content_of(batch))}: these are results of another run; choose "
             f"another table, or give from_scratch=True to replace them"
         )
 
@@ -197,13 +230,20 @@ class DeltaSink(Sink):
         there = self._table.transaction_version(f"{self._app}/attempt")
         if there != self._attempt:
             raise FencedError(f"{self.uri}: attempt {there} has taken over from attempt {self._attempt}")
+        self._refuse_other_run()
+
+    def _holds_our_numbers(self) -> bool:
+        """Return whether the last commit of this pipeline was made by this driver: attempts are unique in a run."""
+        attempt = self._table.transaction_version(f"{self._app}/attempt")
+        run = self._table.transaction_version(f"{self._app}/run")
+        return bool(attempt == self._attempt and run == self._run_number().get("run"))
 
     def _commit(self, actions: list[Any], numbers: Mapping[str, int], content: str = "") -> None:
         self._table.create_write_transaction(
             actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
         )
 
-    def _properties(self, numbers: Mapping[str, int], content: str = "") -> Any:
+    def _properties(self, numbers: Mapping[str, int], content: str = "", retries: int | None = None) -> Any:
         from deltalake import CommitProperties, Transaction
 
         names = {what: self._app if what == "number" else f"{self._app}/{what}" for what in numbers}
@@ -211,10 +251,11 @@ class DeltaSink(Sink):
         if self._run:
             told |= {"run": self._run, "root": self._where}
         if content:
-            told["content"] = _shown(content)
+            told["content"] = shortened(content)
         return CommitProperties(
             app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
             custom_metadata={"aiokcc": json.dumps(told)},
+            max_commit_retries=retries,
         )
 
     def _published(self) -> int:
@@ -243,9 +284,9 @@ class DeltaSink(Sink):
     def stage(self, frame: DataFrame, batch: Batch) -> object:
         check_schema(frame)
         schema = delta_schema(frame.schema.json())
+        if self._table is None:
+            self._create(schema)
         self._check_columns(schema)
-        if self._local is not None:
-            self._local.mkdir(parents=True, exist_ok=True)
         files = write_files(
             frame,
             batch,
@@ -258,8 +299,6 @@ class DeltaSink(Sink):
         return _Staged(schema=schema, files=[(file.period, file.name, file.rows, file.size) for file in files])
 
     def _check_columns(self, schema: str) -> None:
-        if self._table is None:
-            return
         there = {field["name"]: field["type"] for field in json.loads(self._table.schema().to_json())["fields"]}
         for field in json.loads(schema)["fields"]:
             if field["name"] not in there:
@@ -276,7 +315,9 @@ class DeltaSink(Sink):
         result = cast("_Staged", staged)
         names = frozenset(name for _, name, _, _ in result["files"])
         try:
-            is_new = not self.is_published(batch) and self._publish(batch, result)
+            is_new = not self.is_published(batch)
+            if is_new:
+                self._publish(batch, result)
         except PipelineMismatchError:
             self._remove(names)
             raise
@@ -291,62 +332,33 @@ class DeltaSink(Sink):
             for name in names:
                 (self._local / name).unlink(missing_ok=True)
 
-    def _publish(self, batch: Batch, result: _Staged) -> bool:
-        """Commit the files; return whether they are in the table now, and not others of the same batch."""
-        from deltalake import Schema
-        from deltalake.exceptions import CommitFailedError, DeltaError
-        from deltalake.transaction import create_table_with_add_actions
+    def _publish(self, batch: Batch, result: _Staged) -> None:
+        """Commit the files and the batch's number; the number also where there is no file."""
+        from deltalake.exceptions import CommitFailedError
 
-        actions = [action(*file) for file in result["files"]]
-        if not actions:
-            return True
-        content = _content(batch)
+        content = content_of(batch)
         numbers = {
             "attempt": self._attempt,
             "number": batch.number,
-            "batch": _number(content),
+            "batch": digest(content),
             **self._run_number(),
         }
-        if self._table is None:
-            try:
-                create_table_with_add_actions(
-                    self.uri,
-                    Schema.from_json(result["schema"]),
-                    actions,
-                    storage_options=self._options,
-                    commit_properties=self._properties(numbers, content),
-                )
-            except DeltaError:
-                self._table = self._load()
-                if self._table is None:
-                    raise
-            else:
-                self._table = self._load()
-                self._refresh()
-                return True
-            # It was made since we began: by a predecessor that we can fence out now, by a successor, or by somebody else.
-            if self._is_ours(batch):
-                return True
-            self._take_over()
-            if self.is_published(batch):
-                return False
-            self._check_columns(result["schema"])
         self._check_ours()  # else the snapshot is one of the successor's, and Delta would take what is based on it
         try:
-            self._commit(actions, numbers, content)
+            self._commit([action(*file) for file in result["files"]], numbers, content)
         except CommitFailedError as error:
             self._table.update_incremental()
             if self._is_ours(batch):
-                return True  # done, though the answer was lost
+                return  # done, though the answer was lost
             raise FencedError(
                 f"{self.uri}: a driver that began after attempt {self._attempt} has taken over"
             ) from error
         self._refresh()
-        return True
 
     def _is_ours(self, batch: Batch) -> bool:
-        attempt = self._table.transaction_version(f"{self._app}/attempt")
-        return attempt == self._attempt and self._published() == batch.number
+        there = self._table.transaction_version(f"{self._app}/batch")
+        is_this_batch = self._published() == batch.number and there == digest(content_of(batch))
+        return is_this_batch and self._holds_our_numbers()
 
     # From nothing
 
@@ -384,28 +396,3 @@ class DeltaSink(Sink):
         except CommitFailedError as error:
             raise FencedError(f"{self.uri}: a driver that began after attempt {attempt} has taken over") from error
         self._table = None
-
-
-def _number(text: str) -> int:
-    """Return a digest as a number that fits a version of Delta's."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
-
-
-def _content(batch: Batch) -> str:
-    """Return what a batch holds, for people and to be compared: its periods, and the offsets they are read from."""
-    periods = [
-        f"{format_time(period.start)} to {format_time(period.end)}: "
-        + (" ".join(f"{p} {first}-{last}" for p, (first, last) in sorted(period.ranges.items())) or "nothing")
-        for period in batch.periods
-    ]
-    return "; ".join(periods)
-
-
-def _shown(content: str) -> str:
-    return content if len(content) <= _MOST_SHOWN else f"{content[:_MOST_SHOWN]}…"
-
-
-def _side(app: str, root: str | None, run: str | None) -> str:
-    """Return the name of one side of a comparison."""
-    name = f"the pipeline {app.removeprefix('aiokcc/')!r}"
-    return f"{name} under {root} (run {run[:8]})" if root and run else f"another run of {name}"

@@ -1,0 +1,157 @@
+"""Who may write to a Delta table: drivers of other runs and drivers that were asleep, before and after the table exists.
+
+The table is a real one. Spark's job is replaced by a function that writes the same files, so no Spark runs here.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+
+from aiokcc.core.partitions import Partition
+from aiokcc.errors import FencedError, PipelineMismatchError
+from aiokcc.spark.batch import Batch, Slice
+from aiokcc.spark.sinks import DeltaSink, delta
+from aiokcc.spark.sinks.arrow import WrittenFile
+
+MINUTE = 60_000
+START = 1_767_225_600_000  # 2026-01-01T00:00Z
+ORDERS = Partition("orders", 0)
+
+
+@pytest.fixture(autouse=True)
+def job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaces the Spark job: one file with one row, which holds the text of the frame; no file without a text."""
+
+    def write_files(frame: Any, batch: Batch, place: str, *, prefix: str, **_: Any) -> list[WrittenFile]:
+        if frame.text is None:
+            return []
+        path = Path(place) / f"{prefix}0.parquet"
+        period = dt.datetime.fromtimestamp(batch.start / 1000, dt.UTC)
+        pq.write_table(pa.table({"period": pa.array([period], pa.timestamp("us", "UTC")), "text": [frame.text]}), path)
+        return [WrittenFile(batch.start, 0, path.name, 1, path.stat().st_size, "", "here")]
+
+    monkeypatch.setattr(delta, "write_files", write_files)
+
+
+def frame(text: str | None, kind: Any = None) -> Any:
+    schema = StructType([StructField("period", TimestampType()), StructField("text", kind or StringType())])
+    return SimpleNamespace(columns=schema.names, schema=schema, text=text)
+
+
+def batch(number: int, first: int = 0, *, empty: bool = False) -> Batch:
+    start = START + number * MINUTE
+    ranges = {} if empty else {ORDERS: (first + number, first + number + 1)}
+    return Batch("revenue", number, (Slice(start, start + MINUTE, ranges),))
+
+
+def driver(place: Path, run: str, attempt: int) -> DeltaSink:
+    sink = DeltaSink(place)
+    sink.identify(run * 32, f"zk://host/{run}")
+    sink.begin("revenue", attempt)
+    return sink
+
+
+def do(sink: DeltaSink, each: Batch, text: str | None) -> None:
+    sink.publish(each, None if each.is_empty else sink.stage(frame(text), each))
+
+
+def texts(place: Path) -> list[str]:
+    return sorted(DeltaTable(str(place)).to_pyarrow_table()["text"].to_pylist())
+
+
+def orphans(place: Path) -> set[str]:
+    """The files that no commit names."""
+    return {path.name for path in place.glob("*.parquet")} - {
+        Path(uri).name for uri in DeltaTable(str(place)).file_uris()
+    }
+
+
+class TestNoTableYet:
+    """Two drivers begin before there is a table that could hold an attempt number."""
+
+    @pytest.mark.parametrize("numbers", [(1, 1), (1, 2), (2, 1)], ids=str)
+    def test_two_runs_of_one_name(self, tmp_path: Path, numbers: tuple[int, int]) -> None:
+        one, two = (driver(tmp_path, run, number) for run, number in zip("ab", numbers, strict=True))
+        for number in range(3):
+            do(one, batch(number), f"one {number}")
+            with pytest.raises(
+                PipelineMismatchError, match=r"under zk://host/a \(run aaaa.* under zk://host/b \(run bbbb"
+            ):
+                do(two, batch(number, first=1000), f"two {number}")
+        assert texts(tmp_path) == ["one 0", "one 1", "one 2"]
+        assert orphans(tmp_path) == set()
+
+    def test_a_driver_that_sleeps_right_before_it_publishes(self, tmp_path: Path) -> None:
+        """Its successor removes what it has staged; so it must not publish any more."""
+        sleeper = driver(tmp_path, "a", 1)
+        staged = sleeper.stage(frame("sleeper"), batch(0))
+        successor = driver(tmp_path, "a", 2)
+        with pytest.raises(FencedError):
+            sleeper.publish(batch(0), staged)
+        do(successor, batch(0), "successor 0")
+        do(successor, batch(1), "successor 1")
+        assert texts(tmp_path) == ["successor 0", "successor 1"]
+        assert orphans(tmp_path) == set()
+
+    def test_a_driver_that_sleeps_between_begin_and_stage(self, tmp_path: Path) -> None:
+        sleeper, successor = driver(tmp_path, "a", 1), driver(tmp_path, "a", 2)
+        do(successor, batch(0), "successor 0")
+        with pytest.raises(FencedError):
+            sleeper.stage(frame("sleeper"), batch(0))
+        assert texts(tmp_path) == ["successor 0"]
+        assert orphans(tmp_path) == set()
+
+    def test_who_makes_the_table_first_gives_way_to_a_later_attempt(self, tmp_path: Path) -> None:
+        """The successor has begun without a table; it finds one when it stages, and takes over there."""
+        sleeper, successor = driver(tmp_path, "a", 1), driver(tmp_path, "a", 2)
+        staged = sleeper.stage(frame("sleeper"), batch(0))
+        do(successor, batch(0), "successor 0")
+        with pytest.raises((FencedError, PipelineMismatchError)):
+            sleeper.publish(batch(0), staged)
+        assert texts(tmp_path) == ["successor 0"]
+        assert orphans(tmp_path) == set()
+
+    def test_drivers_that_create_the_table_at_the_same_moment(self, tmp_path: Path) -> None:
+        """One of them is the first. The others are refused, and the table is what the first has made of it."""
+        for round_ in range(10):
+            place = tmp_path / str(round_)
+            drivers = [driver(place, run, 1) for run in "abcd"]
+            barrier = threading.Barrier(len(drivers))
+
+            def run(sink: DeltaSink, barrier: threading.Barrier = barrier) -> str | None:
+                barrier.wait()
+                try:
+                    do(sink, batch(0), sink._where)
+                except PipelineMismatchError:
+                    return None
+                return sink._where
+
+            with ThreadPoolExecutor(len(drivers)) as threads:
+                winners = [where for where in threads.map(run, drivers) if where is not None]
+            assert texts(place) == winners
+            assert len(winners) == 1
+            assert DeltaTable(str(place)).version() == 1
+
+
+def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> None:
+    """After a refused commit the table is asked whether it was ours. Attempt and number alone can be another run's."""
+    one = driver(tmp_path, "a", 1)
+    do(one, batch(0), "one")
+    two = DeltaSink(tmp_path)
+    two.identify("b" * 32, "zk://host/b")
+    two._name("revenue")
+    two._attempt, two._table = 1, two._load()
+    assert not two._is_ours(batch(0))
+    assert one._is_ours(batch(0))
+    assert not one._is_ours(batch(0, first=1000))
