@@ -1,4 +1,4 @@
-"""The entry point: from words to a verb, from whatever happens to an exit code and a sentence."""
+"""The entry point: parses the arguments, runs the verb, and turns every error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ Verb = Callable[[argparse.Namespace], Awaitable[int]]
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """Raised when SIGTERM has cancelled the command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code. Never raises, and shows no traceback unless asked to."""
+    """Run one command and return its exit code. Never raises; prints a traceback only with --verbose."""
     words = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in words or "--verbose" in words
     if verbose:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     else:
-        for name in ("aiokcc", "aiokafka"):  # what matters is said in the command's own words
+        for name in ("aiokcc", "aiokafka"):  # the command prints its own messages
             logging.getLogger(name).addHandler(logging.NullHandler())
     accepted = False
     try:
@@ -63,9 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _Terminated:
         return TERMINATED
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a sentence instead of a traceback
+    except Exception as error:  # noqa: BLE001 - every error becomes a message
         cause = _main_error(error)
-        if isinstance(cause, BrokenPipeError):  # as in `aiokcc status | head -1`: the reader has had enough
+        if isinstance(cause, BrokenPipeError):  # the reader is gone, as in `aiokcc status | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         if verbose:
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _select_verb(options: argparse.Namespace) -> Verb:
-    """The verb's function; what can be refused without asking the store is refused here."""
+    """Return the verb's function. Raises UsageError for arguments that are invalid whatever the store holds."""
     if options.verb == "local":
         from aiokcc.cli.services import check_local, run_local
 
@@ -83,7 +83,7 @@ def _select_verb(options: argparse.Namespace) -> Verb:
         return run_local
     from aiokcc.stores import open_store
 
-    if options.store:  # offsets that Kafka keeps need none
+    if options.store:  # offsets stored in Kafka need no store
         open_store(options.store)
     if options.verb == "offsets":
         from aiokcc.cli.offsets import check_offsets, run_offsets
@@ -121,7 +121,7 @@ async def _declined(_: argparse.Namespace) -> int:
 
 
 async def _until_terminated(work: Awaitable[int]) -> int:
-    """The work, cancelled by SIGTERM as Ctrl-C cancels it, so that nothing is left behind."""
+    """Await the work. SIGTERM cancels it, as Ctrl-C does, and raises _Terminated once it has cleaned up."""
     task = asyncio.current_task()
     assert task is not None
     asked = False
@@ -142,7 +142,7 @@ async def _until_terminated(work: Awaitable[int]) -> int:
 
 
 def _main_error(error: BaseException) -> BaseException:
-    """The error that matters in a group of them."""
+    """Return the first AiokccError of an exception group, or its first error; any other error as it is."""
     while isinstance(error, BaseExceptionGroup):
         error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
     return error

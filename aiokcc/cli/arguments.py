@@ -1,4 +1,4 @@
-"""What may be typed, and what is said about a word that is not understood."""
+"""Defines and parses the arguments of all verbs; invalid ones raise UsageError with a hint."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
-    """Complains in one line, and says where the help is and which word is the nearest."""
+    """Raises UsageError with one line that names the problem, the nearest valid word, and the help."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\nTry '{self.prog} --help'.")
@@ -47,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
     def check_options(self, words: Sequence[str]) -> None:
         """Raise UsageError for the first option that the verb does not have.
 
-        argparse complains of a missing ``--period`` first, and the reader who typed ``--perod`` wonders.
+        Otherwise argparse would report ``--period`` as missing to a user who typed ``--perod``.
         """
         for number, word in enumerate(words):
             if word == "--":
@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
                 )
 
     def _nearest_option(self, name: str) -> str:
-        """Return the hint: first by the name of the library's keyword (``--start`` is ``--from``), then by likeness."""
+        """Return a hint: the option with this name in the library (``--start`` is ``--from``), or the most similar one."""
         shown = {
             name: action for name, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS
         }
@@ -100,7 +100,7 @@ def make_parser() -> _Parser:
 
 
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> argparse.Namespace:
-    """The verb and what it needs. UsageError for what cannot be understood; SystemExit after help or version."""
+    """Return the parsed arguments. Raises UsageError for invalid ones, SystemExit after help or version was shown."""
     parser = make_parser()
     words, url = _take_url(argv)
     parser.check_options(words)
@@ -121,7 +121,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
 
 
 def _take_url(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Words without the URL, and the URL: it may stand anywhere, which argparse cannot express."""
+    """Return the words without the URL, and the URL. It may stand anywhere, which argparse cannot express."""
     words: list[str] = []
     found: list[str] = []
     for n, word in enumerate(argv):
@@ -154,7 +154,7 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
             f"one process alone can do with --store memory://once"
         )
     if not options.store and options.verb == "offsets" and options.group_id is not None:
-        return  # those are Kafka's
+        return  # offsets stored in Kafka need no store
     if not options.store:
         verb = f"offsets {options.action}" if options.verb == "offsets" else options.verb
         kept = "; or --group-id, for those that Kafka keeps" if options.verb == "offsets" else ""
@@ -170,14 +170,14 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
 
 
 def command(options: argparse.Namespace, *words: str) -> str:
-    """A command line for the same group, to be copied; without a password that stood in the URL."""
+    """Return a command line for the same group, ready to be copied; passwords in the URL are masked."""
     url = [] if options.given_url is None else mask_command([options.given_url])
     verb, *rest = words
     return shlex.join(["aiokcc", verb, *url, *rest])
 
 
 def _argument_type(read: Callable[[str], T]) -> Callable[[str], T]:
-    """For argparse, which shows the text of this one kind of error as it is."""
+    """Return a converter for argparse: it raises ArgumentTypeError, whose text argparse shows unchanged."""
 
     def convert(text: str) -> T:
         try:
@@ -215,7 +215,7 @@ def _add(
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
-    # The same option stands before the verb too: without a default here, this one does not undo that one.
+    # The option exists before the verb too. SUPPRESS keeps this one from resetting it.
     parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser
 

@@ -1,6 +1,6 @@
-"""How far a replay is, in one line: redrawn on a terminal, now and then a new one elsewhere. It goes to stderr.
+"""The progress of a replay in one line on stderr: redrawn on a terminal, printed every few seconds elsewhere.
 
-What the user's handler prints belongs to stdout, and may be on its way into a file.
+stdout belongs to the user's handler.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ _RATE_SECONDS: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class BarState:
-    """What there is to show."""
+    """The values that a bar shows."""
 
     reached: int | None
-    """The limit: everything before the period that ends there is done."""
+    """The limit; None before the first one is known."""
     share: float | None
-    """Of the whole, from 0 to 1; None where there is no end."""
+    """The part of the run that is done, from 0 to 1; None if the run has no end."""
     records: int
     per_second: float | None
     seconds_left: float | None
     note: str
-    """Who is waited for, or whatever else matters."""
+    """The partition that the others wait for, or another remark."""
 
 
 class RateMeter:
-    """How fast a count grows, over the last seconds."""
+    """Measures the rate at which a count grows, over the last _RATE_SECONDS."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
 
     def add(self, count: float, at: float) -> None:
-        """It was so high then."""
+        """Record one sample of the count."""
         self._samples.append((at, count))
         while at - self._samples[0][0] > _RATE_SECONDS and len(self._samples) > 2:
             self._samples.popleft()
 
     def per_second(self) -> float | None:
-        """The pace; None while nobody can know."""
+        """Return the rate; None while there are too few samples."""
         if len(self._samples) < 2:
             return None
         (begun, first), (ended, last) = self._samples[0], self._samples[-1]
@@ -77,17 +77,17 @@ class RateMeter:
 
 
 class Bar(Protocol):
-    """Shows one view after the other."""
+    """Shows the latest state, and lines of output above it."""
 
     def show(self, view: BarState) -> None:
-        """Show this instead of the one before."""
+        """Replace the state that is shown."""
 
     def write(self, line: str) -> None:
-        """A line of output, above."""
+        """Print a line of output above the bar."""
 
 
 def write_bar_text(view: BarState) -> str:
-    """In one line, without the bar itself."""
+    """Return the text next to the bar, in one line."""
     parts = ["starting" if view.reached is None else format_time(view.reached)]
     if view.share is not None:
         parts.append(f"{int(view.share * 100)}%")
@@ -100,7 +100,7 @@ def write_bar_text(view: BarState) -> str:
 
 
 def fit_bar_text(view: BarState, width: int) -> str:
-    """Return the line for so many columns: what matters least is left out first."""
+    """Return the text in at most ``width`` columns; the least important parts are left out first."""
     line = write_bar_text(view)
     for less in ({"seconds_left": None}, {"per_second": None}, {"note": ""}):
         if len(line) > width:
@@ -110,13 +110,13 @@ def fit_bar_text(view: BarState, width: int) -> str:
 
 
 def bar_width(line: str, columns: int) -> int:
-    """Return how wide the bar before this line may be; 0 if there is no room for one."""
+    """Return the width of the bar next to this text; 0 if there is no room for one."""
     room = columns - len(line) - 1
     return min(_WIDTH, room) if room >= _LEAST_WIDTH else 0
 
 
 def wrap(text: str) -> str:
-    """Break long lines between words, on a terminal; a log takes them as they are. A command to be copied stays whole."""
+    """Break long lines between words if the output is a terminal. Indented commands, meant to be copied, stay whole."""
     if not on_terminal():
         return text
     wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns, break_on_hyphens=False, break_long_words=False)
@@ -124,12 +124,12 @@ def wrap(text: str) -> str:
 
 
 def on_terminal() -> bool:
-    """Whether output and errors both go to a terminal that can be redrawn."""
+    """Return whether stdout and stderr both go to a terminal that can be redrawn."""
     return sys.stderr.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def choose_bar() -> AbstractContextManager[Bar]:
-    """The best there is for this output."""
+    """Return the best bar for this output."""
     if not on_terminal():
         return LineBar()
     if importlib.util.find_spec("rich") is not None:
@@ -140,9 +140,9 @@ def choose_bar() -> AbstractContextManager[Bar]:
 
 
 def print_message(text: str) -> None:
-    """Our own words. If nobody reads them any more that is no reason to leave off.
+    """Print a message of the command to stderr. If stderr is closed, this and later messages are dropped.
 
-    Ctrl-C in ``aiokcc replay … 2>&1 | tee log`` ends tee too, and we have still to stop in good order.
+    Ctrl-C in ``aiokcc replay … 2>&1 | tee log`` ends tee too, and the replay still has to stop gracefully.
     """
     try:
         print(text, file=sys.stderr, flush=True)
@@ -151,7 +151,7 @@ def print_message(text: str) -> None:
 
 
 class PlainBar:
-    """One line that is redrawn, and is gone in the end."""
+    """Redraws one line of plain text, and erases it at the end."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -163,7 +163,7 @@ class PlainBar:
         self._put("\r\x1b[K")
 
     def show(self, view: BarState) -> None:
-        """Draw it anew."""
+        """Redraw the line."""
         columns = shutil.get_terminal_size().columns - 1
         line, bar = fit_bar_text(view, columns), ""
         if view.share is not None and (width := bar_width(line, columns - 2)):
@@ -173,7 +173,7 @@ class PlainBar:
         self._put(f"\r\x1b[K{self._line}")
 
     def write(self, line: str) -> None:
-        """Above the bar."""
+        """Print the line above the bar."""
         self._put(f"\r\x1b[K{line}\n{self._line}")
 
     def _put(self, text: str) -> None:
@@ -182,7 +182,7 @@ class PlainBar:
 
 
 class LineBar:
-    """A line every few seconds: for logs."""
+    """Prints a line every few seconds, for logs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -195,11 +195,11 @@ class LineBar:
         pass
 
     def show(self, view: BarState) -> None:
-        """A line, if the last is long enough ago."""
+        """Print a line, if _LINE_SECONDS have passed since the last."""
         if view.reached is not None and self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
             print_message(write_bar_text(view))
 
     def write(self, line: str) -> None:
-        """As it is."""
+        """Print the line to stdout, unchanged."""
         print(line, flush=True)

@@ -1,4 +1,4 @@
-"""``aiokcc period``, ``hold`` and ``release``: what an operator asks of the leader."""
+"""``aiokcc period``, ``hold`` and ``release``: requests of an operator to the leader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _RELEASE_SECONDS: Final = 5.0
 
 
 async def run_period(options: argparse.Namespace) -> int:
-    """Set the period."""
+    """Set the period; return the exit code."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         previous = await write_request(store, session, Request.every(options.period))
@@ -46,7 +46,7 @@ async def run_period(options: argparse.Namespace) -> int:
 
 
 async def run_hold(options: argparse.Namespace) -> int:
-    """Hold, and say how to go on."""
+    """Hold the limit, print the command that ends the hold, and return the exit code."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         previous = await write_request(store, session, Request(RequestKind.HOLD))
@@ -68,7 +68,7 @@ async def run_hold(options: argparse.Namespace) -> int:
 
 
 def confirm_release(options: argparse.Namespace) -> bool:
-    """Ask, on a terminal. UsageError where there is nobody to ask."""
+    """Return whether the user confirms the release. Raises UsageError without --yes if stdin is no terminal."""
     if options.yes:
         return True
     if not sys.stdin.isatty():
@@ -83,7 +83,10 @@ def confirm_release(options: argparse.Namespace) -> bool:
 
 
 async def run_release(options: argparse.Namespace) -> int:
-    """Release, and wait for the leader to have done it."""
+    """Release the gate and return the exit code.
+
+    Waits up to _RELEASE_SECONDS for the leader; raises CoordinationError if it does not act. Cancelling leaves the request.
+    """
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         if (await _limit(store, session)).mode is Mode.OPEN:

@@ -1,4 +1,4 @@
-"""Functions of the user's, named on the command line as ``module:function``."""
+"""Loads the user's functions, named on the command line as ``module:function``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["describe_location", "load_function"]
 
 
 def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any]:
-    """The function of this name. UsageError, which says what is wrong and what would be right, if there is none.
+    """Return the function of this name. Raises UsageError if there is none, or if it does not take ``arguments`` arguments.
 
     The current directory comes first in the search for the module, as it does for ``python -m``.
     """
@@ -42,7 +42,7 @@ def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any
         inspect.signature(found).bind(*[None] * arguments)
     except TypeError:
         raise UsageError(f"{name}{inspect.signature(found)} cannot be called with {gets}") from None
-    except ValueError:  # a function in C that does not tell
+    except ValueError:  # a function in C without a signature
         pass
     return found  # type: ignore[no-any-return]
 
@@ -50,8 +50,8 @@ def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any
 def describe_location(error: BaseException, *functions: str) -> str:
     """Return where an exception was raised: ``handlers.py, line 12, in handle``; empty if there is no traceback.
 
-    With functions of the user's, named as on the command line, it is the last line in their files: where they called the
-    library that raised. The library's own line tells the user nothing.
+    If ``functions`` of the user are given, named as on the command line, it is the last line in their files. That is where
+    they called the library that raised; the library's own line would not help the user.
     """
     steps = list(traceback.walk_tb(error.__traceback__))
     for files in ({_module_file(name) for name in functions}, {_code_file(name) for name in functions}):
@@ -69,7 +69,7 @@ def _module_file(name: str) -> str | None:
 
 
 def _code_file(name: str) -> str | None:
-    """Return the file in which the function itself stands: the module may only have imported it."""
+    """Return the file that defines the function; the module that was named may only import it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""How a group stands, in one word and one sentence: what an operator asks first."""
+"""The health of a group: one word, one sentence, and whether the group is stuck."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aiokcc.runtime.status import Blocking, Status
 __all__ = ["Health", "HealthKind", "assess", "reason"]
 
 _SETTLED: Final = 2.0
-"""Seconds. A limit that has stood for less is one that moves, unless a member has said already who is slow."""
+"""Seconds. A limit that moved less than this ago counts as moving, unless a slow or an unowned partition is known."""
 
 _REASONS: Final = {
     "running": "still has records before the limit",
@@ -25,28 +25,28 @@ _REASONS: Final = {
 
 
 class HealthKind(enum.Enum):
-    """The word for it. The value is what ``--json`` shows as ``verdict``."""
+    """The kinds of health. The value is what ``--json`` shows as ``verdict``."""
 
     MOVING = "moving"
-    """The limit has just moved."""
+    """The limit moved a moment ago. Ends when it stands for longer."""
     BLOCKED = "blocked"
-    """Some partitions keep it from moving."""
+    """Some partitions have records before the limit, or are unowned. Ends when they reach the limit."""
     STALLED = "stalled"
-    """Everybody has arrived, and yet the leader does not move it."""
+    """All partitions have reached the limit, but the leader does not move it, or there is no leader."""
     NO_MEMBERS = "abandoned"
-    """There is no member."""
+    """The group has no member. Ends when one joins."""
     IDLE = "idle"
-    """All logs are read to their ends."""
+    """All logs are read to their ends. Ends with a new record."""
     CLOCK = "clock"
-    """The next records lie too far in the future."""
+    """The next records have timestamps in the future. Ends when the clock reaches them."""
     HELD = "held"
-    """An operator holds it."""
+    """An operator holds the limit, until ``aiokcc period``."""
     RELEASED = "released"
-    """The gate is open for good."""
+    """The gate is released for the rest of the run."""
     ENDED = "ended"
-    """The run is over."""
+    """The run has ended."""
     UNREADABLE = "unreadable"
-    """A node that is needed cannot be read."""
+    """A node that the leader needs cannot be decoded. Ends when it is repaired."""
 
 
 _CAN_BE_STUCK: Final = {HealthKind.BLOCKED, HealthKind.STALLED, HealthKind.NO_MEMBERS}
@@ -54,7 +54,7 @@ _CAN_BE_STUCK: Final = {HealthKind.BLOCKED, HealthKind.STALLED, HealthKind.NO_ME
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The word, the sentence, and whether somebody should be woken."""
+    """The health of a group: its kind, a sentence for people, and whether the group is stuck."""
 
     kind: HealthKind
     text: str
@@ -62,7 +62,7 @@ class Health:
 
 
 def assess(status: Status, *, stuck_after: float, now: float) -> Health:
-    """What to say about it. ``now`` is the wall clock in seconds since the epoch."""
+    """Return the health for a status. ``now`` is the wall clock in seconds since the epoch."""
     kind, text = _assess(status, now)
     stuck = kind is HealthKind.UNREADABLE or (kind in _CAN_BE_STUCK and status.waiting_seconds >= stuck_after)
     return Health(kind, text, stuck)
@@ -120,7 +120,7 @@ def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
 
 
 def reason(blocking: Blocking, names: Mapping[str, str]) -> str:
-    """Why the limit waits for a partition."""
+    """Return why the limit waits for a partition."""
     if blocking.member is None:
         if blocking.last_member is None:
             return "unowned"

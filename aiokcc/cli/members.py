@@ -1,4 +1,4 @@
-"""``aiokcc members``, ``isolate`` and ``rejoin``: who is in a managed group, and what an operator may do about it."""
+"""``aiokcc members``, ``isolate`` and ``rejoin``: shows and changes the members of a managed group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["run_isolate", "run_members", "run_rejoin"]
 
 
 async def run_members(options: argparse.Namespace) -> int:
-    """Show them."""
+    """Show the members and return the exit code. Raises UsageError if the group is not managed."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         status = await read_status(store, session)
@@ -48,7 +48,7 @@ async def run_members(options: argparse.Namespace) -> int:
 
 
 async def run_isolate(options: argparse.Namespace) -> int:
-    """Isolate a member."""
+    """Isolate a member; return the exit code."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         by = f"{getpass.getuser()}@{socket.gethostname()}"
@@ -62,7 +62,7 @@ async def run_isolate(options: argparse.Namespace) -> int:
 
 
 async def run_rejoin(options: argparse.Namespace) -> int:
-    """Let it take part again."""
+    """End the isolation of a member; return the exit code."""
     store = open_store(options.store)
     async with store.session(connect_timeout=options.timeout) as session:
         new = await rejoin(store, session, options.member)

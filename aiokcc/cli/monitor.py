@@ -1,7 +1,7 @@
-"""What the workers of ``aiokcc replay`` have said so far, and what that comes to, for people.
+"""Collects the reports of the workers of ``aiokcc replay``, and turns them into a bar, messages and a result.
 
-They are left alone until all are done. If one fails, the others are stopped where they are. If they are asked to stop, each of
-them is given the time it takes, also if one of them fails on the way.
+If one worker fails, the others are stopped at once. After a graceful stop was requested, each worker gets the time that it
+needs, even if another one fails meanwhile.
 """
 
 from __future__ import annotations
@@ -38,62 +38,62 @@ _RARE: Final = {
 
 
 class Monitor:
-    """What the workers have said so far, and what that comes to."""
+    """The state of all workers, as far as they have reported it."""
 
     def __init__(
         self, options: argparse.Namespace, previous: PreviousRun, clock: Callable[[], float] = time.time
     ) -> None:
         self._options, self._previous, self._clock = options, previous, clock
         self._first_joined_at: float | None = None
-        """When the first worker had joined the group."""
+        """The time at which the first worker joined the group."""
         self._last_record_at = 0.0
-        """When a record was last handled."""
+        """The time at which a record was last handled."""
         self._limit: int | None = None
         self._joined: set[int] = set()
         self._counts: dict[int, dict[str, Any]] = {}
         self._status: dict[str, Any] = {}
         self._period = previous.period or options.period
         self._last_joined_at = 0.0
-        """When the last worker had joined: what the store tells of the time before says nothing about them."""
+        """The time at which the last worker joined. Older waiting times in the status do not concern these workers."""
         self._slowest = [Slowest() for _ in range(options.processes)]
         self._last_report_at = [time.monotonic()] * options.processes
         self._done: set[int] = set()
         self._exited: set[int] = set()
         self._replaced: set[int] = set()
-        """Those who left alone, and whose part others have taken."""
+        """The workers that stopped alone and whose partitions the others have taken over."""
         self._total: int | None = None
         self._released = False
         self._record_rate, self._limit_rate, self._group_rate = RateMeter(), RateMeter(), RateMeter()
         self._group_done = 0
-        """How many records all members have done, other commands' too, as far as they have reported."""
+        """The number of offsets that all members have processed, those of other commands included."""
         self._pool: WorkerPool | None = None
         self._print: Callable[[str], None] = print_message
         self._stop_asked_at: float | None = None
-        """When all were asked to stop."""
+        """The time at which a graceful stop was requested."""
         self._final_counts: set[int] = set()
-        """Who has said how far it has come in all; one that is killed does not."""
+        """The workers that have sent their last counts; one that is killed sends none."""
         self._commit_failed: set[int] = set()
-        """Who could not commit its offsets when it stopped."""
+        """The workers that could not commit their offsets when they stopped."""
         self.failure: str | None = None
         self.refused = False
-        """Whether the failure is that it was not let in, as it is: the same command would not be either."""
+        """True if the group refused the command before any worker had joined: the same command would be refused again."""
         self.stopped = False
-        """Whether a worker has stopped before the run was over, because it was told to."""
+        """True if a worker was told to stop, and stopped before the run had ended."""
 
     def stop(self) -> None:
-        """Ask all workers to end in good order; those that are still to be started, too."""
+        """Request a graceful stop of all workers, also of those that are not started yet."""
         self._stop_asked_at = self._stop_asked_at or time.monotonic()
         if self._pool is not None:
             self._pool.request_stop()
 
     def warn(self, what: str) -> None:
-        """Say that they have been asked, since that takes a while, and what ends it."""
+        """Tell the user that the workers are stopping, and that a second signal (``what``) stops at once."""
         if self._pool is not None:
             when = " when the handlers that run have returned" if self._joined else ""
             self._print(f"Stopping{when}; a second {what} stops at once.")
 
     async def run(self, pool: WorkerPool, bar: Bar) -> None:
-        """Listen and show until all are done, or one has failed."""
+        """Receive reports and draw the bar until all workers have exited, or one has failed. Cancelling only ends this."""
         self._pool, self._print = pool, bar.write if on_terminal() else print_message
         if self._stop_asked_at is not None:
             pool.request_stop()
@@ -114,13 +114,13 @@ class Monitor:
             self._pool, self._print = None, print_message
 
     def receive_last_counts(self, left: Iterable[WorkerReport]) -> None:
-        """What was said while they were ended: how far they had come. How they took it is no news."""
+        """Receive the counts that arrived while the workers were being stopped; how they ended does not matter any more."""
         for report in left:
             if report.kind == "counts":
                 self.receive(report)
 
     def receive(self, report: WorkerReport) -> None:
-        """Take note of it."""
+        """Update the state with one report."""
         self._last_report_at[report.worker] = now = time.monotonic()
         facts = report.facts
         match report.kind:
@@ -129,7 +129,7 @@ class Monitor:
                 self._joined.add(report.worker)
                 self._total = facts["total"]
                 self._last_joined_at = now
-                self._status = {}  # it is from before
+                self._status = {}  # the last one is older than this worker
             case "counts":
                 if self._counts.get(report.worker, {}).get("records") != facts["records"]:
                     self._last_record_at = now
@@ -165,13 +165,13 @@ class Monitor:
                     self._worker_died(report.worker, facts["code"])
 
     def _receive_period(self, period: int | None) -> None:
-        """Tell that the period has changed; None: there is none at present."""
+        """Tell the user if the period has changed. None means that none is in force, as during a hold."""
         if period is not None and period != self._period:
             self._print(f"The period is {format_duration(period)} now; it was {format_duration(self._period)}.")
             self._period = period
 
     def _worker_stopped(self, worker: int) -> None:
-        """A worker has stopped in good order. If nobody has asked all of them, somebody has told this one: by SIGTERM."""
+        """A worker has stopped gracefully. If no stop of all was requested, this one has got SIGTERM from somebody else."""
         self.stopped = True
         others = len(self._done) < self._options.processes
         if self._stop_asked_at is None and others and self._managed:
@@ -182,10 +182,10 @@ class Monitor:
             self.stop()
 
     def _worker_died(self, worker: int, code: int) -> None:
-        """A worker is gone before its time. In a managed group the others take over what it had, while there are others."""
+        """A worker exited without a result. In a managed group the others, if there are any, take over its partitions."""
         how = f"{self._name(worker)} {describe_exit(code)}"
         if self._stop_asked_at is not None and worker not in self._joined:
-            self._done.add(worker)  # it was to stop, and had not begun anything
+            self._done.add(worker)  # it stopped before it had begun anything
             self.stopped = True
         elif self._managed and code < 0 and self._stop_asked_at is None and len(self._exited) < self._options.processes:
             self._print(f"{how}; the others take over what it had.")
@@ -193,7 +193,7 @@ class Monitor:
             self.failure = how
 
     def result(self, how: str) -> str:
-        """Say what was done, after a word such as ``Stopped``: the records that were handled, and what became of others."""
+        """Return the result after a word such as ``Stopped``: the records handled, and a line for each kind of exception."""
         number = self._options.processes
         lines = [f"{how}: {self._result_text()}{f', by {number} processes' if number > 1 else ''}."]
         lines += [f"  {self._sum(name):,} {what}" for name, what in _RARE.items() if self._sum(name)]
@@ -208,12 +208,12 @@ class Monitor:
         return f"{text} ({records / seconds:,.0f} records/s)" if records and seconds else text
 
     def summary(self) -> str:
-        """The last words of a run that has come to its end."""
+        """Return the message for a run that has ended."""
         released = "\nThe gate was released on the way: from there on the partitions were not kept in step."
         return self.result("Done") + (released if self._released else "")
 
     def how_to_resume(self, last: PreviousRun, *, in_order: bool = False) -> str:
-        """How to go on after a stop; one in good order has committed what was handled, if anything is committed."""
+        """Return how to resume after a stop. ``in_order``: it was graceful, so handled records are committed, if any are."""
         options = self._options
         again = f"\n    {_same_command(options)}"
         if not options.store.startswith("memory://"):
@@ -243,7 +243,7 @@ class Monitor:
 
     @property
     def _runs_ahead(self) -> bool:
-        """Whether records are handled that lie past the offset which may be committed."""
+        """Whether records past the offset that may be committed are handled already."""
         return bool(self._options.lookahead or self._options.lateness)
 
     @property
@@ -253,7 +253,7 @@ class Monitor:
     def _name(self, worker: int) -> str:
         return member_name(self._options, worker + 1)
 
-    # -- what is shown --------------------------------------------------------------------------------------------------
+    # -- the bar --------------------------------------------------------------------------------------------------------
 
     def _bar_state(self, now: float) -> BarState:
         records = self._sum("records")
@@ -264,7 +264,7 @@ class Monitor:
         if self._total:
             read = records + sum(map(self._sum, ("dead_lettered", "skipped", "outside")))
             done, pace = self._previous.offsets_done + read, per_second
-            if self._options.assignment == "managed":  # others do their part of it
+            if self._options.assignment == "managed":  # other commands process a part of it
                 done, pace = self._group_done, self._group_rate.per_second()
             share = min(0.99, done / self._total)
             if pace:
@@ -316,7 +316,7 @@ class Monitor:
         return self._slowest_text(now)
 
     def _slowest_text(self, now: float) -> str:
-        """Name the partition that the others wait for, if it is known: by our own workers, or by the store's status."""
+        """Name the partition that the others wait for, as seen by the workers or by the status; empty if none is known."""
         slow = [(p, worker) for worker, slowest in enumerate(self._slowest) for p in slowest.mostly_busy()]
         stood = min(self._status.get("waiting_seconds", 0.0), now - self._last_joined_at)
         how_long = f" for {format_elapsed(stood)}" if stood >= _SLOW_SECONDS else ""
@@ -336,5 +336,5 @@ class Monitor:
 
 
 def _same_command(options: argparse.Namespace) -> str:
-    """Returns the command as it was typed, with placeholders for the secrets that stood in it."""
+    """Return the command as it was typed, with its secrets masked."""
     return shlex.join(["aiokcc", *mask_command(options.words)])

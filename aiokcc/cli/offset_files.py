@@ -1,4 +1,4 @@
-"""Offsets as files: what ``aiokcc offsets export`` writes and ``import`` reads."""
+"""The JSON and CSV files that ``aiokcc offsets export`` writes and ``import`` reads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from aiokcc.errors import UsageError
 __all__ = ["FORMAT", "as_csv", "as_entry", "as_json", "read"]
 
 FORMAT: Final = 1
-"""Of the JSON: it changes when a field changes its meaning or goes; new fields may come at any time."""
+"""The version of the JSON. It changes when a field is removed or changes its meaning; new fields may be added at any time."""
 _COLUMNS: Final = ("topic", "partition", "offset", "at", "by")
 
 
 def as_entry(partition: Partition, commit: CommittedOffset | None) -> dict[str, Any]:
-    """One partition as plain data."""
+    """Return the committed offset of one partition as plain data."""
     at = None if commit is None else commit.at
     return {
         "topic": partition.topic,
@@ -36,12 +36,12 @@ def as_entry(partition: Partition, commit: CommittedOffset | None) -> dict[str, 
 
 
 def as_json(where: str, storage: str, entries: Iterable[Mapping[str, Any]]) -> str:
-    """The object that ``--json`` and ``export`` show."""
+    """Return the object that ``--json`` and ``export`` print."""
     return json.dumps({"format": FORMAT, "where": where, "storage": storage, "offsets": list(entries)}, indent=2)
 
 
 def as_csv(commits: Mapping[Partition, CommittedOffset]) -> str:
-    """A line for each partition, under a header."""
+    """Return CSV: a header, and a line for each partition."""
     text = io.StringIO()
     writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
@@ -50,7 +50,7 @@ def as_csv(commits: Mapping[Partition, CommittedOffset]) -> str:
 
 
 def read(text: str, name: str) -> dict[Partition, int]:
-    """What a file says. UsageError, with the place, for the first thing that cannot be meant."""
+    """Return the offsets of a file. Raises UsageError with the entry or line of the first invalid one."""
     entries = _from_json(text, name) if text.lstrip()[:1] in {"{", "["} else _from_csv(text, name)
     result: dict[Partition, int] = {}
     for place, entry in entries:

@@ -42,17 +42,17 @@ __all__ = ["check_offsets", "run_offsets"]
 
 
 class OffsetStorage(Protocol):
-    """Where offsets are kept."""
+    """Reads and writes the committed offsets of one group, in the store or in Kafka."""
 
     name: str
     """The name of this storage in exported JSON: ``kafka`` or ``zookeeper``."""
     where: str
 
     async def read(self) -> dict[Partition, CommittedOffset]:
-        """All of them."""
+        """Return all committed offsets."""
 
     async def write(self, commits: Mapping[Partition, CommittedOffset]) -> None:
-        """Put these there."""
+        """Write these offsets; others stay as they are."""
 
 
 class _StoreOffsets:
@@ -89,7 +89,7 @@ class _KafkaOffsets:
 
 
 class _Context:
-    """What an action works with: the storage, Kafka where its address is known, and what goes on under the root."""
+    """What an action needs: the storages, a Kafka cluster if its address is given, and the activity under the root."""
 
     def __init__(
         self, options: argparse.Namespace, cluster: Cluster | None, storages: dict[str, OffsetStorage]
@@ -105,7 +105,7 @@ class _Context:
 
     @property
     def cluster(self) -> Cluster:
-        assert self._cluster is not None  # check_offsets has seen to it
+        assert self._cluster is not None  # check_offsets has made sure
         return self._cluster
 
     @property
@@ -113,8 +113,10 @@ class _Context:
         return self._cluster is not None
 
     async def known(self, found: Iterable[Partition]) -> frozenset[Partition]:
-        """The partitions that have offsets, those of the run, and those of the topics asked for. UsageError for a topic that
-        is none of them."""
+        """Return the partitions that have offsets, those of the run, and those of the topics given with --topic.
+
+        Raises UsageError for an unknown topic.
+        """
         known = self.activity.partitions | frozenset(found)
         topics = {p.topic for p in known}
         for topic in self.options.topic or ():
@@ -122,7 +124,7 @@ class _Context:
                 try:
                     known |= await self._cluster.partitions([topic])
                 except UsageError:
-                    if topic not in topics:  # else it was deleted, and its offsets were left behind
+                    if topic not in topics:  # the topic was deleted; its offsets still exist
                         raise
             elif topic not in topics:
                 there = join_names(sorted(topics), 20) or "none"
@@ -132,7 +134,7 @@ class _Context:
         return known
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where the logs end, of those that there are; nothing without Kafka's address."""
+        """Return the log ends of the partitions that exist; empty if the address of Kafka is not given."""
         if self._cluster is None:
             return {}
         there: set[Partition] = set()
@@ -146,7 +148,7 @@ class _Context:
 
 
 def check_offsets(options: argparse.Namespace) -> None:
-    """UsageError for whatever can be refused without asking anybody."""
+    """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
     if options.bootstrap_servers and ("://" in options.bootstrap_servers or "@" in options.bootstrap_servers):
         shown = mask_url(options.bootstrap_servers)
         raise UsageError(f"--bootstrap-servers {shown}: expected HOST:PORT, without a scheme and a user")
@@ -167,7 +169,7 @@ def check_offsets(options: argparse.Namespace) -> None:
 
 
 def _has_aiokafka() -> bool:
-    """Return whether Kafka can be asked: what the store keeps can be shown without."""
+    """Return whether aiokafka is installed; offsets in the store can be shown without it."""
     try:
         import aiokafka  # noqa: F401
     except ModuleNotFoundError as error:
@@ -178,7 +180,7 @@ def _has_aiokafka() -> bool:
 
 
 async def run_offsets(options: argparse.Namespace) -> int:
-    """Do it; the exit code."""
+    """Run one action of ``aiokcc offsets``; return the exit code."""
     action = {
         "show": _show,
         "set": _set,
@@ -215,7 +217,7 @@ async def _open_context(options: argparse.Namespace) -> AsyncIterator[_Context]:
         yield context
 
 
-# -- looking ---------------------------------------------------------------------------------------------------------------
+# -- reading ---------------------------------------------------------------------------------------------------------------
 
 
 async def _show(context: _Context) -> None:
@@ -275,7 +277,7 @@ async def _export(context: _Context) -> None:
 
 
 def _of_topics(found: Mapping[Partition, Any], topics: list[str] | None) -> dict[Partition, Any]:
-    """Those of these topics; None: all."""
+    """Return the entries of these topics, or all if it is None."""
     return {p: value for p, value in found.items() if topics is None or p.topic in topics}
 
 
@@ -339,7 +341,7 @@ async def _migrate(context: _Context) -> None:
 
 
 async def _existing(context: _Context, partitions: Iterable[Partition]) -> frozenset[Partition]:
-    """The partitions themselves, if Kafka has them all. UsageError, PartitionError."""
+    """Return the partitions. Raises UsageError if a topic does not exist, PartitionError if a partition does not."""
     wanted = frozenset(partitions)
     there = await context.cluster.partitions(sorted({p.topic for p in wanted}))
     if missing := sorted(wanted - there):
@@ -349,7 +351,7 @@ async def _existing(context: _Context, partitions: Iterable[Partition]) -> froze
 
 
 async def _check(context: _Context, offsets: Mapping[Partition, int]) -> None:
-    """Not past the end; before the beginning is what becomes of every offset in time, and means the beginning."""
+    """Raise UsageError for an offset past the end of its log. One before the beginning is valid: the log was shortened."""
     ends = await context.cluster.ends(await _existing(context, offsets))
     for partition, offset in sorted(offsets.items()):
         if offset > ends[partition]:
@@ -357,7 +359,7 @@ async def _check(context: _Context, offsets: Mapping[Partition, int]) -> None:
 
 
 async def _write(context: _Context, storage: OffsetStorage, offsets: Mapping[Partition, int]) -> None:
-    """Write, unless there is a run that would commit over it; show what was and what is."""
+    """Write the offsets and show them with the previous ones. Raises UsageError while a run could overwrite them."""
     options = context.options
     if not options.force and not options.dry_run:
         _refuse_while_running(context)
@@ -393,7 +395,7 @@ def _refuse_while_running(context: _Context) -> None:
 
 
 def _operator() -> str:
-    """Who writes, for people."""
+    """Return the user and host that are stored with the offsets."""
     try:
         name = getpass.getuser()
     except (OSError, KeyError):  # no name in this container

@@ -1,4 +1,4 @@
-"""What may be typed after ``aiokcc offsets``."""
+"""The arguments of ``aiokcc offsets``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BREAK: Final = "\n" + " " * 22
 
 
 def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_store: Callable[[Any], None]) -> None:
-    """All of them. ``add`` makes a subcommand, ``add_store`` gives it the options for the store."""
+    """Add all actions. ``add`` makes a subcommand, ``add_store`` gives it the options of the store."""
     actions = parser.add_subparsers(
         dest="action",
         metavar="ACTION",

@@ -1,4 +1,4 @@
-"""What the store tells about a run that ``aiokcc replay`` is about to go on with, or has just left."""
+"""Reads from the store the state of a run that ``aiokcc replay`` is about to resume, or has just left."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _QUICKLY: Final = 3.0
 
 
 class PreviousRun:
-    """What an earlier start of the same run has come to."""
+    """The state of a run as the store holds it, before this command starts or after it has stopped."""
 
     def __init__(
         self, run: Run | None = None, cut: Cut | None = None, *, others: bool = False, known: bool = True
     ) -> None:
         self.known = known
-        """Whether the store could be asked."""
+        """False if the store could not be read."""
         self.exists, self.ended = run is not None, run is not None and run.ended
         self.closed = cut.limit or None if cut is not None else None
-        """The boundary that closed last; None if none has."""
+        """The boundary that closed last; None if none has closed."""
         self.others = others
-        """Whether somebody else is there who takes part in it."""
+        """True if the group has members that are not workers of this command."""
         self.period: int | None = None
-        """The period in force, where it can be read; somebody may have changed it since the run was founded."""
+        """The period in force, which may have changed since the run was founded; None if it cannot be read."""
         self.offsets_done = 0
-        """How many offsets lie behind it."""
+        """The number of offsets that were processed before the last cut."""
         if run is not None and cut is not None:
             for partition, bounds in run.bounds.items():
                 mark = cut.find(partition)
@@ -47,7 +47,7 @@ class PreviousRun:
 
 
 async def read_previous_run(options: argparse.Namespace) -> PreviousRun:
-    """Look into the store."""
+    """Read the state of the run. Raises StoreUnreachableError if the store does not answer."""
     if options.store.startswith("memory://"):
         return PreviousRun()
     store = open_store(options.store)
@@ -63,7 +63,7 @@ async def read_previous_run(options: argparse.Namespace) -> PreviousRun:
 
 
 async def try_read_previous_run(options: argparse.Namespace) -> PreviousRun:
-    """Where the run stands now that it has stopped; nothing of it, if that is not to be had quickly."""
+    """Read the state of the run; if the store does not answer within _QUICKLY seconds, ``known`` is False."""
     try:
         async with asyncio.timeout(_QUICKLY):
             return await read_previous_run(options)
@@ -75,7 +75,7 @@ async def _period(session: Session) -> int | None:
     node = await session.find(paths.PERIOD)
     try:
         request = None if node is None else Request.decode(node.path, node.data)
-    except CorruptNodeError:  # the members say so
+    except CorruptNodeError:  # the members report it
         return None
     return request.period if request is not None and request.kind is RequestKind.PERIOD else None
 

@@ -1,4 +1,4 @@
-"""A view in colour, by rich (the ``cli`` extra). The one module that imports it."""
+"""Renders a status view and the bar in colour, with rich (the ``cli`` extra). The only module that imports rich."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _STATE_STYLES: Final = {
 
 
 def print_view(view: StatusView) -> None:
-    """Print it once."""
+    """Print the view once."""
     Console().print(_render(view))
 
 
 class RichScreen:
-    """Shows one view after the other in the same place, and leaves the last one behind."""
+    """Redraws the view in place, and leaves the last one on the terminal."""
 
     def __init__(self) -> None:
         self._console = Console()
@@ -64,17 +64,17 @@ class RichScreen:
             self._console.print(_render(self._last))
 
     def show(self, view: StatusView, note: str) -> None:
-        """Draw it anew."""
+        """Redraw the view."""
         self._last = view
         self._live.update(Group(_render(view), Text(note, style="dim")), refresh=True)
 
     def show_text(self, text: str) -> None:
-        """Draw a sentence where there is no view yet."""
+        """Draw a sentence while there is no view."""
         self._live.update(Text(text), refresh=True)
 
 
 class RichBar:
-    """A bar in one line, which is gone in the end."""
+    """Redraws the bar in one line, and erases it at the end."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)
@@ -88,7 +88,7 @@ class RichBar:
         self._live.stop()
 
     def show(self, view: BarState) -> None:
-        """Draw it anew."""
+        """Redraw the bar."""
         columns, pulse = self._console.width, view.share is None
         line = fit_bar_text(replace(view, note=""), columns)
         note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
@@ -105,7 +105,7 @@ class RichBar:
         self._live.update(row if fits else Group(row, note), refresh=True)
 
     def write(self, line: str) -> None:
-        """Above the bar, as it is."""
+        """Print the line above the bar, unchanged."""
         self._console.out(line, highlight=False)
 
 

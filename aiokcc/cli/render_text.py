@@ -1,4 +1,4 @@
-"""A view as plain text: for pipes, logs, dumb terminals, and where rich is not installed."""
+"""Renders a status view as plain text, for pipes, logs, dumb terminals, and if rich is not installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["write_table", "write_view_line", "write_view_text"]
 
 
 def write_view_text(view: StatusView) -> str:
-    """The whole view."""
+    """Return the whole view."""
     blocks = [f"{view.where}\n{view.health.text}" + "".join(f"\n  {hint}" for hint in view.hints)]
     if view.blocking is not None:
         blocks.append(write_table(view.blocking))
@@ -23,13 +23,13 @@ def write_view_text(view: StatusView) -> str:
 
 
 def write_view_line(view: StatusView) -> str:
-    """One line for a log: the limit and the health."""
+    """Return the limit and the health, as one line for a log."""
     facts = dict(view.facts)
     return "  ".join(filter(None, (facts.get("limit", "").split("   ")[0], view.health.text)))
 
 
 def write_table(table: Table) -> str:
-    """A table alone."""
+    """Return one table."""
     return "\n".join(_lines(table))
 
 

@@ -1,4 +1,4 @@
-"""``aiokcc replay``: a replay from the command line, over several processes."""
+"""``aiokcc replay``: runs a replay in one or several worker processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["check_replay", "run_replay"]
 
 
 def check_replay(options: argparse.Namespace) -> None:
-    """UsageError for whatever can be refused without asking anybody."""
+    """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
     if not options.topic and options.pattern is None:
         raise UsageError("which topics? Give --topic TOPIC, for each again, or --pattern REGEX")
     if not options.bootstrap_servers:
@@ -41,11 +41,11 @@ def check_replay(options: argparse.Namespace) -> None:
             f"give them a ZooKeeper to meet at (`aiokcc local up` starts one), or leave --processes out"
         )
     load_function(options.handler, "a list of records" if options.batches else "a record")
-    _replay(options)  # checks; connects nothing
+    _replay(options)  # checks the settings; does not connect
 
 
 async def run_replay(options: argparse.Namespace) -> int:
-    """Run it; the exit code."""
+    """Run the replay and return the exit code. Raises AiokccError if a worker fails. Cancelling stops the workers at once."""
     previous = await read_previous_run(options)
     if previous.ended and await _has_ended(options):
         print_message(f"The run under {_where(options)} has ended already; there is nothing left to do.")
@@ -74,7 +74,7 @@ async def run_replay(options: argparse.Namespace) -> int:
         raise AiokccError(f"{monitor.failure}\n{wrap(monitor.result('Stopped'))}\n{wrap(resume)}")
     if monitor.stopped or interruption.cancelled:
         last = await try_read_previous_run(options)
-        if not last.ended:  # which may have come just now
+        if not last.ended:  # the run may have ended just now
             print_message(wrap(monitor.result("Stopped")))
             print_message(wrap(monitor.how_to_resume(last, in_order=not interruption.cancelled)))
             return interruption.code
@@ -83,7 +83,7 @@ async def run_replay(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]:
-    """Return the replay that was asked for, in this process and not entered."""
+    """Return the replay with these options, not entered."""
     import aiokcc
 
     keywords = as_keywords(options)
@@ -109,7 +109,7 @@ async def _has_ended(options: argparse.Namespace) -> bool:
 
 
 async def _share_partitions(options: argparse.Namespace) -> list[list[Partition]]:
-    """Which worker runs which partitions: the fullest first, each to whoever has least so far."""
+    """Return the partitions of each worker: the biggest first, each to the worker with the fewest records so far."""
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.settings import ReplaySettings
 
@@ -122,7 +122,7 @@ async def _share_partitions(options: argparse.Namespace) -> list[list[Partition]
     )
     async with Cluster(settings, options.timeout).connected() as cluster:
         partitions = await cluster.partitions(await cluster.topics(settings))
-        if options.assignment == "managed":  # shared out by the group, as it comes and goes
+        if options.assignment == "managed":  # the group assigns them
             return [sorted(partitions), *([] for _ in range(1, options.processes))]
         ends, begins = await cluster.ends(partitions), await cluster.begins(partitions)
     number = options.processes
@@ -133,7 +133,7 @@ async def _share_partitions(options: argparse.Namespace) -> list[list[Partition]
     for partition in sorted(partitions, key=lambda p: (begins[p] - ends[p], p)):
         least = min(range(number), key=lambda n: (loads[n], len(shares[n])))
         shares[least].append(partition)
-        loads[least] += ends[partition] - begins[partition] + 1  # one for itself: an empty one is shared out, too
+        loads[least] += ends[partition] - begins[partition] + 1  # + 1, so that empty partitions are shared out evenly
     return [sorted(share) for share in shares]
 
 
@@ -151,7 +151,7 @@ def _worker_spec(options: argparse.Namespace, shares: list[list[Partition]], num
     }
 
 
-# -- words --------------------------------------------------------------------------------------------------------------
+# -- messages -----------------------------------------------------------------------------------------------------------
 
 
 def _announcement(options: argparse.Namespace, shares: list[list[Partition]], previous: PreviousRun) -> str:

@@ -1,4 +1,4 @@
-"""What may be typed after ``aiokcc replay``, and what it means to :func:`aiokcc.replay`."""
+"""The arguments of ``aiokcc replay``, and the keywords of :func:`aiokcc.replay` that they stand for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them but --store and --timeout, which other verbs have too."""
+    """Add all options except --store and --timeout, which other verbs have too."""
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
     topics = parser.add_mutually_exclusive_group()
     topics.add_argument("--topic", action="append", metavar="TOPIC", help="to replay; for each again")
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
-    """What :func:`aiokcc.replay` is called with, apart from topics and functions: plain data, which JSON can carry."""
+    """Return the keywords of :func:`aiokcc.replay`, except topics and functions, as data that JSON can hold."""
     return {
         "pattern": options.pattern,
         "bootstrap_servers": options.bootstrap_servers,
@@ -123,7 +123,7 @@ def _managed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def member_name(options: argparse.Namespace, number: int) -> str:
-    """The id of the worker with this number, from 1 up."""
+    """Return the member id of the worker with this number; numbers start at 1."""
     if options.assignment != "managed":
         return f"worker-{number}"
     if options.member is None:
@@ -185,9 +185,9 @@ def _whole(least: int) -> Callable[[str], int]:
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON or text; a secret is text. ``env:NAME`` and ``file:PATH`` say where the value is.
+    """Parse NAME=VALUE. The value is JSON or text; ``env:NAME`` and ``file:PATH`` say where to read it; a secret is text.
 
-    What is refused is shown without what may be a secret: everything behind the name.
+    Errors show only the name, because the value may be a secret.
     """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
@@ -212,7 +212,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 
 def _lateness(given: list[str]) -> int | dict[str, int] | None:
-    """One bound for all topics, or one for each that is named."""
+    """Return one bound for all topics, or one for each topic that is named; None if there is none."""
     by_topic: dict[str, int] = {}
     for text in given:
         topic, equals, bound = text.rpartition("=")

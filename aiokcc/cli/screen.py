@@ -1,4 +1,4 @@
-"""Where pages go: a terminal that is redrawn, a pipe that gets lines, with or without rich."""
+"""Chooses how status views are shown: redrawn on a terminal, with or without rich, or as lines in a pipe."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["JsonLines", "LogLines", "PlainScreen", "Screen", "choose_screen", "p
 
 
 class Screen(Protocol):
-    """Shows one view after the other."""
+    """Shows the latest view."""
 
     def show(self, view: StatusView, note: str) -> None:
-        """Show this view instead of the one before."""
+        """Replace the view that is shown."""
 
     def show_text(self, text: str) -> None:
-        """Say something while there is no view."""
+        """Show a sentence while there is no view."""
 
 
 def _is_terminal() -> bool:
@@ -35,7 +35,7 @@ def _has_rich() -> bool:
 
 
 def print_view(view: StatusView) -> None:
-    """Print it once, in colour where that is possible."""
+    """Print the view once, in colour if possible."""
     if _is_terminal() and _has_rich():
         from aiokcc.cli import render_rich
 
@@ -45,7 +45,7 @@ def print_view(view: StatusView) -> None:
 
 
 def choose_screen() -> AbstractContextManager[Screen]:
-    """The best there is for this output."""
+    """Return the best screen for this output."""
     if not _is_terminal():
         return LogLines()
     if _has_rich():
@@ -56,7 +56,7 @@ def choose_screen() -> AbstractContextManager[Screen]:
 
 
 class PlainScreen:
-    """Redraws plain text in place, on the terminal's second screen, and leaves the last view on the first."""
+    """Redraws plain text on the terminal's alternate screen, and prints the last view on the normal one at the end."""
 
     def __init__(self) -> None:
         self._last: StatusView | None = None
@@ -71,7 +71,7 @@ class PlainScreen:
             self._write(write_view_text(self._last))
 
     def show(self, view: StatusView, note: str) -> None:
-        """Draw it from the top, as far as there is room."""
+        """Draw as much of the view as fits."""
         self._last = view
         self._draw(f"{write_view_text(view)}\n{note}")
 
@@ -90,7 +90,7 @@ class PlainScreen:
 
 
 class LogLines:
-    """One line whenever there is something new to say; that time passes is nothing new."""
+    """Prints one line when something other than the elapsed time has changed."""
 
     def __init__(self) -> None:
         self._last: object = None
@@ -102,12 +102,12 @@ class LogLines:
         pass
 
     def show(self, view: StatusView, note: str) -> None:
-        """One line about it."""
+        """Print one line, if the view has changed."""
         culprits = [] if view.blocking is None else [(row[0], row[1], row[3]) for row in view.blocking.rows]
         self._print((view.facts, view.health.kind, culprits, view.problems), write_view_line(view))
 
     def show_text(self, text: str) -> None:
-        """The line, unless it is the same again."""
+        """Print the line, unless it is the same as the last."""
         self._print(text, text)
 
     def _print(self, news: object, text: str) -> None:
@@ -117,9 +117,9 @@ class LogLines:
 
 
 class JsonLines:
-    """One object a line."""
+    """Prints one JSON object per line."""
 
     @staticmethod
     def write(value: dict[str, Any]) -> None:
-        """This object."""
+        """Print one object."""
         print(json.dumps(value), flush=True)

@@ -1,4 +1,4 @@
-"""``aiokcc local zookeeper``, ``kafka``, ``spark`` and ``up``: real services for as long as the command runs."""
+"""``aiokcc local zookeeper``, ``kafka``, ``spark`` and ``up``: runs real services until the command is stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TEMPORARY: Final = "temporary, removed at the end"
 
 
 def check_local(options: argparse.Namespace) -> None:
-    """UsageError for numbers that cannot be meant."""
+    """Raise UsageError for numbers that are out of range."""
     servers = getattr(options, "servers", 1)
     port = getattr(options, "port", None)
     if servers < 1:
@@ -41,7 +41,10 @@ def check_local(options: argparse.Namespace) -> None:
 
 
 async def run_local(options: argparse.Namespace) -> int:
-    """Start it, say how to use it, and keep it until we are cancelled, or until it ends by itself."""
+    """Start the services, print how to use them, and keep them until cancelled.
+
+    Raises LocalServiceError if one of them ends by itself. Cancelling stops all of them.
+    """
     name = _NAMES[options.service]
     print(f"Starting {name} …", flush=True)
     start = {"zookeeper": _zookeeper, "kafka": _kafka, "spark": _spark, "up": _up}[options.service]
@@ -119,7 +122,7 @@ async def _until_one_ends(services: Sequence[local.Service]) -> None:
 
 
 class _Progress:
-    """Shows what is fetched: on a terminal in one line that changes, elsewhere line by line."""
+    """Shows the progress of downloads: in one line that is redrawn on a terminal, line by line elsewhere."""
 
     def __call__(self, line: str) -> None:
         counts = line[:1].isdigit()

@@ -1,4 +1,4 @@
-"""Finds the partitions that the others wait for, from many samples at which partitions are still busy."""
+"""Finds the partitions that the others wait for, from samples of the partitions that are busy."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _MOSTLY: Final = 0.75
 
 
 class Slowest:
-    """Collects samples at one worker: which of its partitions had records before the limit.
+    """Collects samples from one worker; each holds the partitions that had records before the limit.
 
-    One sample tells nothing: while a period is open, somebody is always busy. A partition that is busy in nearly every sample,
-    while most of the others wait in theirs, is the one that all wait for.
+    One sample proves nothing: while a period is open, some partition is always busy. A partition that is busy in nearly every
+    sample, while most of the others wait, is the one that all wait for.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, frozenset[str]]] = deque()
 
     def add(self, busy: Iterable[str], at: float) -> None:
-        """Note which partitions were busy at this time; samples that are seconds older are forgotten."""
+        """Add one sample; samples older than _WINDOW_SECONDS are dropped."""
         self._samples.append((at, frozenset(busy)))
         while at - self._samples[0][0] > _WINDOW_SECONDS:
             self._samples.popleft()
 
     def mostly_busy(self) -> list[str]:
-        """Return the partitions that were busy in nearly every sample, the busiest first; none while the samples are few."""
+        """Return the partitions that were busy in nearly every sample, the busiest first; none if there are too few samples."""
         if len(self._samples) < _LEAST_SAMPLES:
             return []
         times = Counter(partition for _, busy in self._samples for partition in sorted(busy))

@@ -1,4 +1,4 @@
-"""``aiokcc status``: once, or followed."""
+"""``aiokcc status``: shows the status once, or follows it."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = ["STUCK", "agreed_period", "as_json", "run_status"]
 
 STUCK: Final = 3
 FORMAT: Final = 1
-"""Of the JSON: it changes when a field changes its meaning or goes; new fields may come at any time."""
+"""The version of the JSON. It changes when a field is removed or changes its meaning; new fields may be added at any time."""
 _PACE_SECONDS: Final = 10.0
 
 
 async def run_status(options: argparse.Namespace) -> int:
-    """Show it; the exit code."""
+    """Show the status; return the exit code, which is STUCK if the group is stuck."""
     store = open_store(options.store)
     if options.watch:
         return await _StatusFollower(store, options).run()
@@ -54,7 +54,7 @@ async def run_status(options: argparse.Namespace) -> int:
 
 
 def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]:
-    """The object that ``--json`` shows; docs/reference/command-line.md describes its fields."""
+    """Return the object that ``--json`` prints; docs/reference/command-line.md describes its fields."""
     health = assess(status, stuck_after=stuck_after, now=now)
     return {
         "format": FORMAT,
@@ -67,7 +67,7 @@ def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]
 
 
 async def agreed_period(session: Session) -> int | None:
-    """The period the run started with, if that can be read."""
+    """Return the period that the run was founded with; None if it cannot be read."""
     run = await session.find(paths.RUN)
     listed = await session.find(paths.TOPIC_PARTITIONS)
     if run is None or listed is None:
@@ -79,12 +79,12 @@ async def agreed_period(session: Session) -> int | None:
 
 
 def _resume_command(period: int | None, options: argparse.Namespace) -> str | None:
-    """The command that ends a hold."""
+    """Return the command that ends a hold."""
     return None if period is None else command(options, "period", format_duration(period))
 
 
 class _StatusFollower:
-    """The state of ``status --watch``: the last status, when it was read, how fast the limit moves."""
+    """Runs ``status --watch``. Holds the last status, the time it was read, and the recent limits."""
 
     def __init__(self, store: Store, options: argparse.Namespace) -> None:
         self._store = store
@@ -97,7 +97,7 @@ class _StatusFollower:
         self._screen: Screen | None = None
 
     async def run(self) -> int:
-        """Follow until the run ends; the exit code."""
+        """Follow until the run ends; return the exit code. Cancelling leaves the last view on the terminal."""
         if self._options.json:
             await self._follow()
         else:
@@ -120,7 +120,7 @@ class _StatusFollower:
         )
 
     async def _tick(self) -> None:
-        """The one thing that changes by itself is for how long."""
+        """Redraw every second: the elapsed time changes although no node does."""
         while True:
             await anyio.sleep(1)
             self._draw()
@@ -167,7 +167,7 @@ class _StatusFollower:
         self._screen.show(view, note)
 
     def _pace(self) -> str:
-        """How fast the limit moves through event time, over the last seconds."""
+        """Return how fast the limit moves through event time, over the last _PACE_SECONDS; empty if it is not known."""
         if len(self._limits) < 2:
             return ""
         (begun, first), (ended, last) = self._limits[0], self._limits[-1]

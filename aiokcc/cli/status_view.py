@@ -1,4 +1,4 @@
-"""A status laid out as facts and tables: what to show, without how."""
+"""Arranges a status as facts and tables, independently of how they are rendered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiokcc.runtime.status import PartitionStatus, Status
 __all__ = ["StatusView", "Table", "assignment_tables", "build_view", "format_period"]
 
 FEW: Final = 20
-"""So many partitions are listed one by one; of more, a line per topic, and those that block."""
+"""Up to this number, partitions are listed one by one; above it, by topic."""
 MOST_BLOCKING: Final = 10
 MOST_MEMBERS: Final = 30
 
@@ -25,20 +25,20 @@ _STATES: Final = ("running", "waiting", "idle", "finished", "unreported", "unown
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of words under headings. ``marked`` are the rows to draw the eye to."""
+    """Rows of cells under headings. ``marked`` are the rows to highlight."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: frozenset[int] = frozenset()
-    """The columns that hold numbers."""
+    """The columns that are aligned to the right."""
     marked: frozenset[int] = frozenset()
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusView:
-    """All there is to show, from the most to the least important."""
+    """Everything that ``aiokcc status`` shows, the most important first."""
 
     where: str
     health: Health
@@ -52,7 +52,7 @@ class StatusView:
 def build_view(
     status: Status, health: Health, *, now: float, everything: bool = False, resume: str | None = None, pace: str = ""
 ) -> StatusView:
-    """The view for a status. ``resume`` is the command that ends a hold."""
+    """Return the view of a status. ``resume`` is the command that ends a hold."""
     seen = [m.name for m in status.members] + [p.member for p in status.partitions if p.member is not None]
     seen += [name for b in status.blocking for name in (b.member, b.last_member) if name is not None]
     names = short_names([*seen, *([status.leader] if status.leader else [])])
@@ -77,7 +77,7 @@ def build_view(
 def _blocking(status: Status, health: Health, names: Mapping[str, str]) -> Table | None:
     if health.kind is not HealthKind.BLOCKED:
         return None
-    first = sorted(status.blocking, key=lambda b: b.member is not None)  # those unowned come first
+    first = sorted(status.blocking, key=lambda b: b.member is not None)  # the unowned ones first
     rows = tuple(
         (
             b.partition,
@@ -118,7 +118,7 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
 
 
 def format_period(period: int, agreed: int | None) -> str:
-    """Return the period in force, and if it was changed while the group runs, the one that the run began with."""
+    """Return the period in force, with the original one if it was changed."""
     text = format_duration(period)
     return text if agreed in {None, period} else f"{text}   changed; the run began with {format_duration(agreed or 0)}"
 
@@ -132,7 +132,7 @@ def _format_limit(millis: int) -> str:
 
 
 def _run(status: Status) -> str:
-    """Say where the run starts and ends; nothing where it says neither."""
+    """Return where the run starts and ends; empty if neither is given."""
     given = dict(word.split("=", 1) for word in status.source.split() if "=" in word)
     start, end = given.get("start"), given.get("end")
     if status.start is None and status.end is None and end != "now" and start != "committed":
@@ -185,7 +185,7 @@ def _members(status: Status, names: Mapping[str, str], now: float) -> Table:
 
 
 def assignment_tables(status: Status) -> list[Table]:
-    """Who was given what in a managed group, and where each topic stands."""
+    """Return a table of the members' assignments and one of the topics' states; none if the group is not managed."""
     group = status.group
     if group is None:
         return []
@@ -221,7 +221,7 @@ def assignment_tables(status: Status) -> list[Table]:
 
 
 def _format_partitions(partitions: Iterable[str]) -> str:
-    """``orders 0 1 2, payments 3``; of many only how many there are."""
+    """Return ``orders 0 1 2, payments 3``; for a topic with many partitions only their number."""
     by_topic: dict[str, list[int]] = {}
     for partition in map(Partition.parse, partitions):
         by_topic.setdefault(partition.topic, []).append(partition.number)
@@ -236,7 +236,7 @@ def _partitions(status: Status, names: Mapping[str, str], *, everything: bool) -
     blocking = {b.partition for b in status.blocking}
     title = f"Partitions ({len(status.partitions):,})"
     if status.state == "released":
-        return []  # nobody reports any more: what the nodes hold is from before
+        return []  # members do not report after a release, so the nodes are out of date
     if everything or len(status.partitions) <= FEW:
         return [_each(title, status.partitions, names, blocking)]
     return [_by_topic(title, status.partitions)]

@@ -1,9 +1,8 @@
-"""One of the processes of ``aiokcc replay``. :mod:`aiokcc.cli.worker_pool` starts it; nobody else has a reason to.
+"""A worker process of ``aiokcc replay``, started by :mod:`aiokcc.cli.worker_pool`.
 
-Its spec come as one line of JSON on standard input. A second line asks it to stop in good order: running handlers end,
-offsets are committed, the partitions are given up; so does SIGTERM. When the input ends, be it that the command closes it or
-is gone itself, the worker stops where it stands. What it has to say goes, a line of JSON at a time, to the file descriptor it
-is given.
+It reads its spec as one line of JSON from standard input. A second line, or SIGTERM, requests a graceful stop: running handlers
+end, offsets are committed, partitions are released. When standard input is closed, by the command or by its death, the worker
+stops at once. It writes its reports, one line of JSON each, to the file descriptor given as its argument.
 """
 
 from __future__ import annotations
@@ -40,31 +39,31 @@ _GRACE_SECONDS: Final = 7.0
 
 
 class ReportWriter:
-    """The way back to the command."""
+    """Writes reports to the command."""
 
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "w", buffering=1)
 
     def send(self, kind: str, **facts: Any) -> None:
-        """One line. If nobody reads any more, the end of our input tells us so too."""
+        """Write one report. A closed pipe is ignored: the command is gone, so standard input is closed as well."""
         with contextlib.suppress(BrokenPipeError):
             self._file.write(json.dumps({"kind": kind, **facts}) + "\n")
 
 
 def main() -> int:
-    """Do as the spec say; the exit code tells nothing that the reports do not."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command hears it, and tells us
+    """Run the replay of the spec. The exit code adds nothing to the reports."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command handles it, and stops its workers
     reports = ReportWriter(int(sys.argv[1]))
     line, more = _first_line(0)
-    if not line:  # the command was gone before it had said anything
+    if not line:  # the command ended before it wrote a spec
         return 0
     spec = json.loads(line)
     control = os.dup(0)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is wanted
-        os.dup2(nothing.fileno(), 0)  # a handler that reads its input does not read ours
+        os.dup2(nothing.fileno(), 0)  # a handler that reads stdin must not read the control messages
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # Several processes share it: whole lines only, also under PYTHONUNBUFFERED.
+            # Several processes share the stream: write whole lines only, also under PYTHONUNBUFFERED.
             stream.reconfigure(line_buffering=True, write_through=False)
     if spec["verbose"]:
         form = f"%(asctime)s {spec['arguments']['member']} %(name)s: %(message)s"
@@ -76,7 +75,7 @@ def main() -> int:
         asyncio.run(_run_until_stopped(control, more, spec, reports))
     except asyncio.CancelledError:
         return 0
-    except Exception as error:  # noqa: BLE001 - whatever it is, the command says it
+    except Exception as error:  # noqa: BLE001 - the command prints it, whatever it is
         if spec["verbose"]:
             print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
         _send_failure(reports, error, [spec[name] for name in ("handler", "timestamp", "dead_letter") if spec[name]])
@@ -85,7 +84,7 @@ def main() -> int:
 
 
 def _first_line(descriptor: int) -> tuple[bytes, bytes]:
-    """The first line, and what came with it: nothing is left in a buffer that nobody looks into."""
+    """Return the first line, and what was read after it. Reads without a buffer, so that no control message is lost in one."""
     data = b""
     while b"\n" not in data and (more := os.read(descriptor, 1 << 16)):
         data += more
@@ -94,7 +93,7 @@ def _first_line(descriptor: int) -> tuple[bytes, bytes]:
 
 
 class StopRequest:
-    """Ends the replay in good order, once it is asked to and there is one."""
+    """Stops the replay gracefully when asked; if it has not begun yet, cancels the task."""
 
     def __init__(self) -> None:
         self._replay: Any = None
@@ -103,11 +102,11 @@ class StopRequest:
 
     @property
     def early(self) -> bool:
-        """Whether it was asked to before there was anything to stop."""
+        """Whether the stop was requested before the replay began."""
         return self.asked and self._replay is None
 
     def ask(self) -> None:
-        """Somebody asks; more than once is as good as once."""
+        """Request the stop. Repeated requests have no effect."""
         if self.asked:
             return
         self.asked = True
@@ -118,7 +117,7 @@ class StopRequest:
             self._task.cancel()
 
     def begin(self, replay: Any) -> None:
-        """Here it is."""
+        """Set the replay to stop; stops it if that was requested already."""
         self._replay = replay
         if self.asked:
             replay.stop()
@@ -131,7 +130,7 @@ async def _run_until_stopped(control: int, more: bytes, spec: dict[str, Any], re
     loop = asyncio.get_running_loop()
     if not spec["verbose"]:
         loop.set_exception_handler(_skip_aiokafka_tasks)
-    # Who ends all processes of a service, as systemd does, means us too; the command tells us the same.
+    # systemd sends SIGTERM to all processes of a service; it means the same as a request from the command.
     loop.add_signal_handler(signal.SIGTERM, stop.ask)
     threading.Thread(target=_read_control, args=(control, loop, stop.ask, task.cancel), daemon=True).start()
     try:
@@ -142,11 +141,11 @@ async def _run_until_stopped(control: int, more: bytes, spec: dict[str, Any], re
     except (asyncio.CancelledError, AiokccError):
         if not stop.early:
             raise
-        reports.send("done", released=False, stopped=True)  # nothing was begun
+        reports.send("done", released=False, stopped=True)  # the replay had not begun
 
 
 def _skip_aiokafka_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Nobody waits for the tasks that aiokafka leaves behind when a broker goes away; what matters the replay says itself."""
+    """Ignore errors of tasks that aiokafka does not await when a broker goes away; the replay reports what matters."""
     coroutine = getattr(context.get("future"), "get_coro", lambda: None)()
     code = getattr(coroutine, "cr_code", None)
     if code is None or "aiokafka" not in Path(code.co_filename).parts:
@@ -156,13 +155,13 @@ def _skip_aiokafka_tasks(loop: asyncio.AbstractEventLoop, context: dict[str, Any
 def _read_control(
     control: int, loop: asyncio.AbstractEventLoop, ask: Callable[[], object], cancel: Callable[[], object]
 ) -> None:
-    """Hear what comes after the spec: in a thread, for a handler may keep the loop and never give it back."""
+    """Read the control messages after the spec. Runs in a thread, because a handler may block the event loop."""
     while os.read(control, 1024):
-        with contextlib.suppress(RuntimeError):  # the loop is closed: all is done
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the replay is over
             loop.call_soon_threadsafe(ask)
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(cancel)
-    threading.Event().wait(_GRACE_SECONDS)  # if we still are, the command is gone too, or it would have killed us
+    threading.Event().wait(_GRACE_SECONDS)  # still running: the command is gone, or it would have killed us
     os._exit(1)
 
 
@@ -188,16 +187,17 @@ async def _run_replay(spec: dict[str, Any], reports: ReportWriter, stop: StopReq
                 tasks.cancel_scope.cancel()
         finally:
             reports.send("counts", last=True, **{**_counts(replay, counting), "records": replay.summary.records})
-            if replay.summary.commit_error is not None:  # the next start handles these records again
+            if replay.summary.commit_error is not None:  # the next start repeats these records
                 reports.send("trouble", text=replay.summary.commit_error)
         released, stopped = replay.group.released, stop.asked and not replay.group.ended
     reports.send("done", released=released, stopped=stopped)
 
 
 def partition_rule(shares: list[list[Sequence[Any]]], number: int) -> Callable[[str, int], bool]:
-    """Whether a partition is ours: one of our share, or, of those that were added since, one that falls to us by its name.
+    """Return a function that says whether a partition belongs to this worker.
 
-    All workers go by the same rule and the same shares, so each of them falls to exactly one.
+    Partitions that were added after the start are assigned by a hash of their name. All workers use the same rule and the same
+    shares, so each partition belongs to exactly one of them.
     """
     owners = {(topic, partition): n for n, share in enumerate(shares) for topic, partition in share}
 
@@ -209,9 +209,9 @@ def partition_rule(shares: list[list[Sequence[Any]]], number: int) -> Callable[[
 
 
 class CountingHandler:
-    """The user's handler, and how many records it has handled so far.
+    """Calls the user's handler and counts the records.
 
-    The summary of the replay counts the same, but only when all records of a fetch are done: too late for a bar.
+    The replay's summary counts only after all records of a fetch, which is too late for a bar.
     """
 
     def __init__(self, handler: Callable[[Any], Any]) -> None:
@@ -220,14 +220,14 @@ class CountingHandler:
         self.records = 0
 
     async def handle(self, record: Any) -> None:
-        """One record."""
+        """Handle one record."""
         result = self._handler(record)
         if self._waits or inspect.isawaitable(result):
             await result
         self.records += 1
 
     async def handle_list(self, records: list[Any]) -> None:
-        """Many."""
+        """Handle a list of records."""
         result = self._handler(records)
         if inspect.isawaitable(result):
             await result
@@ -251,7 +251,9 @@ async def _send_status(replay: Any, reports: ReportWriter) -> None:
             reports.send("status", done=done, **_status(status))
         except SessionLostError:
             reports.send("status", state="away")
-        except AiokccError:  # not to be read: the display stays as it is. If it matters, the replay itself says so
+        except (
+            AiokccError
+        ):  # the status cannot be read: the bar keeps the last one. If it matters, the replay fails itself
             pass
         await asyncio.sleep(_STATUS_SECONDS)
 
@@ -274,7 +276,7 @@ def _counts(replay: Any, counting: CountingHandler) -> dict[str, Any]:
 
 
 def _status(status: aiokcc.Status) -> dict[str, Any]:
-    # Of a member that has not reported yet nobody can tell which of its partitions is slow; after a second it says so itself.
+    # A member reports its slow partitions after a second; before that it is not known which of them are slow.
     slow = {p.partition for p in status.partitions if p.state == "running" and p.timestamp is None}
     blocking = [(b.partition, b.member) for b in status.blocking if b.member is None or b.partition in slow]
     now = time.time() * 1000

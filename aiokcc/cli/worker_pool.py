@@ -1,7 +1,7 @@
-"""The worker processes of ``aiokcc replay``: started, heard, and stopped together.
+"""Starts the worker processes of ``aiokcc replay``, reads their reports, and stops them.
 
-A worker that is *asked* to stop ends in good order, and takes the time that its handlers take. One whose input is closed stops
-where it stands; if it does not within seconds, it is killed, and at once if we are told to hurry while we wait for it.
+A graceful stop takes as long as the handlers take. Closing a worker's input stops it at once; a worker that does not exit
+within _STOP_SECONDS is killed, and so is it if the command is cancelled while it waits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 __all__ = ["STOP", "WorkerPool", "WorkerReport", "describe_exit", "worker_pool"]
 
 STOP: Final = b"stop\n"
-"""What a worker that is asked to stop finds on its input."""
+"""The control message that requests a graceful stop."""
 
 _STOP_SECONDS: Final = 5.0
 _LAST_REPORTS_SECONDS: Final = 1.0
@@ -30,7 +30,7 @@ _LINE_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """Something a worker said; ``ended`` is said for it when it is gone."""
+    """A report of a worker. The pool adds ``ended`` when the process has exited."""
 
     worker: int
     kind: str
@@ -38,17 +38,17 @@ class WorkerReport:
 
 
 class WorkerPool:
-    """Running workers. Made by :func:`crew_of`."""
+    """Running workers. Made by :func:`worker_pool`."""
 
     def __init__(self, tasks: anyio.abc.TaskGroup) -> None:
         self.processes: list[asyncio.subprocess.Process] = []
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._tasks = tasks
         self._all_read: list[asyncio.Event] = []
-        """For each worker, set when everything it had to say was heard."""
+        """For each worker, set when all of its reports were read."""
 
     async def next_report(self, seconds: float) -> WorkerReport | None:
-        """What is said next; None if nobody has said anything for so long."""
+        """Return the next report; None if there is none within ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._reports.get()
@@ -56,7 +56,7 @@ class WorkerPool:
             return None
 
     async def start(self, spec: dict[str, Any], output: Callable[[str], None] | None) -> None:
-        """Start one more. Its output goes where ours goes, or line by line to ``output``."""
+        """Start a worker. Its output goes to our stdout and stderr, or line by line to ``output``."""
         number = len(self.processes)
         reading, writing = os.pipe()
         lines = asyncio.StreamReader(limit=_LINE_BYTES)
@@ -73,7 +73,7 @@ class WorkerPool:
                 stdout=None if output is None else asyncio.subprocess.PIPE,
                 stderr=None if output is None else asyncio.subprocess.STDOUT,
                 pass_fds=(writing,),
-                process_group=0,  # Ctrl-C is for the command, which then stops its workers
+                process_group=0,  # Ctrl-C reaches only the command, which stops its workers
                 limit=_LINE_BYTES,
             )
         finally:
@@ -82,7 +82,7 @@ class WorkerPool:
         self._all_read.append(asyncio.Event())
         self._tasks.start_soon(self._read_reports, number, process, lines, output)
         assert process.stdin is not None
-        with suppress(ConnectionError):  # gone already: its end is reported
+        with suppress(ConnectionError):  # it has exited already, which is reported
             process.stdin.write(json.dumps(spec).encode() + b"\n")
             await process.stdin.drain()
 
@@ -105,14 +105,14 @@ class WorkerPool:
             self._all_read[number].set()
 
     def request_stop(self) -> None:
-        """Ask all to end in good order. They say so when they have."""
+        """Request a graceful stop of all workers; each reports when it has stopped."""
         for process in self.processes:
             assert process.stdin is not None
             if not process.stdin.is_closing():
                 process.stdin.write(STOP)
 
     async def stop(self) -> None:
-        """Tell all to stop where they are, and wait; those that do not listen are killed."""
+        """Stop all workers at once and wait for them; those that do not exit in time are killed."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.close()
@@ -120,20 +120,20 @@ class WorkerPool:
             with anyio.move_on_after(_STOP_SECONDS):
                 for process in self.processes:
                     await process.wait()
-        finally:  # also if our own task is cancelled here, by a signal: no scope shields us from that
+        finally:  # also if a signal cancels our task here, which no scope prevents
             for process in self.processes:
                 if process.returncode is None:
                     with suppress(ProcessLookupError):
                         process.kill()
         for process in self.processes:
             await process.wait()
-        # To the end of what they had to say, unless a process they left behind holds the pipe.
+        # Read their reports to the end; a process that they left behind may keep the pipe open.
         with anyio.move_on_after(_LAST_REPORTS_SECONDS):
             for all_read in self._all_read:
                 await all_read.wait()
 
     def unread_reports(self) -> list[WorkerReport]:
-        """What was said before the end and has not been read yet."""
+        """Return the reports that have not been returned yet."""
         unread = []
         while not self._reports.empty():
             unread.append(self._reports.get_nowait())
@@ -144,7 +144,7 @@ class WorkerPool:
 async def worker_pool(
     specs: Sequence[dict[str, Any]], output: Callable[[str], None] | None
 ) -> AsyncIterator[WorkerPool]:
-    """Workers with these specs; in the end they are stopped, whatever way the block was left."""
+    """Start a worker for each spec. They are stopped when the block ends, whatever the reason."""
     async with anyio.create_task_group() as tasks:
         pool = WorkerPool(tasks)
         try:
@@ -152,13 +152,15 @@ async def worker_pool(
                 await pool.start(spec, output)
             yield pool
         finally:
-            with anyio.CancelScope(shield=True):  # a worker that cannot be understood ends the group, not its stopping
+            with anyio.CancelScope(
+                shield=True
+            ):  # an invalid report cancels the task group, but must not cancel the stop
                 await pool.stop()
             tasks.cancel_scope.cancel()
 
 
 def describe_exit(code: int) -> str:
-    """An exit code in words."""
+    """Return a phrase for an exit code."""
     if code >= 0:
         return f"ended with code {code}"
     try:
