@@ -20,6 +20,13 @@
 
 from __future__ import annotations
 
-from aiokcc.kafka.replay import Period, Replay, Summary, replay
+try:
+    from aiokcc.kafka.replay import Period, Replay, Summary, replay
+except ModuleNotFoundError as error:
+    if error.name != "aiokafka":
+        raise
+    raise ModuleNotFoundError(
+        "aiokcc.kafka reads Kafka through aiokafka: pip install 'aiokcc[kafka]'", name=error.name
+    ) from error
 
 __all__ = ["Period", "Replay", "Summary", "replay"]

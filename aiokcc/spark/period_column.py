@@ -1,15 +1,17 @@
-"""Which period a row belongs to, as Spark expressions: by its offset, and under a bound on lateness also by its time.
+"""Adds the column ``period`` to rows, as Spark expressions: by a row's offset, and under a bound on lateness also by its time.
 
 A row's period is the first boundary ``T`` with ``offset < high(T)`` and ``ts < T``. Without a bound on lateness the second
-follows from the first, and an offset alone tells; ``floor(ts / period)`` would not, since records may stand out of order.
+condition follows from the first, so the offset alone decides. ``floor(ts / period)`` would be wrong, because records may stand
+out of order.
 
-For each partition there is a *ladder*: the offsets at which another period begins, ascending. The row's rung is the last one
-not above it, found by quartering. Each step is a projection of its own, a few instructions in the code that Spark generates;
-written as one expression it would double in size with each. The ladders are constants of the plan, passed to that code as
-objects: so the code is the same for every batch, and Spark compiles it once. A broadcast join does the same with a job more.
+For each partition there is a list of the offsets at which a period begins, ascending. A row belongs to the last of them that is
+not above its offset. The search halves the list twice in each step. Each step is a projection of its own, which is a few
+instructions in the code that Spark generates; one expression for all steps would double in size with each of them. The lists
+are constants of the plan and are passed to the generated code as objects, so the code is the same for every batch and Spark
+compiles it once. A broadcast join would give the same result with one more job.
 
-Spark moves a filter on ``period``, which it also invents for a join, below these projections, and writes them out as the one
-expression that they must not be. So the result passes through something of which Spark does not know that it is always true.
+Spark pushes a filter on ``period``, which it also derives for a join, below these projections, and then merges them into the
+one expression that has to be avoided. So the result passes through a condition that is always true, which Spark cannot know.
 """
 
 from __future__ import annotations
@@ -28,16 +30,16 @@ if TYPE_CHECKING:
 __all__ = ["PERIOD", "PeriodOffsets", "label", "period_of", "period_offsets_of"]
 
 PERIOD: Final = "period"
-"""The column that is added: where the row's period starts."""
+"""The name of the added column. It holds the start of the row's period."""
 
 _LOWEST: Final = -(2**63)
-_RUNGS, _AT, _NUMBER, _TS = "__aiokcc_rungs", "__aiokcc_at", "__aiokcc_number", "__aiokcc_ts"
+_STARTS, _INDEX, _NUMBER, _TS = "__aiokcc_starts", "__aiokcc_index", "__aiokcc_number", "__aiokcc_ts"
 
 
 class PeriodOffsets(NamedTuple):
-    """Where the periods of a batch begin in one partition: from each offset on, ascending, the period of this number.
+    """The offsets at which the periods of a batch begin in one partition, ascending, and the number of each of these periods.
 
-    Periods are numbered from 1; 0 is what belongs to earlier batches, and what is past the last belongs to later ones.
+    Periods are numbered from 1. Number 0 stands for earlier batches, and the number after the last period for later ones.
     """
 
     offsets: list[int]
@@ -45,44 +47,44 @@ class PeriodOffsets(NamedTuple):
 
 
 def period_offsets_of(batch: Batch) -> dict[Partition, PeriodOffsets]:
-    """By partition, for those that have records in the batch. ValueError if the ranges leave something out in between."""
+    """Return the offsets for each partition that has records in the batch. Raise ValueError if its ranges have a gap."""
     result: dict[Partition, PeriodOffsets] = {}
     reached: dict[Partition, int] = {}
     for number, period in enumerate(batch.periods, start=1):
         for partition, (low, high) in period.ranges.items():
-            ladder = result.get(partition)
-            if ladder is None:
+            begins = result.get(partition)
+            if begins is None:
                 begin = batch.behind.get(partition, low)
-                ladder = result[partition] = PeriodOffsets([_LOWEST], [0])
+                begins = result[partition] = PeriodOffsets([_LOWEST], [0])
                 reached[partition] = max(begin, low)
             if low > reached[partition] or high < reached[partition]:
                 raise ValueError(
                     f"the ranges of {partition} do not touch: {low} to {high} follows what ends at {reached[partition]}"
                 )
-            # Periods before this one may have had no range at all: then their ends lie where the last one's does.
-            _add(ladder, reached[partition], number)
+            # Periods before this one may have no range: then they end at the same offset as the last one with a range.
+            _add(begins, reached[partition], number)
             reached[partition] = high
-    for partition, ladder in result.items():
-        _add(ladder, reached[partition], len(batch.periods) + 1)
+    for partition, begins in result.items():
+        _add(begins, reached[partition], len(batch.periods) + 1)
     return result
 
 
-def _add(ladder: PeriodOffsets, offset: int, number: int) -> None:
-    """From this offset on it is a later period; where two begin at the same offset, the first has no record by offset."""
-    if ladder.offsets[-1] == offset:
-        ladder.numbers[-1] = number
+def _add(begins: PeriodOffsets, offset: int, number: int) -> None:
+    """Add the offset at which a period begins. A period that begins at the same offset has no record, and is replaced."""
+    if begins.offsets[-1] == offset:
+        begins.numbers[-1] = number
     else:
-        ladder.offsets.append(offset)
-        ladder.numbers.append(number)
+        begins.offsets.append(offset)
+        begins.numbers.append(number)
 
 
 def period_of(batch: Batch, partition: Partition, offset: int, ts: int | None = None) -> int | None:
-    """The start of the period that a record belongs to; None if it belongs to none of the batch's. ``ts`` under lateness only.
+    """Return the start of the period that a record belongs to; None if it belongs to no period of the batch.
 
-    What :func:`label` does, for one record and without Spark.
+    This is :func:`label` for one record, without Spark. ``ts`` is given only under a bound on lateness.
     """
-    ladder = period_offsets_of(batch)[partition]
-    number = ladder.numbers[bisect.bisect_right(ladder.offsets, offset) - 1]
+    begins = period_offsets_of(batch)[partition]
+    number = begins.numbers[bisect.bisect_right(begins.offsets, offset) - 1]
     if ts is not None:
         number = max(number, bisect.bisect_right(_boundaries(batch), ts))
     return batch.periods[number - 1].start if 0 < number <= len(batch.periods) else None
@@ -100,60 +102,62 @@ def label(
 ) -> DataFrame:
     """Add the column ``period`` to a frame with Kafka's columns that holds the batch's ranges and nothing else.
 
-    ``millis`` is given under a bound on lateness: the event time in milliseconds. Then rows of the ranges that belong to other
-    batches are left out. Of the frame's own columns these are kept, or all.
+    ``millis`` is the event time in milliseconds. It is given only under a bound on lateness; then rows in the ranges that
+    belong to other batches are left out. The result keeps the given ``columns`` of the frame, by default all.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = columns or frame.columns
-    ladders = period_offsets_of(batch)
+    by_partition = period_offsets_of(batch)
     starts = [period.start for period in batch.periods]
     if millis is None:
-        # All rows are ours, so the rungs before and behind are needless, and a rung may say the start instead of a number.
-        inner = {p: PeriodOffsets(ladder.offsets[1:-1], ladder.numbers[1:-1]) for p, ladder in ladders.items()}
-        found = _climb(frame, F.col("offset"), {p: ladder.offsets for p, ladder in inner.items()})
-        by_rung = {p: [starts[number - 1] for number in ladder.numbers] for p, ladder in inner.items()}
-        return found.select(*map(_named, columns), _sealed(F.timestamp_millis(_of_rung(by_rung))).alias(PERIOD))
-    found = _climb(frame.withColumn(_TS, millis), F.col("offset"), {p: la.offsets for p, la in ladders.items()})
-    found = found.withColumn(_NUMBER, _of_rung({p: ladder.numbers for p, ladder in ladders.items()}))
+        # All rows belong to the batch: the first and the last entry are not needed, and an entry may hold the period's start.
+        inner = {p: PeriodOffsets(begins.offsets[1:-1], begins.numbers[1:-1]) for p, begins in by_partition.items()}
+        found = _search(frame, F.col("offset"), {p: begins.offsets for p, begins in inner.items()})
+        values = {p: [starts[number - 1] for number in begins.numbers] for p, begins in inner.items()}
+        return found.select(*map(_named, columns), _sealed(F.timestamp_millis(_at_index(values))).alias(PERIOD))
+    found = _search(
+        frame.withColumn(_TS, millis), F.col("offset"), {p: begins.offsets for p, begins in by_partition.items()}
+    )
+    found = found.withColumn(_NUMBER, _at_index({p: begins.numbers for p, begins in by_partition.items()}))
     by_time = [_LOWEST, *_boundaries(batch)]
-    found = _climb(found, F.col(_TS), {p: by_time for p in ladders})  # noqa: C420 - only read
-    found = found.withColumn(_NUMBER, _sealed(F.greatest(_NUMBER, _AT)))
+    found = _search(found, F.col(_TS), {p: by_time for p in by_partition})  # noqa: C420 - only read
+    found = found.withColumn(_NUMBER, _sealed(F.greatest(_NUMBER, _INDEX)))
     found = found.where((F.col(_NUMBER) > 0) & (F.col(_NUMBER) <= len(starts)))
     start = F.get(_constant(starts, "array<bigint>"), F.col(_NUMBER) - 1)
     return found.select(*map(_named, columns), F.timestamp_millis(start).alias(PERIOD))
 
 
-def _climb(frame: DataFrame, value: Column, ladders: Mapping[Partition, Sequence[int]]) -> DataFrame:
-    """Add the index of the row's rung, the last one not above its value."""
+def _search(frame: DataFrame, value: Column, by_partition: Mapping[Partition, Sequence[int]]) -> DataFrame:
+    """Add a column: the index of the last entry, in the list of the row's partition, that is not above the row's value."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    longest = max(map(len, ladders.values()))
+    longest = max(map(len, by_partition.values()))
     if longest == 1:
-        return frame.withColumn(_AT, F.lit(0))
-    found = frame.withColumn(_RUNGS, _of_partition(ladders, "array<array<bigint>>"))
+        return frame.withColumn(_INDEX, F.lit(0))
+    found = frame.withColumn(_STARTS, _of_partition(by_partition, "array<array<bigint>>"))
     at = F.lit(0)
     for bits in reversed(range(0, (longest - 1).bit_length(), 2)):
         # Two bits of the index at once: half as many projections, each of which Spark analyses by itself. Past the end of the
-        # ladder there is nothing, which is not at most anything.
+        # list F.get gives null, and the comparison with null is not true.
         ahead = [at + F.lit(steps << bits) for steps in (3, 2, 1)]
-        choice = F.when(F.get(_RUNGS, ahead[0]) <= value, ahead[0])
-        for rung in ahead[1:]:
-            choice = choice.when(F.get(_RUNGS, rung) <= value, rung)
-        found = found.withColumn(_AT, choice.otherwise(at))
-        at = F.col(_AT)
+        choice = F.when(F.get(_STARTS, ahead[0]) <= value, ahead[0])
+        for index in ahead[1:]:
+            choice = choice.when(F.get(_STARTS, index) <= value, index)
+        found = found.withColumn(_INDEX, choice.otherwise(at))
+        at = F.col(_INDEX)
     return found
 
 
-def _of_rung(values: Mapping[Partition, Sequence[int]]) -> Column:
-    """What stands at the row's rung."""
+def _at_index(values: Mapping[Partition, Sequence[int]]) -> Column:
+    """Return the value at the row's index, from the list of the row's partition."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.get(_of_partition(values, "array<array<bigint>>"), F.col(_AT))
+    return F.get(_of_partition(values, "array<array<bigint>>"), F.col(_INDEX))
 
 
 def _of_partition(values: Mapping[Partition, Sequence[int]], kind: str) -> Column:
-    """The list of the row's partition. It depends on the row even for one topic: Spark must not copy it into every step."""
+    """Return the list of the row's partition. It depends on the row even for one topic, or Spark copies it into each step."""
     from pyspark.sql import functions as F  # noqa: N812
 
     topics: dict[str, list[Sequence[int] | None]] = {}
@@ -171,14 +175,14 @@ def _of_partition(values: Mapping[Partition, Sequence[int]], kind: str) -> Colum
 
 
 def _sealed(column: Column) -> Column:
-    """The same, through which no filter is moved: it has a part that is not deterministic, as Spark calls it."""
+    """Return the same column with a part that Spark calls nondeterministic, so that Spark moves no filter below it."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.when(F.spark_partition_id() >= 0, column)
 
 
 def _constant(values: object, kind: str) -> Column:
-    """A constant of any size in one call: as text, which Spark reads once, when it optimizes the plan."""
+    """Return a constant of any size, made in one call: it is JSON text, which Spark parses once, when it optimizes the plan."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return F.from_json(F.lit(json.dumps(values, separators=(",", ":"))), kind)

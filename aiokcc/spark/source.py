@@ -22,6 +22,7 @@ import hashlib
 import json
 import math
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +31,7 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import PoisonTimestampError, UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.period_column import label
+from aiokcc.spark.spark_thread import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,6 +55,8 @@ _OPTIONS: Final = {
 }
 _DECIDED: Final = re.compile(r"assign|subscribe|subscribepattern|(starting|ending)(offsets|timestamp).*", re.IGNORECASE)
 _V1_LIST: Final = "spark.sql.sources.useV1SourceList"
+_V1_LIST_LOCK: Final = threading.Lock()
+"""Pipelines of one process may share a session, each with a thread of its own: they change the setting one at a time."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
 _FEW: Final = 250_000
 """So many offsets a task may have and still be one of few: more than that is worth spreading."""
@@ -220,17 +224,19 @@ def _text(value: object) -> str:
 
 @contextlib.contextmanager
 def _newer_reader(spark: SparkSession) -> Iterator[None]:
-    """While a read is made, let Spark choose the connector's newer reader; which one it takes is settled then.
+    """Let Spark choose the connector's newer reader for a read that is made inside the block, then put the setting back.
 
-    A session of Spark Connect settles it only later, on the server: there the server's own settings hold.
+    Only one thread is in the block at a time. A session of Spark Connect chooses the reader later, on the server, by the
+    server's own settings: nothing is changed for it.
     """
-    if type(spark).__module__.startswith("pyspark.sql.connect"):
+    if is_remote(spark):
         yield
         return
-    before = spark.conf.get(_V1_LIST)
-    kept = [name for name in before.split(",") if name.strip().lower() != "kafka"]
-    spark.conf.set(_V1_LIST, ",".join(kept))
-    try:
-        yield
-    finally:
-        spark.conf.set(_V1_LIST, before)
+    with _V1_LIST_LOCK:
+        before = spark.conf.get(_V1_LIST)
+        kept = [name for name in before.split(",") if name.strip().lower() != "kafka"]
+        spark.conf.set(_V1_LIST, ",".join(kept))
+        try:
+            yield
+        finally:
+            spark.conf.set(_V1_LIST, before)
