@@ -28,22 +28,25 @@ from aiokcc.core.report import Crossing, Cut, Report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
-__all__ = ["MemberProgress", "gathered"]
+__all__ = ["MemberProgress", "milestone_interval"]
 
 _CLOSED: Final = Limit((0,))
 _MOST_MARKS: Final = 4000
 """Of further boundaries in one report: far below the store's 1 MB."""
 
 
-def gathered(period: int, lookahead: int) -> int:
-    """For :attr:`MemberProgress.gathers`: half of what is open lies between two milestones; the other half is to go on in."""
+def milestone_interval(period: int, lookahead: int) -> int:
+    """Returns :attr:`MemberProgress.milestone_interval`, in milliseconds, for these settings.
+
+    It is half of the open periods: a member reports after the first half while its partitions go on in the second.
+    """
     return period * min((lookahead + 1) // 2, MOST_AT_ONCE)
 
 
 class MemberProgress:
     """All partitions of one member, the limit and the generation it has seen."""
 
-    def __init__(self, gathers: int = 0) -> None:
+    def __init__(self, milestone_interval: int = 0) -> None:
         self.limit = _CLOSED
         """The highest limit seen. A new session keeps it: limits never go back."""
         self.generation: int | None = None
@@ -54,9 +57,9 @@ class MemberProgress:
         """The boundary that closed last, as far as we know."""
         self.withheld = False
         """Whether what the partitions have brought is still being worked on elsewhere: then there is nothing to report yet."""
-        self.gathers = gathers
+        self.milestone_interval = milestone_interval
         """Under lookahead, boundaries are reported when a multiple of this is crossed; 0: each at once."""
-        self.hurries = False
+        self.delay_over = False
         """Whether what was crossed under this limit has waited long enough to be reported."""
         self._behind: deque[PartitionProgress] | None = None
         """The partitions for which that may wait, from the first that was found to be one; None: not looked up yet."""
@@ -64,7 +67,7 @@ class MemberProgress:
         """The number of partitions that we hold and that have not arrived."""
         self._unowned = 0
         """The number of partitions whose locks we do not hold."""
-        self._said: Report | None = None
+        self._last_report: Report | None = None
         """The last report, while nothing has happened that could change it."""
 
     # -- partitions come and go ------------------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ class MemberProgress:
         for partition in partitions:
             progress = self.partitions.get(partition)
             if progress is not None:
-                progress.hold(holder, cut)
+                progress.claim(holder, cut)
                 self._set_thresholds(progress)
         self._recount()
 
@@ -95,7 +98,7 @@ class MemberProgress:
         self._set_thresholds(progress)
         return offset is not None and progress.resume is not None and offset >= progress.resume
 
-    def drop(self, partition: Partition) -> None:
+    def forget(self, partition: Partition) -> None:
         """A partition was given up: it is no longer ours to report."""
         progress, self._behind = self.partitions.pop(partition, None), None
         if progress is not None:
@@ -126,10 +129,10 @@ class MemberProgress:
                 progress.ts, progress.offset, progress.state = ts, offset, PartitionState.BLOCKED
                 progress.crossings[boundaries[0]] = (ts, offset)
                 self._missing -= 1
-                self._said = None
+                self._last_report = None
                 return False
         self._refuse_finished(progress)
-        self._said = None
+        self._last_report = None
         progress.ts, progress.offset = ts, offset
         if limit.mode is not Mode.GATED:
             progress.state = PartitionState.RUNNING if limit.mode is Mode.OPEN else PartitionState.BLOCKED
@@ -153,7 +156,7 @@ class MemberProgress:
         self._refuse_finished(progress)
         if not steps:
             return
-        self._said = None
+        self._last_report = None
         limit = self.limit
         progress.ts, progress.offset = steps[-1]
         if limit.mode is not Mode.GATED:
@@ -180,7 +183,7 @@ class MemberProgress:
             return False
         arrived = progress.arrived(self.limit)
         progress.state, progress.idle_at, progress.offset = PartitionState.IDLE, self.limit.floor, offset
-        self._said = None
+        self._last_report = None
         self._missing += arrived - progress.arrived(self.limit)
         return True
 
@@ -190,14 +193,14 @@ class MemberProgress:
             return
         arrived = progress.arrived(self.limit)
         progress.state, progress.offset = PartitionState.FINISHED, offset
-        self._said = None
+        self._last_report = None
         self._missing += arrived - progress.arrived(self.limit)
         self._set_thresholds(progress)
 
     def resume(self, progress: PartitionProgress) -> None:
         """The partition no longer waits: it has a record, or gave up waiting. What it said before stays true."""
         if progress.state in {PartitionState.IDLE, PartitionState.BLOCKED}:
-            self._said = None
+            self._last_report = None
             arrived = progress.arrived(self.limit)
             if progress.state is PartitionState.BLOCKED:  # the record was not processed, so it crossed nothing yet
                 unread = (progress.ts, progress.offset)
@@ -214,7 +217,7 @@ class MemberProgress:
         if not self.limit.precedes(limit):
             return False
         previous, self.limit = self.limit, limit
-        self.hurries, self._behind = False, None
+        self.delay_over, self._behind = False, None
         if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor, limit.closed)
             if len(limit.boundaries) == len(previous.boundaries) == 1:
@@ -262,7 +265,7 @@ class MemberProgress:
                 progress.open_below = NEVER if progress.displaced else value
                 missing += value not in crossings
         self._missing = missing
-        self._said = None
+        self._last_report = None
 
     def closed(self, boundary: int) -> None:
         """A boundary that is known to be closed, from the last cut: records below it are late."""
@@ -298,10 +301,10 @@ class MemberProgress:
         if not self.ready:
             return False
         boundaries = self.limit.boundaries
-        if not self.gathers or self.hurries or len(boundaries) < 3:
+        if not self.milestone_interval or self.delay_over or len(boundaries) < 3:
             return True
         half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
-        milestone = next((b for b in half if b % self.gathers == 0), half[-1])
+        milestone = next((b for b in half if b % self.milestone_interval == 0), half[-1])
         behind = self._behind
         if behind is None:
             behind = self._behind = deque(self._owned())
@@ -332,7 +335,7 @@ class MemberProgress:
         if not (self.ready or even_running):
             return None
         floor = self.limit.floor
-        said = self._said
+        said = self._last_report
         if said is not None and said.generation == self.generation and said.limit == floor:
             return said
         entries: dict[str, str] = {}
@@ -357,8 +360,10 @@ class MemberProgress:
         else:
             if not entries:
                 return None
-            self._said = Report(self.generation, floor, entries, least, marks=tuple(marks), further=self._further())
-            return self._said
+            self._last_report = Report(
+                self.generation, floor, entries, least, marks=tuple(marks), further=self._further()
+            )
+            return self._last_report
         entries = {progress.name: progress.entry(self.limit) for progress in self._owned()}
         report = Report.of(self.generation, floor, entries)
         return report if report.running or report.idle else replace(report, further=self._further())
@@ -369,9 +374,10 @@ class MemberProgress:
         Where we gather, up to the last milestone: so all reports end at the same boundaries, whoever is further.
         """
         crossed = self._crossed_by_all()
-        if self.gathers:
+        if self.milestone_interval:
             reached = [self.limit.floor, *(crossing.boundary for crossing in crossed)]
-            last = max((n for n, boundary in enumerate(reached) if boundary % self.gathers == 0), default=len(crossed))
+            milestones = (n for n, boundary in enumerate(reached) if boundary % self.milestone_interval == 0)
+            last = max(milestones, default=len(crossed))
             crossed = crossed[:last]
         return tuple(crossed)
 
@@ -407,7 +413,7 @@ class MemberProgress:
         return [progress for progress in self.partitions.values() if progress.owned]
 
     def _recount(self) -> None:
-        self._said = None
+        self._last_report = None
         owned = self._owned()
         self._missing = sum(not progress.arrived(self.limit) for progress in owned)
         self._unowned = len(self.partitions) - len(owned)

@@ -75,7 +75,7 @@ class PartitionProgress:
         self.skips_closed = False
         """Whether the task itself leaves out the records before the last cut. Then it is never displaced."""
 
-    def hold(self, holder: str, cut: Cut | None) -> None:
+    def claim(self, holder: str, cut: Cut | None) -> None:
         """We hold the lock under this name, and have read this cut since.
 
         If the cut was made from another member's report, the task may stand before it, and what lies between is closed. A

@@ -121,7 +121,7 @@ class Run:
         """The same run, over."""
         return replace(self, ended=True)
 
-    def enlarged(self, bounds: Mapping[Partition, Bounds]) -> Run:
+    def with_partitions(self, bounds: Mapping[Partition, Bounds]) -> Run:
         """The same run with these partitions as well."""
         settings = replace(self.settings, partitions=self.settings.partitions | bounds.keys())
         return replace(self, settings=settings, bounds={**self.bounds, **bounds})

@@ -175,7 +175,7 @@ class PartitionTasks:
             await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
         async with unwrapped() as tasks:  # side by side: their locks go back in one transaction
             for running in leaving.values():
-                tasks.start_soon(self._member.surrender, running.gate)
+                tasks.start_soon(self._member.release_gate, running.gate)
         for partition in leaving:  # only now: who is cancelled on the way has still to be closed
             self._running.pop(partition, None)
 
@@ -234,7 +234,7 @@ async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
     async def close_one(gate: Gate) -> None:
         await gate.__aexit__(None, None, None)
         if gives_up is not None:
-            await gives_up.relinquish(gate.partition)
+            await gives_up.release_partition(gate.partition)
 
     with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
         async with anyio.create_task_group() as tasks:

@@ -408,11 +408,11 @@ class Replay:
                             complete.set()
                         else:
                             member_progress.withheld = False
-                            member.arrived()
+                            member.report_if_due()
         finally:
             member.on_complete = None
             if member_progress.withheld:  # what was not processed has not finished either
-                await member.disown()
+                await member.release_all()
             member_progress.withheld = False
 
     # -- inside ---------------------------------------------------------------------------------------------------------

@@ -70,16 +70,16 @@ class AssignmentFollower:
         self._versions: dict[str, int] = {}
         """Of the assignments, by topic; missing while not read, -1 where there is none."""
         self._mine: dict[str, frozenset[Partition]] = {}
-        self._ran = frozenset[Partition]()
-        self._runs = Signal()
-        self.gone = False
+        self._running = frozenset[Partition]()
+        self._registration_changed = Signal()
+        self.deregistered = False
         """Whether we have taken our registration back."""
 
     def registration(self) -> bytes:
         """The content of our node."""
         wants = None if self._member.group is None else self._member.group.subscription
         more = {} if wants is None or wants.pipeline is None else {"pipeline": wants.pipeline}
-        return encode_member(**self._facts, **more, running=encode_partitions(self._ran).decode())
+        return encode_member(**self._facts, **more, running=encode_partitions(self._running).decode())
 
     # -- the id is ours alone -----------------------------------------------------------------------------------------
 
@@ -98,9 +98,9 @@ class AssignmentFollower:
             node = await session.find(path)
             if node is not None and (node.created, name) < (ours.created, self._us.name):
                 log.info("%s: waiting for the end of the session of %s, which has the same id", self._us.name, name)
-                await self._outlive(path, name)
+                await self._await_end_of(path, name)
 
-    async def _outlive(self, path: str, name: str) -> None:
+    async def _await_end_of(self, path: str, name: str) -> None:
         asked: int | None = None
         with self._session.watch() as watch:
             watch.add(path)
@@ -127,7 +127,7 @@ class AssignmentFollower:
     async def follow(self) -> None:
         """Keep up with the assignments, and with our own registration, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell)
+            tasks.start_soon(self._update_registration)
             with self._session.watch() as watch:
                 self._watch = watch
                 watch.add(self._registration)
@@ -135,7 +135,7 @@ class AssignmentFollower:
                 while True:
                     for change in await watch.changes():
                         if change.path == self._registration:
-                            await self._answer(change)
+                            await self._check_registration(change)
                         else:
                             self._learn(change)
                     self._publish()
@@ -181,7 +181,7 @@ class AssignmentFollower:
             for topic in sorted({p.topic for p in partitions})
         ]
 
-    def proof(self, partitions: Iterable[Partition]) -> list[Check] | None:
+    def release_conditions(self, partitions: Iterable[Partition]) -> list[Check] | None:
         """What proves that nobody else holds these, now that we have taken them: the assignment, while it gives them to us.
 
         For a claim rests on the assignment, and nobody else has our id. None if it gives us one of them no longer.
@@ -189,24 +189,24 @@ class AssignmentFollower:
         partitions = list(partitions)
         return self.conditions(partitions) if all(p in self._mine.get(p.topic, ()) for p in partitions) else None
 
-    def farewell(self) -> list[Delete]:
+    def deregistration(self) -> list[Delete]:
         """What goes with the locks that we give back: our registration, if we are leaving, so that others get them at once."""
-        return [Delete(self._registration, ANY_VERSION)] if self._member.leaving and not self.gone else []
+        return [Delete(self._registration, ANY_VERSION)] if self._member.leaving and not self.deregistered else []
 
     # -- the registration ---------------------------------------------------------------------------------------------
 
-    def runs(self, partitions: frozenset[Partition]) -> None:
+    def show_running(self, partitions: frozenset[Partition]) -> None:
         """Say in our registration what we run: for people."""
-        if partitions != self._ran:
-            self._ran = partitions
-            self._runs.set()
+        if partitions != self._running:
+            self._running = partitions
+            self._registration_changed.set()
 
-    async def _tell(self) -> None:
+    async def _update_registration(self) -> None:
         while True:
-            await self._runs.wait()
+            await self._registration_changed.wait()
             await self._write()
 
-    async def _answer(self, change: Change) -> None:
+    async def _check_registration(self, change: Change) -> None:
         if isinstance(change.now, Node):
             if _ASKED in _facts(change.now.data):
                 await self._write()
@@ -231,7 +231,7 @@ class AssignmentFollower:
         except NoNodeError:
             return  # deleted by hand: the watch tells
         except OutcomeUnknownError:
-            self._runs.set()  # once more
+            self._registration_changed.set()  # once more
 
 
 def _facts(data: bytes) -> dict[str, Any]:
@@ -333,7 +333,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         for done in leaving:
             await done.wait()
         for partition in partitions:
-            await member.relinquish(partition)
+            await member.release_partition(partition)
 
     if member.leaving:
         raise UsageError(f"{member.name} has left the group's shares; connect again to take part in them again")

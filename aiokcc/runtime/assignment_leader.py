@@ -44,7 +44,7 @@ class AssignmentLeader:
     """The part of one leader's term that assigns partitions."""
 
     def __init__(self, term: LeaderTerm, member_session: MemberSession) -> None:
-        self._office = term
+        self._term = term
         self._us = member_session
         self._session = member_session.session
         self._store = member_session.store
@@ -86,7 +86,7 @@ class AssignmentLeader:
         """Read the assignments and the members, concurrently."""
         await asyncio.gather(self._read_topics(), self._read_members())
 
-    async def take(self, partitions: frozenset[Partition]) -> None:
+    async def take_over(self, partitions: frozenset[Partition]) -> None:
         """Continue from what was read, with this agreed set. The leader before us may have stopped at any point.
 
         CorruptNodeError if a node cannot be read: an assignment is never guessed.
@@ -133,7 +133,7 @@ class AssignmentLeader:
         await self._session.ensure(f"{paths.OWNERS}/{topic}")
         remnants = [Delete(node.path, node.version) for node in (given, state) if node is not None]
         await self._session.commit(
-            Check(paths.GENERATION, self._office.generation_version), *remnants, *self._creations(topic)
+            Check(paths.GENERATION, self._term.generation_version), *remnants, *self._creations(topic)
         )
         self._created(topic)
 
@@ -213,7 +213,7 @@ class AssignmentLeader:
     def wake(self) -> None:
         """Let the leader decide again."""
         self.due = True
-        self._office.wake.set()
+        self._term.wake.set()
 
     async def _learn_members(self, names: tuple[str, ...]) -> None:
         for gone in self._registered.keys() - set(names):
@@ -281,7 +281,7 @@ class AssignmentLeader:
 
         Safe to cancel: each write is one conditional transaction, and the next term starts from what is in the store.
         """
-        while self.due and self._office.mode is not Mode.END:
+        while self.due and self._term.mode is not Mode.END:
             self.due = False
             if not self._seen >= {paths.IDS, paths.ISOLATED}:
                 return
@@ -316,7 +316,7 @@ class AssignmentLeader:
             given = encode_assignment(ours.assignment)
             log.error("%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], given)
             try:
-                (version,) = await self._office.bump(f"repaired {topic}", [Set(node.path, given, node.version)])
+                (version,) = await self._term.bump(f"repaired {topic}", [Set(node.path, given, node.version)])
             except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
                 self.due = True
                 await self._read_again(error)
@@ -360,7 +360,7 @@ class AssignmentLeader:
         self.due = True
         try:
             await self._session.commit(
-                Check(paths.GENERATION, self._office.generation_version),
+                Check(paths.GENERATION, self._term.generation_version),
                 *(Set(paths.state(t), decision.topics[t].encode_state(), self._states[t]) for t in topics),
             )
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
@@ -387,7 +387,7 @@ class AssignmentLeader:
         for partition in decision.starting:  # if a lock exists, the whole transaction fails
             ops += [Create(paths.owner(partition)), Delete(paths.owner(partition), ANY_VERSION)]
         try:
-            await self._office.bump(decision.reason, ops)
+            await self._term.bump(decision.reason, ops)
         except NodeExistsError as error:
             topic, _, number = error.path.removeprefix(f"{paths.OWNERS}/").rpartition("/")
             if not error.path.startswith(f"{paths.OWNERS}/") or not number.isdecimal():
@@ -397,7 +397,7 @@ class AssignmentLeader:
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self._read_again(error)
             return
-        log.info("generation %d: %s", self._office.epoch, decision.reason)
+        log.info("generation %d: %s", self._term.epoch, decision.reason)
         for topic in decision.topics:
             self._assignments[topic] = self._assignments.get(topic, 0) + 1
             self._states[topic] = self._states.get(topic, 0) + 1
@@ -420,10 +420,10 @@ class AssignmentLeader:
 
         If we are deposed, the term is cancelled here. Otherwise somebody has changed our nodes, or our own write succeeded.
         """
-        await self._office.read_again(error)
+        await self._term.read_again(error)
         await anyio.lowlevel.checkpoint()
         self.machine.topics.clear()
         self._assignments.clear()
         self._states.clear()
         await self._read_topics()
-        await self.take(self.machine.partitions)
+        await self.take_over(self.machine.partitions)

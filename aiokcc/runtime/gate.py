@@ -170,7 +170,7 @@ class Gate:
                     self._seen = member_progress.limit
                     return self.limit
                 if member_progress.idle(self.progress, self._seen, offset):
-                    self._member.arrived()
+                    self._member.report_if_due()
                 await self.signal.wait()
         finally:
             self.busy = False
@@ -189,7 +189,7 @@ class Gate:
                 await self._usable()
                 as_of, offset = end()
                 if as_of is not None and member_progress.idle(self.progress, as_of, offset):
-                    self._member.arrived()
+                    self._member.report_if_due()
                 if not ready():
                     await self.signal.wait()
         finally:
@@ -207,14 +207,14 @@ class Gate:
             self._check_open()
             self._check_position(offset)
         self._member.progress.finish(self.progress, offset)
-        self._member.arrived()
+        self._member.report_if_due()
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
     async def _wait(self, ts: int, offset: int | None) -> None:
         member_progress, progress = self._member.progress, self.progress
-        if type(ts) is int and looks_like_seconds(ts) and not self._member.told_of_seconds:
-            self._member.told_of_seconds = True
+        if type(ts) is int and looks_like_seconds(ts) and not self._member.warned_of_seconds:
+            self._member.warned_of_seconds = True
             log.warning(
                 "%s: the timestamp %d is read as milliseconds, %s; it looks like seconds, %s: then multiply it by 1000",
                 self.partition,
@@ -248,9 +248,9 @@ class Gate:
                 if member_progress.approach(progress, ts, offset):
                     self.late += ts < member_progress.late_below
                     self._seen = member_progress.limit
-                    self._member.arrived()  # under lookahead it may have crossed the floor, as the last one
+                    self._member.report_if_due()  # under lookahead it may have crossed the floor, as the last one
                     return
-                self._member.arrived()
+                self._member.report_if_due()
                 await self.signal.wait()
                 if (
                     progress.late_below <= ts < progress.open_below

@@ -156,7 +156,7 @@ def connect(
     if type(period) is int and period < 1000 and period not in _told_periods:
         _told_periods.add(period)
         log.warning('period=%d is %d milliseconds; if seconds are meant, write period="%ds"', period, period, period)
-    return Block(_connected(engine), "aiokcc.connect", "coordinator")
+    return Block(_connected(engine), "aiokcc.connect", "group")
 
 
 def wall_clock() -> int:
@@ -171,26 +171,26 @@ def _check_seconds(what: str, seconds: object, more: str = "") -> None:
 
 @asynccontextmanager
 async def _connected(member: Member) -> AsyncIterator[Group]:
-    async def serve(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        await member.serve(task_status=task_status)
+    async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
+        await member.run(task_status=task_status)
         if member.failure is not None:
             raise member.failure  # the block cannot go on
 
     try:
         async with Background() as background:
-            await background.tasks.start(serve)
+            await background.tasks.start(run)
             yield Group(member)
             await member.settled()
             if member.failure is not None:
                 raise member.failure
-            member.tell_given_up()
+            member.log_releases()
     except ExceptionGroup as group:
         ours = member.failure
         if ours is None or group.split(lambda error: error is ours)[1] is not None:
             raise
         raise ours from None  # bare, even where a task group in the block has wrapped it
     finally:
-        member.forget_given_up()  # where the block fails, that is what is to be seen
+        member.discard_release_log()  # where the block fails, that is what is to be seen
         if member.failure is None:
             member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 

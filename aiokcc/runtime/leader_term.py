@@ -58,12 +58,12 @@ class LeaderTerm:
         self.generation_version = ANY_VERSION
         self._request_version = ANY_VERSION
         self._run_version = ANY_VERSION
-        self._listed_version = ANY_VERSION
+        self._partitions_version = ANY_VERSION
         self._additions: dict[Partition, Bounds] = {}
         self._run: Run
         self._leader: Leader
         self._removals: set[Partition] = set()
-        self.assignment = None if member_session.member.group is None else AssignmentLeader(self, member_session)
+        self.assignment_leader = None if member_session.member.group is None else AssignmentLeader(self, member_session)
         """In a managed group: who is given what."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}
@@ -72,7 +72,7 @@ class LeaderTerm:
         self._repairs_limit = False
         """Whether the node holds a limit that nobody of us wrote: then the one we know is written again."""
 
-    async def take(self, candidate: str) -> bool:
+    async def take_over(self, candidate: str) -> bool:
         """Take office: bump the generation, and only then read. False: our candidate node is gone, stand again."""
         us = self._us
         # We follow it; if it has moved on since, we are refused, and read it.
@@ -108,15 +108,15 @@ class LeaderTerm:
             self._get(paths.TOPIC_PARTITIONS),
             self._get(paths.RUN),
             limit_and_cut(self._store, self._session, self._member.version),
-            *(() if self.assignment is None else (self.assignment.read(),)),
+            *(() if self.assignment_leader is None else (self.assignment_leader.read(),)),
         )
         partitions = decode_partitions(self._store.describe(listed.path), listed.data)
-        self._listed_version = listed.version
+        self._partitions_version = listed.version
         self._learn_run(run, partitions)
         self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
         self._learn_limit(*limit)
-        if self.assignment is not None:
-            await self.assignment.take(partitions)
+        if self.assignment_leader is not None:
+            await self.assignment_leader.take_over(partitions)
 
     def _learn_run(self, node: Node, partitions: frozenset[Partition]) -> None:
         self._run = Run.decode(self._store.describe(node.path), node.data, partitions)
@@ -134,7 +134,7 @@ class LeaderTerm:
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
             leader.finished = {} if cut is None else cut.finished()
-            if self.assignment is not None:  # partitions may have left the set since
+            if self.assignment_leader is not None:  # partitions may have left the set since
                 agreed = leader.settings.partitions
                 leader.finished = {p: mark for p, mark in leader.finished.items() if p in agreed}
         self._member.see(limit, node.version)
@@ -143,13 +143,13 @@ class LeaderTerm:
         """Somebody else has taken over: the term ends where it stands."""
         self._scope.cancel()
 
-    async def serve(self) -> None:
+    async def run(self) -> None:
         """Move the limit whenever it may move, until deposed or until the session is lost."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._observe)
-                if self.assignment is not None:
-                    tasks.start_soon(self.assignment.observe)
+                if self.assignment_leader is not None:
+                    tasks.start_soon(self.assignment_leader.observe)
                 tasks.start_soon(self._decide)
 
     # -- what the leader sees -----------------------------------------------------------------------------------------
@@ -218,8 +218,8 @@ class LeaderTerm:
                 await self._repair_limit()
             if self._additions or self._removals:
                 await self._change_set()
-            if self.assignment is not None and self.assignment.due:
-                await self.assignment.step()
+            if self.assignment_leader is not None and self.assignment_leader.due:
+                await self.assignment_leader.step()
             own = self._own_report()
             decision = leader.decide(self._member.clock())
             if isinstance(decision, Advance):
@@ -250,7 +250,7 @@ class LeaderTerm:
 
     def remove(self, partitions: frozenset[Partition]) -> None:
         """Have partitions leave the agreed set: nobody waits for them any more. Only in a managed group."""
-        if self.assignment is not None:
+        if self.assignment_leader is not None:
             self._removals |= partitions
             self.wake.set()
 
@@ -276,12 +276,12 @@ class LeaderTerm:
         self._removals.clear()
         if not (added or removed) or removed >= agreed or self._leader.limit.mode is Mode.END:
             return
-        run = self._run.enlarged(added).without(removed)
+        run = self._run.with_partitions(added).without(removed)
         words = [
             f"{verb} {listing(map(str, sorted(ps)))}" for verb, ps in (("added", added), ("removed", removed)) if ps
         ]
         ops: list[Op] = [
-            Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._listed_version),
+            Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._partitions_version),
             Set(paths.RUN, run.encode(), self._run_version),
         ]
         try:
@@ -292,13 +292,13 @@ class LeaderTerm:
                 self._additions.update(added)
                 self._removals |= removed
             return
-        self._listed_version, self._run_version = (version for version in results if isinstance(version, int))
+        self._partitions_version, self._run_version = (version for version in results if isinstance(version, int))
         self._run = run
         self._leader.change_set(run.settings)
         log.info("%s at the present limit", ", ".join(words))
-        if self.assignment is not None:
-            self.assignment.machine.partitions = run.settings.partitions
-            self.assignment.wake()
+        if self.assignment_leader is not None:
+            self.assignment_leader.machine.partitions = run.settings.partitions
+            self.assignment_leader.wake()
 
     async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
         """Write these together with the next generation; their results. What was reported before counts no more."""
@@ -326,7 +326,7 @@ class LeaderTerm:
         """Our own report needs no trip through the store: it is written with the advance it leads to."""
         member_progress = self._member.progress
         if not member_progress.due and member_progress.ready:
-            self._us.linger()
+            self._us.delay_report()
         own = member_progress.report() if member_progress.due else None
         if own is None or own.generation != self.epoch:
             self._leader.reports.pop(self._us.name, None)
@@ -384,14 +384,14 @@ class LeaderTerm:
         self._learn_limit(node, None if known else await last_cut(self._store, self._session, node.version))
         self._learn_request(await self._session.find(paths.PERIOD))
         if isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS:  # by hand: our set stands
-            self._listed_version = (await self._get(paths.TOPIC_PARTITIONS)).version
+            self._partitions_version = (await self._get(paths.TOPIC_PARTITIONS)).version
         elif isinstance(error, NodeError) and error.path == paths.RUN:
             self._learn_run(await self._get(paths.RUN), self._run.settings.partitions)
         elif isinstance(error, NodeError) and error.path in self._watched:
             self._learn_report(Change(error.path, await self._session.find(error.path)))
         elif isinstance(error, NoNodeError):
             if error.path == paths.progress(self._us.name):
-                await self._us.restore()
+                await self._us.restore_report_node()
             elif error.path != paths.PERIOD and not error.path.startswith(f"{paths.PROGRESS}/"):
                 raise MissingNodeError(self._store.describe(error.path)) from error
 

@@ -81,7 +81,7 @@ async def _in_a_cut(member: Member) -> None:
             if cut is not None:
                 if finished <= cut.finished().keys():
                     return
-                member.left -= cut.finished().keys()
+                member.released_unfinished -= cut.finished().keys()
         if not told:
             told = True
             names = listing(map(str, sorted(finished)))
@@ -93,21 +93,22 @@ async def _no_cut_can_come(member: Member) -> None:
     """Return when a partition that we have given up has no next owner, or when we cannot know."""
     if member.leaving:
         return  # a managed group: what is ours is assigned to others, who cannot have it before we are gone
-    if not member.left:
+    if not member.released_unfinished:
         await anyio.sleep_forever()
     session, us = member.session, member.member_session
     if not isinstance(session, Session) or us is None:
         return
     try:
         with session.watch() as watch:
-            for partition in member.left:
+            for partition in member.released_unfinished:
                 watch.add(paths.owner(partition))
             with anyio.move_on_after(TAKE_OVER_SECONDS):
                 if set(await session.children(paths.IDS)) <= {us.name}:
                     return  # nobody is there who could take over
-            unowned = {paths.owner(partition) for partition in member.left}
+            unowned = {paths.owner(partition) for partition in member.released_unfinished}
             while True:
-                left = {paths.owner(partition) for partition in member.left}  # some may have finished in a cut since
+                # Partitions leave the set when a cut holds that they have finished.
+                left = {paths.owner(partition) for partition in member.released_unfinished}
                 with anyio.move_on_after(TAKE_OVER_SECONDS if unowned & left else None) as waiting:
                     for change in await watch.changes():
                         (unowned.discard if isinstance(change.now, Node) else unowned.add)(change.path)

@@ -14,7 +14,7 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode
-from aiokcc.core.member_progress import MemberProgress, gathered
+from aiokcc.core.member_progress import MemberProgress, milestone_interval
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import SECONDS_END
@@ -57,7 +57,7 @@ class NoSession:
 
 
 class Member:
-    """One process of the group. Driven by :meth:`serve`; used by the gates."""
+    """One process of the group. Driven by :meth:`run`; used by the gates."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Member:
         """Called when that has changed."""
         self.leaving = False
         """Whether we take part in the managed group no longer: what we give back goes to others at once."""
-        self.left: set[Partition] = set()
+        self.released_unfinished: set[Partition] = set()
         """Partitions that we have given up before they had finished, and have not opened again."""
         self.on_set: Callable[[], None] | None = None
         """Called when the agreed set has grown."""
@@ -102,14 +102,14 @@ class Member:
         """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
         self.founded = 0
         """When the run was founded, in milliseconds since the epoch on the store's clock: it tells this run from others."""
-        self.progress = MemberProgress(gathers=gathered(settings.period, settings.lookahead))
+        self.progress = MemberProgress(milestone_interval=milestone_interval(settings.period, settings.lookahead))
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.member_session: MemberSession | None = None
         self.failure: Exception | None = None
-        self._given_up: list[Partition] = []
-        self._given_up_timer: Timeout | None = None
-        self.told_of_seconds = False
+        self._releases_to_log: list[Partition] = []
+        self._release_log_timer: Timeout | None = None
+        self.warned_of_seconds = False
         """Whether we have warned of timestamps that look like seconds."""
         self.on_complete: Callable[[], None] | None = None
         """Called when every partition has arrived, but what they brought is withheld."""
@@ -126,7 +126,7 @@ class Member:
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         """Join, take part, and join again after a lost session, until cancelled or failed for good."""
         first = True
         try:
@@ -159,7 +159,7 @@ class Member:
         """Asked of the founder only: what of each log is to be replayed."""
         return {} if self._resolve is None else await self._resolve()
 
-    def enlarge(self, partitions: frozenset[Partition], bounds: Mapping[Partition, Bounds]) -> None:
+    def see_agreed_set(self, partitions: frozenset[Partition], bounds: Mapping[Partition, Bounds]) -> None:
         """The agreed set, and what of each log is replayed."""
         changed = self.settings.partitions != partitions
         self.settings = replace(self.settings, partitions=partitions)
@@ -191,9 +191,9 @@ class Member:
     async def handed_over(self) -> None:
         """We have left. If we lead, stay until what we had is given to others: a successor would first have to take office."""
         term = None if self.member_session is None else self.member_session.term
-        if self.leaving and term is not None and term.assignment is not None:
+        if self.leaving and term is not None and term.assignment_leader is not None:
             with anyio.move_on_after(_HANDOVER_SECONDS):
-                await term.assignment.handed_over()
+                await term.assignment_leader.handed_over()
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """What is given to us, as this session has read it."""
@@ -203,7 +203,7 @@ class Member:
             if self.on_assigned is not None:
                 self.on_assigned()
         if self.member_session is not None:
-            self.member_session.locks.want.set()
+            self.member_session.ownership.claim_needed.set()
 
     def fail(self, error: Exception) -> None:
         """Nothing more can be agreed on: every gate raises the error."""
@@ -225,7 +225,7 @@ class Member:
         if self.assigned is not None and partition not in self.assigned:
             raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
-        self.left.discard(partition)
+        self.released_unfinished.discard(partition)
         gate.progress = self.progress.add(partition)
         gate.progress.skips_closed = gate.skips_closed
         if not gate.skips_closed and (self.settings.start or 0) >= SECONDS_END:
@@ -233,7 +233,7 @@ class Member:
             gate.progress.late_below = max(gate.progress.late_below, SECONDS_END)
         gate.session = self.session
         if self.member_session is not None:
-            self.member_session.locks.want.set()
+            self.member_session.ownership.claim_needed.set()
         try:
             while not gate.progress.owned and self.progress.limit.mode is not Mode.END:
                 if gate.failure is not None:
@@ -241,8 +241,8 @@ class Member:
                 await gate.signal.wait()
         except BaseException:
             if gate.progress.owned and self.member_session is not None:
-                self.member_session.locks.give_back(partition)
-            self._forget(gate)
+                self.member_session.ownership.start_release(partition)
+            self._forget_gate(gate)
             raise
 
     async def close(self, gate: Gate) -> None:
@@ -253,79 +253,79 @@ class Member:
             del self.gates[gate.partition]
             return
         if gate.failure is None and self.progress.limit.mode is Mode.GATED:
-            self.left.add(gate.partition)
-            self._given_up.append(gate.partition)
-            if self._given_up_timer is None:
-                self._given_up_timer = timers().call_later(_GATHER_SECONDS, self.tell_given_up)
-        self._forget(gate)
+            self.released_unfinished.add(gate.partition)
+            self._releases_to_log.append(gate.partition)
+            if self._release_log_timer is None:
+                self._release_log_timer = timers().call_later(_GATHER_SECONDS, self.log_releases)
+        self._forget_gate(gate)
         gate.signal.set()  # another task may wait there, for nothing now
         if self.member_session is not None:
-            await self.member_session.locks.release(gate.partition)
+            await self.member_session.ownership.release(gate.partition)
 
-    def tell_given_up(self) -> None:
+    def log_releases(self) -> None:
         """Log which partitions were given up before they had finished: one line for all that were at about the same time."""
-        given_up = sorted({p for p in self._given_up if p not in self.gates})
-        self.forget_given_up()
-        if given_up:
-            one = len(given_up) == 1
+        released = sorted({p for p in self._releases_to_log if p not in self.gates})
+        self.discard_release_log()
+        if released:
+            one = len(released) == 1
             log.log(
                 logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
-                "%s: %s given up before %s had finished; the limit waits for %s",
+                "%s: %s released before %s had finished; the limit waits for %s",
                 self.name,
-                f"{given_up[0]} was" if one else f"{', '.join(map(str, given_up))} were",
+                f"{released[0]} was" if one else f"{', '.join(map(str, released))} were",
                 "it" if one else "they",
                 "its next owner" if one else "their next owners",
             )
 
-    def forget_given_up(self) -> None:
+    def discard_release_log(self) -> None:
         """Say nothing of it: the run fails, and whoever reads the log looks for the reason."""
-        self._given_up.clear()
-        if self._given_up_timer is not None:
-            self._given_up_timer.cancel()
-            self._given_up_timer = None
+        self._releases_to_log.clear()
+        if self._release_log_timer is not None:
+            self._release_log_timer.cancel()
+            self._release_log_timer = None
 
     def revoke(self, gate: Gate) -> None:
         """Start no further record on this partition: whoever waits in its gate, or comes to it, gets PartitionRevoked."""
         gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was given to another member")
-        self.abandon(gate.partition)
+        self.forget(gate.partition)
         gate.signal.set()
 
-    async def surrender(self, gate: Gate) -> None:
+    async def release_gate(self, gate: Gate) -> None:
         """Give a revoked partition's lock back, now that nothing runs on it."""
         if self.gates.get(gate.partition) is gate:
-            self._forget(gate)
+            self._forget_gate(gate)
             if self.member_session is not None:
-                await self.member_session.locks.release(gate.partition)
+                await self.member_session.ownership.release(gate.partition)
 
-    async def relinquish(self, partition: Partition) -> None:
+    async def release_partition(self, partition: Partition) -> None:
         """Give back a partition of which nothing runs any more, also one that has finished and whose gate is closed."""
         if partition in self.progress.partitions:
             self.gates.pop(partition, None)
-            self.abandon(partition)
+            self.forget(partition)
             if self.member_session is not None:
-                await self.member_session.locks.release(partition)
+                await self.member_session.ownership.release(partition)
 
-    async def disown(self) -> None:
+    async def release_all(self) -> None:
         """Take back what our partitions said, finished ones too: what they brought was not processed after all."""
         partitions = list(self.progress.partitions)
         for partition in partitions:
             self.gates.pop(partition, None)
-            self.progress.drop(partition)
+            self.progress.forget(partition)
         if self.member_session is not None:
             for partition in partitions:
-                await self.member_session.locks.release(partition)
+                await self.member_session.ownership.release(partition)
 
-    def _forget(self, gate: Gate) -> None:
+    def _forget_gate(self, gate: Gate) -> None:
         self.gates.pop(gate.partition, None)
-        self.abandon(gate.partition)
+        self.forget(gate.partition)
 
-    def abandon(self, partition: Partition) -> None:
+    def forget(self, partition: Partition) -> None:
         """The partition is no longer ours to report; it may have been the one that the report waited for."""
-        self.progress.drop(partition)
-        self.arrived()
+        self.progress.forget(partition)
+        self.report_if_due()
         self.moved.set()
 
-    def arrived(self) -> None:
+    def report_if_due(self) -> None:
         """A partition has arrived: if it was the last, or if the others are late, there is something to say, now or soon."""
         member_progress = self.progress
         if (
@@ -336,12 +336,12 @@ class Member:
             self.on_complete()
         if self.member_session is not None:
             if self.member_session.late:
-                member_progress.hurries = True
-                self.member_session.poke()
+                member_progress.delay_over = True
+                self.member_session.request_report()
             elif member_progress.due:
-                self.member_session.poke()
+                self.member_session.request_report()
             elif member_progress.ready:
-                self.member_session.linger()
+                self.member_session.delay_report()
 
     def claimed(self, partitions: list[Partition], holder: str, cut: Cut | None) -> None:
         """We hold these locks in the session of this name, and have read the limit and the last cut since."""
@@ -351,7 +351,7 @@ class Member:
             if gate is not None:
                 gate.signal.set()
         self.moved.set()  # who waits for locks that were lost with a session does so there
-        self.arrived()
+        self.report_if_due()
 
     async def confirm(self) -> None:
         """Ask the store anything: an answer in this session proves that it is alive, and lifts the deadline."""
@@ -390,7 +390,7 @@ class Member:
             if limit.mode is Mode.END or (gate.busy and gate.progress.state is PartitionState.RUNNING):
                 gate.signal.set()
         self.moved.set()
-        self.arrived()
+        self.report_if_due()
 
     def accepts(self, limit: Limit, version: int) -> bool:
         """Returns whether the leader can have written this limit, at this version of its node; says so at ERROR if not.

@@ -70,10 +70,10 @@ class MemberSession:
         self.written: Report | None = None
         """What our node holds."""
         self.term: LeaderTerm | None = None
-        self.say = Signal()
+        self.report_needed = Signal()
         """Set when there may be something to report, or to give back."""
-        self.locks = Ownership(self)
-        self.share: AssignmentFollower | None = None
+        self.ownership = Ownership(self)
+        self.assignment_follower: AssignmentFollower | None = None
         """What is given to us, in a managed group."""
         self.joined_at = 0.0
         """By the event loop's clock."""
@@ -82,7 +82,7 @@ class MemberSession:
         self._moved_at = 0.0
         self._standstill = Standstill(self)
         self._linger_timer: Timeout | None = None
-        self._lingers_at: Limit | None = None
+        self._lingers_under: Limit | None = None
 
     # -- joining ------------------------------------------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class MemberSession:
                     f"the run under {self.store.describe('')} has ended; to run again, choose another root or delete it"
                 )
             self.member.see(END, (await session.get(paths.COORDINATOR)).version)
-        self.member.enlarge(theirs, run.bounds)
+        self.member.see_agreed_set(theirs, run.bounds)
         facts: dict[str, Any] = {
             "id": self.name,
             "host": socket.gethostname(),
@@ -121,17 +121,17 @@ class MemberSession:
         }
         if self.member.group is not None:
             facts["subscription"], facts["pattern"] = self.member.group.subscription.to_json()
-            self.share = AssignmentFollower(self, facts)
+            self.assignment_follower = AssignmentFollower(self, facts)
         await session.commit(
             Create(paths.progress(self.name), b"", ephemeral=True),
             Create(
                 paths.member(self.name),
-                encode_member(**facts) if self.share is None else self.share.registration(),
+                encode_member(**facts) if self.assignment_follower is None else self.assignment_follower.registration(),
                 ephemeral=True,
             ),
         )
-        if self.share is not None:
-            await self.share.await_predecessor()
+        if self.assignment_follower is not None:
+            await self.assignment_follower.await_predecessor()
         self.joined_at = asyncio.get_running_loop().time()
         self.see_generation(await session.get(paths.GENERATION))
         node = await session.get(paths.COORDINATOR)
@@ -179,16 +179,22 @@ class MemberSession:
 
     async def run(self) -> None:
         """Take part until the session is lost (SessionLostError), the run is over (returns), or we are cancelled."""
-        self.locks.want.set()
+        self.ownership.claim_needed.set()
         self.limit_moved()  # to us it has: who is slow in the first period is told as well
         errors: list[Exception] = []
         try:
             async with anyio.create_task_group() as tasks:
                 self.tasks = tasks
-                for task in (self._follow, self.locks.claim, self._report, self._campaign, self._mourn):
+                for task in (
+                    self._follow,
+                    self.ownership.claim,
+                    self._report,
+                    self._campaign,
+                    self._await_session_loss,
+                ):
                     tasks.start_soon(task)
-                if self.share is not None:
-                    tasks.start_soon(self.share.follow)
+                if self.assignment_follower is not None:
+                    tasks.start_soon(self.assignment_follower.follow)
         except ExceptionGroup as group:
             errors = list(_leaves(group))
         finally:
@@ -196,12 +202,12 @@ class MemberSession:
                 if timer is not None:
                     timer.cancel()
             self._standstill.end()
-            self.locks.end()
+            self.ownership.end()
         if errors:
             over = (SessionLostError, OutcomeUnknownError)
             raise next((error for error in errors if not isinstance(error, over)), errors[0])
 
-    async def _mourn(self) -> None:
+    async def _await_session_loss(self) -> None:
         await self.session.until(SessionState.LOST)
         raise SessionLostError("the session is over")
 
@@ -246,10 +252,10 @@ class MemberSession:
                 if not await has_changed(self.session, node):  # else the watch tells
                     log.error("%s; the set stays as it is until it can be read", error)
                 return
-        if agreed < partitions or (self.share is not None and agreed != partitions):
-            self.member.enlarge(partitions, bounds)
-            if self.share is not None:
-                self.share.topics_changed()
+        if agreed < partitions or (self.assignment_follower is not None and agreed != partitions):
+            self.member.see_agreed_set(partitions, bounds)
+            if self.assignment_follower is not None:
+                self.assignment_follower.topics_changed()
 
     def see_generation(self, node: Node) -> None:
         """The generation was read, or written by us: from now on our reports carry it."""
@@ -260,14 +266,14 @@ class MemberSession:
         self.member.progress.generation = self.generation.number
         if self.term is not None and self.generation.leader != self.name:
             self.term.depose()
-        self.member.arrived()
+        self.member.report_if_due()
 
-    def poke(self) -> None:
+    def request_report(self) -> None:
         """The member's progress has something to say, or may have."""
         if self.term is not None:
             self.term.wake.set()
         if self.term is None or self.late:
-            self.say.set()
+            self.report_needed.set()
 
     def limit_moved(self) -> None:
         """From now on counts the time after which a member says who is slow."""
@@ -276,40 +282,40 @@ class MemberSession:
         self._moved_at = loop.time()
         self._standstill.moved(self._moved_at)
         if self._late_timer is None:
-            self._late_timer = timers().call_later(LATE, self._be_late)
+            self._late_timer = timers().call_later(LATE, self._check_late)
 
-    def _be_late(self) -> None:
+    def _check_late(self) -> None:
         """One timer for all periods: it finds out how old the present limit is, instead of being set anew for each."""
         loop = asyncio.get_running_loop()
         left = self._moved_at + LATE - loop.time()
         if left > 0:
-            self._late_timer = timers().call_later(left, self._be_late)
+            self._late_timer = timers().call_later(left, self._check_late)
             return
         self._late_timer = None
         self.late = True
-        self.member.arrived()
+        self.member.report_if_due()
 
-    def linger(self) -> None:
+    def delay_report(self) -> None:
         """There is something to say, and soon there may be more of it. Say it before long, whatever comes."""
         if self._linger_timer is None:
-            self._lingers_at = self.member.progress.limit
-            self._linger_timer = timers().call_later(LINGER, self._no_longer)
+            self._lingers_under = self.member.progress.limit
+            self._linger_timer = timers().call_later(LINGER, self._linger_over)
 
-    def _no_longer(self) -> None:
+    def _linger_over(self) -> None:
         """One timer for all periods, here too."""
         self._linger_timer = None
         member_progress = self.member.progress
-        if member_progress.limit == self._lingers_at:
-            member_progress.hurries = True
-        self.member.arrived()
+        if member_progress.limit == self._lingers_under:
+            member_progress.delay_over = True
+        self.member.report_if_due()
 
     async def _report(self) -> None:
         """Write the report whenever it differs from what the node holds; while leading, only when it is late."""
         while True:
-            await self.say.wait()
-            if self.locks.leave:
-                await self.locks.give_up()
-                self.say.set()
+            await self.report_needed.wait()
+            if self.ownership.has_releases:
+                await self.ownership.release_batch()
+                self.report_needed.set()
             elif self.term is None or self.late:
                 report = self.member.progress.report(even_running=self.late)
                 if report is not None and report.supersedes(self.written):
@@ -320,12 +326,12 @@ class MemberSession:
         try:
             await self.session.set(path, report.encode(), ANY_VERSION)  # nobody else writes this node
         except NoNodeError:
-            await self.restore()
-            self.say.set()
+            await self.restore_report_node()
+            self.report_needed.set()
         else:
             self.written = report
 
-    async def restore(self) -> None:
+    async def restore_report_node(self) -> None:
         """Somebody may have deleted our node: make it again, empty."""
         try:
             await self.session.create(paths.progress(self.name), b"", ephemeral=True)
@@ -340,7 +346,7 @@ class MemberSession:
         while True:
             async with campaign(self.session, self.name, self.member.clock) as candidate:
                 term = LeaderTerm(self)
-                if not await term.take(candidate):
+                if not await term.take_over(candidate):
                     continue
                 log.info("%s leads under generation %d", self.name, term.epoch)
                 self.term = term
@@ -348,11 +354,11 @@ class MemberSession:
                     term.depose()
                 self._watch.remove(paths.COORDINATOR)
                 try:
-                    await term.serve()
+                    await term.run()
                 finally:
                     self.term = None
                     self._watch.add(paths.COORDINATOR)
-                    self.say.set()
+                    self.report_needed.set()
                 log.info("%s no longer leads", self.name)
 
 

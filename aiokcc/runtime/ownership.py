@@ -21,6 +21,7 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Set
 
 if TYPE_CHECKING:
+    from aiokcc.runtime.assignment_follower import AssignmentFollower
     from aiokcc.runtime.member_session import MemberSession
 
 __all__ = ["Ownership"]
@@ -39,68 +40,72 @@ class Ownership:
         self._member = member_session.member
         self._session = member_session.session
         self._store = member_session.store
-        self.want = Signal()
+        self.claim_needed = Signal()
         """Set when there may be something to take."""
         self._held: set[Partition] = set()
         """Those we hold, as far as we have been answered."""
-        self._leaving: dict[Partition, asyncio.Future[None]] = {}
+        self._releasing: dict[Partition, asyncio.Future[None]] = {}
         """Those on their way back. Until they are given back nobody can take them, not even we."""
 
     @property
-    def leave(self) -> bool:
-        """Whether some are to be given back."""
-        return bool(self._leaving)
+    def _follower(self) -> AssignmentFollower | None:
+        return self._us.assignment_follower
 
-    async def give_up(self) -> None:
+    @property
+    def has_releases(self) -> bool:
+        """Whether some are to be given back."""
+        return bool(self._releasing)
+
+    async def release_batch(self) -> None:
         """Give back what is to be given back, or as much of it as one transaction takes."""
-        await self._give_up(list(self._leaving)[:_BATCH])
+        await self._release(list(self._releasing)[:_BATCH])
 
     def end(self) -> None:
         """The session is over: there is nothing left to give back."""
-        for done in self._leaving.values():
+        for done in self._releasing.values():
             if not done.done():
                 done.set_result(None)
 
     async def claim(self) -> None:
         """Take what is wanted, whenever that changes, for as long as the session lasts."""
-        asked: set[Partition] = set()
+        awaited: set[Partition] = set()
         while True:
-            await self.want.wait()
+            await self.claim_needed.wait()
             member_progress = self._member.progress
-            unavailable = asked | self._leaving.keys()
+            unavailable = awaited | self._releasing.keys()
             wanted = [
                 p for p, progress in member_progress.partitions.items() if not progress.owned and p not in unavailable
             ]
-            if self._us.share is not None:
+            if self._follower is not None:
                 # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
                 assigned = self._member.assigned or frozenset()
-                wanted = [p for p in wanted if p in assigned] if not asked & assigned else []
+                wanted = [p for p in wanted if p in assigned] if not awaited & assigned else []
             batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
             # Taken down now: a claim rests on the assignment by which it is wanted, whatever is read while it is on its way.
-            conditions = [[] if self._us.share is None else self._us.share.conditions(batch) for batch in batches]
+            conditions = [[] if self._follower is None else self._follower.conditions(batch) for batch in batches]
             held: dict[Partition, str] = {}
             for batch, resting_on in zip(batches, conditions, strict=True):
-                taken, refused = await self._take(batch, resting_on)
+                taken, refused = await self._claim(batch, resting_on)
                 held.update(refused)
                 for partition in refused:
-                    asked.add(partition)
-                    self._us.tasks.start_soon(self._await_release, partition, asked)
+                    awaited.add(partition)
+                    self._us.tasks.start_soon(self._await_release, partition, awaited)
                 if taken:
                     await self._read_after_claim(taken)
-            self._tell_who_holds(held)
+            self._log_holders(held)
 
-    def _tell_who_holds(self, held: dict[Partition, str]) -> None:
+    def _log_holders(self, held: dict[Partition, str]) -> None:
         """One line, however many partitions we wait for."""
         if held:
             log.log(
-                logging.INFO if self._us.share is None else logging.DEBUG,  # where a handover is a matter of course
+                logging.INFO if self._follower is None else logging.DEBUG,  # a managed group hands over all the time
                 "%s waits for %s, held by %s; it runs them when they are released",
                 self._us.name,
                 listing(map(str, sorted(held))),
                 listing(sorted(set(held.values()))),
             )
 
-    async def _take(
+    async def _claim(
         self, wanted: list[Partition], conditions: list[Check]
     ) -> tuple[list[Partition], dict[Partition, str]]:
         """Take all of these locks in one transaction, without those that somebody else holds: ours, and the others' owners.
@@ -109,8 +114,7 @@ class Ownership:
         """
         refused: dict[Partition, str] = {}
         ours: list[Partition] = []
-        share = self._us.share
-        for topic in {p.topic for p in wanted} if share is None else ():
+        for topic in {p.topic for p in wanted} if self._follower is None else ():
             await self._session.ensure(f"{paths.OWNERS}/{topic}")
         while wanted:
             locks = [Create(paths.owner(p), self._us.name.encode(), ephemeral=True) for p in wanted]
@@ -134,7 +138,7 @@ class Ownership:
                 mine = [p for p, node in nodes.items() if node is not None and node.owner == self._session.id]
                 ours += mine
                 others = {p: _name(node) for p, node in nodes.items() if node is not None and p not in set(mine)}
-                if share is None:
+                if self._follower is None:
                     refused.update(others)
                     wanted = [p for p, node in nodes.items() if node is None]
                 elif in_the_way in mine:
@@ -147,7 +151,7 @@ class Ownership:
             else:
                 break
         self._held.update(ours, wanted)
-        self._tell_what_runs()
+        self._show_running()
         return ours + wanted, refused
 
     async def _owners(self, partitions: list[Partition]) -> dict[Partition, Node | None]:
@@ -155,14 +159,14 @@ class Ownership:
         nodes = await asyncio.gather(*(self._session.find(paths.owner(p)) for p in partitions))
         return dict(zip(partitions, nodes, strict=True))
 
-    async def _which_are_ours(self, partitions: list[Partition]) -> set[Partition]:
+    async def _owned_by_us(self, partitions: list[Partition]) -> set[Partition]:
         """Those whose locks this session holds."""
         nodes = await self._owners(partitions)
         return {p for p, node in nodes.items() if node is not None and node.owner == self._session.id}
 
-    def _tell_what_runs(self) -> None:
-        if self._us.share is not None:
-            self._us.share.runs(frozenset(self._held))
+    def _show_running(self) -> None:
+        if self._follower is not None:
+            self._follower.show_running(frozenset(self._held))
 
     async def _read_after_claim(self, taken: list[Partition]) -> None:
         async with anyio.create_task_group() as tasks:
@@ -176,13 +180,13 @@ class Ownership:
                 gate, mark = self._member.gates.get(partition), cut.find(partition)
                 if gate is not None and mark is not None:
                     gate.resume_offset = mark.offset
-        held = [p for p in taken if p in self._held and p not in self._leaving]
+        held = [p for p in taken if p in self._held and p not in self._releasing]
         self._member.claimed(held, self._us.name, cut)
         for partition in held:
-            if partition not in self._member.progress.partitions:  # given up while we asked for it
-                self.give_back(partition)
+            if partition not in self._member.progress.partitions:  # given up while we awaited for it
+                self.start_release(partition)
 
-    async def _await_release(self, partition: Partition, asked: set[Partition]) -> None:
+    async def _await_release(self, partition: Partition, awaited: set[Partition]) -> None:
         """Wait until the other owner is gone, then try again; give up after a while, and say whose it is."""
         timeout = self._member.claim_timeout
         if timeout is None:
@@ -194,14 +198,14 @@ class Ownership:
                 if not isinstance(change.now, Node):
                     break
                 owner = _name(change.now)
-        asked.discard(partition)
+        awaited.discard(partition)
         gate = self._member.gates.get(partition)
         if scope.cancelled_caught:
             if gate is not None:
                 gate.failure = PartitionOwnedError(str(partition), owner, timeout)
                 gate.signal.set()
-            self._member.abandon(partition)
-        self.want.set()
+            self._member.forget(partition)
+        self.claim_needed.set()
 
     def holds(self, partition: Partition) -> bool:
         """Whether we hold this lock in this session, as far as we have been answered."""
@@ -209,15 +213,15 @@ class Ownership:
 
     async def release(self, partition: Partition) -> None:
         """Give a partition's lock back, with others that are given back at the same time."""
-        await asyncio.shield(self.give_back(partition))
+        await asyncio.shield(self.start_release(partition))
 
-    def give_back(self, partition: Partition) -> asyncio.Future[None]:
+    def start_release(self, partition: Partition) -> asyncio.Future[None]:
         """Have the lock given back, without waiting for it."""
-        done = self._leaving.setdefault(partition, asyncio.get_running_loop().create_future())
-        self._us.say.set()
+        done = self._releasing.setdefault(partition, asyncio.get_running_loop().create_future())
+        self._us.report_needed.set()
         return done
 
-    async def _give_up(self, partitions: list[Partition], *, look: bool = False) -> None:
+    async def _release(self, partitions: list[Partition], *, look: bool = False) -> None:
         """The report without these partitions and the deletion of their locks, in one transaction.
 
         Only our own locks are deleted. What we have taken and is still assigned to us nobody else can have taken since, so
@@ -225,42 +229,42 @@ class Ownership:
         """
         report = self._member.progress.report(even_running=True)
         content = b"" if report is None else report.encode()
-        share = None if look or not self._held.issuperset(partitions) else self._us.share
-        resting_on = None if share is None else share.proof(partitions)
-        ours = await self._which_are_ours(partitions) if resting_on is None else partitions
+        follower = None if look or not self._held.issuperset(partitions) else self._follower
+        resting_on = None if follower is None else follower.release_conditions(partitions)
+        ours = await self._owned_by_us(partitions) if resting_on is None else partitions
         try:
             await self._session.commit(
                 Check(paths.GENERATION, self._us.generation_version),
                 *(resting_on or ()),
                 Set(paths.progress(self._us.name), content, ANY_VERSION),
                 *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
-                *(() if self._us.share is None else self._us.share.farewell()),
+                *(() if self._follower is None else self._follower.deregistration()),
             )
         except BadVersionError as error:
             if error.path == paths.GENERATION:
                 self._us.see_generation(await self._session.get(paths.GENERATION))
             else:
-                await self._give_up(partitions, look=True)
+                await self._release(partitions, look=True)
             return
         except NoNodeError as error:  # our node, or a lock
             if resting_on is not None and error.path.startswith((f"{paths.OWNERS}/", f"{paths.ASSIGNMENTS}/")):
-                await self._give_up(partitions, look=True)
+                await self._release(partitions, look=True)
                 return
-            if self._us.share is not None and error.path == paths.member(self._us.name):
-                self._us.share.gone = True
-            await self._us.restore()
+            if self._follower is not None and error.path == paths.member(self._us.name):
+                self._follower.deregistered = True
+            await self._us.restore_report_node()
             return
         except OutcomeUnknownError:
             self._us.written = None
             return
         self._us.written = report
         self._held.difference_update(partitions)
-        self._tell_what_runs()
-        if self._us.share is not None and self._member.leaving:
-            self._us.share.gone = True
-        self.want.set()  # for who has opened one of them again meanwhile
+        self._show_running()
+        if self._follower is not None and self._member.leaving:
+            self._follower.deregistered = True
+        self.claim_needed.set()  # for who has opened one of them again meanwhile
         for partition in partitions:
-            done = self._leaving.pop(partition)
+            done = self._releasing.pop(partition)
             if not done.done():
                 done.set_result(None)
 

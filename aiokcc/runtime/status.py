@@ -170,8 +170,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
     }
     ids = await _all(session.find, await _below(session, paths.IDS))
     candidates = await _all(session.find, (await list_candidates(session))[:1])
-    in_office = [_json(node) for node in candidates.values() if node is not None]
-    leader, epoch = (in_office[0].get("id"), in_office[0].get("epoch")) if in_office else (None, None)
+    leaders = [_json(node) for node in candidates.values() if node is not None]
+    leader, epoch = (leaders[0].get("id"), leaders[0].get("epoch")) if leaders else (None, None)
     finished = {} if cut is None else cut.finished()
     last = {} if cut is None else cut.owners()
     number = 0 if generation is None else generation.number

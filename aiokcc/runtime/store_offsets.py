@@ -169,7 +169,7 @@ class StoreOffsets:
 
 def _held(us: MemberSession, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
     """Return the part of a commit whose locks we hold, and log the rest."""
-    left = {p: wanted[p] for p in ours if us.locks.holds(p)}
+    left = {p: wanted[p] for p in ours if us.ownership.holds(p)}
     if refused := sorted(wanted.keys() - left.keys()):
         log.warning(
             "%s: the offsets of %s are not committed: we no longer hold them", us.name, ", ".join(map(str, refused))
@@ -185,8 +185,8 @@ async def still_ours(us: MemberSession, partitions: Iterable[Partition], fence: 
     """
     us.see_generation(await us.session.get(paths.GENERATION))
     if us.generation_version == fence:
-        return [p for p in partitions if us.locks.holds(p)]
-    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.locks.holds(p)})
+        return [p for p in partitions if us.ownership.holds(p)]
+    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
 
 

@@ -81,7 +81,7 @@ class Participant:
         self.member = group._member
         self._progress = self.member.progress
         # What a batch has brought is told at once: it comes in one go, and then nothing for long.
-        self._progress.gathers = 0
+        self._progress.milestone_interval = 0
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
         self._subscription = None if self.member.group is None else self.member.group.subscription
@@ -117,7 +117,7 @@ class Participant:
         tracks, self.tracks, self._asked = self.tracks, {}, frozenset()
         async with unwrapped() as tasks:
             for partition in tracks:
-                tasks.start_soon(self.member.relinquish, partition)
+                tasks.start_soon(self.member.release_partition, partition)
 
     async def wait_until_settled(self) -> None:
         """All of ours is done: return when we may leave. In a managed group that is the end of the run, as for all."""
@@ -169,15 +169,15 @@ class Participant:
     async def _deregister(self) -> None:
         """If we leave the group: say so, unless that has gone with the locks. Else we might still be given something."""
         member_session = self.member.member_session
-        share = None if member_session is None else member_session.share
+        share = None if member_session is None else member_session.assignment_follower
         if member_session is None or share is None:
             return
         try:
-            for operation in share.farewell():
+            for operation in share.deregistration():
                 await member_session.session.commit(operation)
         except (NoNodeError, SessionLostError, OutcomeUnknownError):
             pass  # gone already, or with the session: it ends with the block at the latest
-        share.gone = self.member.leaving
+        share.deregistered = self.member.leaving
 
     def check(self) -> None:
         """Raise what stands in the way of going on: the group's failure, or a lock that is lost to somebody else."""
@@ -281,7 +281,7 @@ class Participant:
 
     def write_report(self) -> None:
         """All has been said: if that makes a report, it is written."""
-        self.member.arrived()
+        self.member.report_if_due()
 
 
 async def _close(gates: Iterable[Gate]) -> None:

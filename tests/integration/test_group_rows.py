@@ -55,7 +55,7 @@ class Claims:
         self.tried: list[tuple[str, list[Partition]]] = []
         self._changed = asyncio.Condition()
         self._waiting: set[str] = set()
-        take = Ownership._take
+        take = Ownership._claim
 
         async def take_when_told(
             us: Ownership, wanted: list[Partition], conditions: list[Check]
@@ -72,7 +72,7 @@ class Claims:
                 self._changed.notify_all()
             return result
 
-        patch.setattr(Ownership, "_take", take_when_told)
+        patch.setattr(Ownership, "_claim", take_when_told)
 
     async def let(self, *names: str) -> None:
         async with self._changed:
@@ -144,8 +144,8 @@ async def test_the_first_member_leads_and_receives_what_all_the_others_registere
             member_session = first._member.member_session
             assert member_session is not None
             assert member_session.term is not None
-            assert member_session.term.assignment is not None
-            known = member_session.term.assignment.machine.members
+            assert member_session.term.assignment_leader is not None
+            known = member_session.term.assignment_leader.machine.members
             assert {name: str(wants) for name, wants in known.items()} == {
                 "first": "everything",
                 "second": "orders (at most 1)",

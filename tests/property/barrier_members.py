@@ -62,7 +62,7 @@ class BarrierMembers(BarrierStore):
     def crash(self, m: Member) -> None:
         """The process is gone with all it knew; its session lingers until it expires."""
         fresh = self.member(m.name)
-        fresh.progress.gathers = m.progress.gathers
+        fresh.progress.milestone_interval = m.progress.milestone_interval
         self.members[m.name] = fresh
         for write in self.writes:
             if write.member is m:
@@ -117,7 +117,7 @@ class BarrierMembers(BarrierStore):
         """Stop, commit; then the report without it and the end of the lock, in one transaction."""
         if m.progress.partitions[partition].owned and partition in m.positions:
             self.commit(m, partition)
-        m.progress.drop(partition)
+        m.progress.forget(partition)
         m.positions.pop(partition, None)
         m.looked.pop(partition, None)
         m.claimed.discard(partition)

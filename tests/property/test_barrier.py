@@ -68,7 +68,7 @@ class WorldMachine(RuleBasedStateMachine):
             without=self.without,
         )
         for name in NAMES:
-            self.model.members.setdefault(name, self.model.member(name)).progress.gathers = gathers
+            self.model.members.setdefault(name, self.model.member(name)).progress.milestone_interval = gathers
         for _ in range(before):
             self.period(None, "land")
 

@@ -437,7 +437,7 @@ def test_resume_at_cut_same_gate(lookahead: int) -> None:
             advance(model, z)
         assert len(model.cuts) >= 2
         model.release(y, P0)
-        y.progress.drop(P0)
+        y.progress.forget(P0)
         model.answer(x)
         take_part(model, x)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import END, Limit, Request
-from aiokcc.core.member_progress import MemberProgress, gathered
+from aiokcc.core.member_progress import MemberProgress, milestone_interval
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
@@ -179,7 +179,7 @@ def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
     read(member_progress, b, 11, 21)
     written = reported(member_progress)
     member_progress.see(chain(20, 4))
-    member_progress.drop(P1)
+    member_progress.forget(P1)
     assert reported(member_progress).supersedes(written)
 
 
@@ -214,7 +214,7 @@ def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None
 
 
 def test_half_of_what_is_open_lies_between_two_milestones() -> None:
-    assert [gathered(10, k) for k in (0, 1, 2, 3, 7, 8, 15, 1000)] == [0, 10, 10, 20, 40, 40, 80, 80]
+    assert [milestone_interval(10, k) for k in (0, 1, 2, 3, 7, 8, 15, 1000)] == [0, 10, 10, 20, 40, 40, 80, 80]
 
 
 def test_it_is_time_when_all_have_crossed_the_milestone() -> None:
@@ -264,14 +264,14 @@ def test_who_cannot_go_on_is_not_waited_for() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=limit, gathers=20)
     read(member_progress, a, 12)
     read(member_progress, b, 15)
-    member_progress.drop(P0)
+    member_progress.forget(P0)
     member_progress.finish(b, 1)
     assert member_progress.due, "the one that was waited for is gone"
 
 
 def test_what_has_waited_long_enough_is_reported() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 8), gathers=40)
-    member_progress.hurries = True
+    member_progress.delay_over = True
     assert not member_progress.due, "there is nothing to report"
     read(member_progress, a, 12)
     assert member_progress.due
@@ -282,7 +282,7 @@ def test_what_has_waited_long_enough_is_reported() -> None:
 
 @pytest.mark.parametrize("open_", [1, 2])
 def test_with_little_lookahead_nothing_is_gathered(open_: int) -> None:
-    member_progress, [a] = joined(P0, limit=chain(10, open_), gathers=gathered(10, open_ - 1))
+    member_progress, [a] = joined(P0, limit=chain(10, open_), gathers=milestone_interval(10, open_ - 1))
     read(member_progress, a, 12)
     assert member_progress.due
 
@@ -531,7 +531,7 @@ def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
     settings = Settings.check(topics={"orders": 2}, period=10, start=0, lookahead=lookahead)
     limit = Limit.first(0, 10, lookahead, None)
     leader = Leader(settings, 3, limit, 0, Request.every(10))
-    members = {p: joined(p, limit=limit, gathers=gathered(10, lookahead) if gathers else 0) for p in contents}
+    members = {p: joined(p, limit=limit, gathers=milestone_interval(10, lookahead) if gathers else 0) for p in contents}
     offsets, written, cuts = dict.fromkeys(contents, 0), dict[Partition, Report](), list[Cut]()
     for partition in itertools.chain(turns, itertools.islice(itertools.cycle(contents), 200)):
         member_progress, (progress,) = members[partition]

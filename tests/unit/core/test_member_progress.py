@@ -411,12 +411,12 @@ def test_a_finished_lane_that_was_overtaken_does_not_take_the_cut_back() -> None
 def test_what_was_given_up_is_not_ours_to_report() -> None:
     member_progress, [a, b] = joined(P0, P1)
     member_progress.approach(a, 12, 1)
-    member_progress.drop(P1)
+    member_progress.forget(P1)
     assert entries(member_progress) == {"orders.0": "12@1"}
     assert not member_progress.approach(b, 5, 0), "whoever still holds the partition gets no further"
     assert member_progress.ready
-    member_progress.drop(P1)
-    member_progress.drop(P0)
+    member_progress.forget(P1)
+    member_progress.forget(P0)
     assert member_progress.report() is None
 
 
@@ -447,7 +447,7 @@ class MemberProgressMachine(RuleBasedStateMachine):
     )
     def join(self, first: Limit, gathers: int) -> None:
         self.progress.generation = 1
-        self.progress.gathers = gathers
+        self.progress.milestone_interval = gathers
         self.partitions = [self.progress.add(p) for p in (P0, P1, P2)]
         self.see_limit(first)
         self.progress.claim((P0, P1))
@@ -500,7 +500,7 @@ class MemberProgressMachine(RuleBasedStateMachine):
         elif how == "lose":
             self.progress.lose()
         elif how == "drop":
-            self.progress.drop(progress.partition)
+            self.progress.forget(progress.partition)
             self.partitions[which] = self.progress.add(progress.partition)
         else:
             self.progress.generation = (self.progress.generation or 0) + 1

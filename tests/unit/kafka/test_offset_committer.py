@@ -178,7 +178,7 @@ async def test_a_process_stopped_in_the_middle_of_a_commit_says_what_it_may_have
         generation=SimpleNamespace(number=3),
         generation_version=7,
         see_generation=lambda node: None,
-        locks=SimpleNamespace(holds=lambda partition: True),
+        ownership=SimpleNamespace(holds=lambda partition: True),
         session=SimpleNamespace(get=get, stop_at=110.0),
     )
     broker: Any = Broker(clock, stopped)

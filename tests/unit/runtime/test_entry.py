@@ -31,7 +31,7 @@ def replaying(**more: Any) -> Any:
 
 @pytest.mark.parametrize(("block", "name"), [(connecting, "aiokcc.connect"), (replaying, "aiokcc.replay")])
 async def test_a_forgotten_async_with_is_named(block: Callable[..., Any], name: str) -> None:
-    as_what = "coordinator" if name == "aiokcc.connect" else "replay"
+    as_what = "group" if name == "aiokcc.connect" else "replay"
     what = rf"write 'async with {name}\(\.\.\.\) as {as_what}:'"
     with pytest.raises(UsageError, match=what):
         block().run(print)
@@ -115,7 +115,7 @@ async def test_a_gates_timestamp_that_looks_like_seconds_is_told_once(
     )
 
 
-# -- given up
+# -- released
 
 
 async def test_what_is_given_up_is_told_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -123,8 +123,8 @@ async def test_what_is_given_up_is_told_in_one_line(world: World, caplog: pytest
     async with world.connect(topics={"orders": 3}, member="m") as c:
         async with c.gate("orders", 2), c.gate("orders", 0), c.gate("orders", 1):
             pass
-    assert [r.getMessage() for r in caplog.records if "given up" in r.getMessage()] == [
-        "m: orders.0, orders.1, orders.2 were given up before they had finished; the limit waits for their next owners"
+    assert [r.getMessage() for r in caplog.records if "released" in r.getMessage()] == [
+        "m: orders.0, orders.1, orders.2 were released before they had finished; the limit waits for their next owners"
     ]
 
 
@@ -133,7 +133,7 @@ async def test_what_is_given_up_is_told_while_the_block_goes_on(world: World, ca
         async with c.gate("orders", 1):
             pass
         await asyncio.sleep(1)
-        assert "m: orders.1 was given up before it had finished; the limit waits for its next owner" in caplog.text
+        assert "m: orders.1 was released before it had finished; the limit waits for its next owner" in caplog.text
 
 
 async def test_nothing_of_it_where_the_run_fails(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -142,4 +142,4 @@ async def test_nothing_of_it_where_the_run_fails(world: World, caplog: pytest.Lo
             tasks.create_task(world.consume(c, 0, [5 * PERIOD]))
             async with c.gate("orders", 1):
                 raise ValueError("the user's")
-    assert "given up" not in caplog.text
+    assert "released" not in caplog.text

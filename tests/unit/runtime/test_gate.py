@@ -193,7 +193,7 @@ async def test_leaving_without_finish_blocks_the_group_and_says_so(
         async with c.gate("orders", 1) as left:
             await left.wait_until(0)
         await asyncio.sleep(1)
-        assert "orders.1 was given up before it had finished" in caplog.text
+        assert "orders.1 was released before it had finished" in caplog.text
         assert world.owner(1) is None
         waiting = asyncio.create_task(gate.wait_until(PERIOD))
         await asyncio.sleep(600)

@@ -197,11 +197,11 @@ async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(worl
         member.on_set = member.moved.set
         await asyncio.sleep(2)
         known, mine = member.bounds, frozenset({Partition("orders", 1)})
-        member.enlarge(mine, known)  # as it was once
+        member.see_agreed_set(mine, known)  # as it was once
         taking = asyncio.ensure_future(claim_all(participant, mine))
         await settle()
         assert not taking.done()
-        member.enlarge(ALL, known)
+        member.see_agreed_set(ALL, known)
         with pytest.raises(PartitionRevoked, match=r"orders\.0 belongs to the pipeline as well"):
             await taking
         await participant.release()
@@ -273,7 +273,7 @@ async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(wo
         member = participant.member
         await asyncio.sleep(2)
         assert member.assigned == ALL
-        member.enlarge(ALL - {Partition("payments", 0)}, member.bounds)
+        member.see_agreed_set(ALL - {Partition("payments", 0)}, member.bounds)
         with pytest.raises(PartitionRevoked, match=r"payments\.0 has left the group's set"):
             await claim_all(participant, ALL)
         assert owned(world) == {}
