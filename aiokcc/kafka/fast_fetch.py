@@ -1,7 +1,17 @@
-"""What we ask of aiokafka's fetcher, and it has no setting for.
+"""The fast path into aiokafka's fetcher, for which aiokafka has no setting. Everything that relies on its insides is here.
 
-It relies on how the fetcher is built, which nobody promises. Where that looks different from what is known here, nothing is
-changed: then reading is slower, and everything else is the same.
+The reasons, in the order of what they bring:
+
+* *A partition at the limit must not slow down the others.* For 0.1 s after a fetch aiokafka asks a broker for nothing while it
+  holds unread records of it. Here one partition waits at the limit by design, so this back-off is set to 0.
+* *Making records costs most.* aiokafka makes each record through three nested calls behind two loops, which costs more than the
+  gate and a small handler together. :class:`_PlainRecords` makes the same records in one loop, for two thirds of that.
+* *A partition should not wait for its next fetch.* aiokafka fetches a partition again when nothing of it is unread. In a run
+  with an end, :class:`FetchedRecords` counts a fetch as read when its first list is taken, so that the next one is under way
+  while this one is used up.
+
+Nobody promises that the fetcher stays as it is. So :func:`prepare_fetcher` compares it with what is known here. If it looks
+different, nothing is changed: reading is slower then, and everything else is the same.
 """
 
 from __future__ import annotations
@@ -19,9 +29,9 @@ from aiokafka.consumer.subscription_state import Assignment, TopicPartitionState
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.memory_records import MemoryRecords
 
-__all__ = ["AtHand", "prepare_fetcher"]
+__all__ = ["FetchedRecords", "prepare_fetcher"]
 
-_MADE_FROM: Final = (
+_RECORDS_PARAMETERS: Final = (
     "self",
     "tp",
     "records",
@@ -32,15 +42,15 @@ _MADE_FROM: Final = (
     "check_crcs",
     "isolation_level",
 )
-_RESULT_OF: Final = ("self", "tp", "assignment", "partition_records", "backoff")
-_RESULT_HAS: Final = {"_assignment", "_partition_records"}
-_HAVE: Final = (
+_RESULT_PARAMETERS: Final = ("self", "tp", "assignment", "partition_records", "backoff")
+_RESULT_ATTRIBUTES: Final = {"_assignment", "_partition_records"}
+_METHODS: Final = (
     (FetchResult, ("check_assignment", "_update_position")),
     (Fetcher, ("_notify",)),
     (Assignment, ("state_value", "active")),
     (TopicPartitionState, ("consumed_to", "pause")),
 )
-_HAS: Final = {
+_RECORDS_ATTRIBUTES: Final = {
     "_tp",
     "_records",
     "_aborted_transactions",
@@ -52,28 +62,28 @@ _HAS: Final = {
 }
 
 
-class AtHand:
-    """Records that were fetched, to be taken list by list. What it knows nothing of is to be had from the consumer.
+class FetchedRecords:
+    """Gives out records that were fetched, list by list. If it returns None for a partition, ask the consumer.
 
-    aiokafka fetches a partition again when nothing of it is left unread; then it has nothing until that has come. ``ahead``:
-    what was fetched counts as read as soon as the first list of it is taken, so that the next fetch is made while this one is
-    used up. That is for runs with an end: a partition at the end of its log keeps the broker's answer open for all the others.
+    ``fetch_ahead``: a fetch counts as read when its first list is taken, so that the next fetch is made while this one is used
+    up. That is for runs with an end only: for a partition at the end of its log the broker would keep its answer open, and
+    delay all other partitions.
     """
 
-    def __init__(self, fetcher: Any = None, *, ahead: bool = False) -> None:
+    def __init__(self, fetcher: Any = None, *, fetch_ahead: bool = False) -> None:
         self._fetcher = fetcher
-        self._ahead = ahead
+        self._fetch_ahead = fetch_ahead
         self._opened: dict[TopicPartition, tuple[_PlainRecords, Any]] = {}
-        """What is being used up, and the assignment under which it was fetched."""
+        """The fetch that is being used up, and the assignment under which it was made."""
 
     def take(self, partition: TopicPartition, most: int, end: int | None = None) -> list[Any] | None:
-        """The next records of a partition, up to so many. None: ask the consumer.
+        """Return the next records of a partition, at most so many; None: ask the consumer.
 
-        ``end``: from here on nothing is wanted, so nothing is fetched.
+        ``end``: the offset at which the run ends; nothing is fetched from there on.
         """
         if self._fetcher is None:
             return None
-        if not self._ahead:
+        if not self._fetch_ahead:
             return self._take_in_place(partition, most)
         opened = self._opened.get(partition)
         records = opened[0] if opened is not None and opened[1].active else self._open(partition, end)
@@ -85,25 +95,25 @@ class AtHand:
         return found
 
     def forget(self, partition: TopicPartition) -> None:
-        """Nothing more will be taken of what was fetched of this partition."""
+        """Drop what was fetched of this partition."""
         opened = self._opened.pop(partition, None)
         if opened is not None:
             opened[0].release()
 
     def _take_in_place(self, partition: TopicPartition, most: int) -> list[Any] | None:
-        """What ``getmany`` does with one partition of which records are at hand, without what it does before and after."""
+        """Do what ``getmany`` does with one partition that has fetched records, without its work before and after."""
         fetched, records = self._fetched(partition)
         if records is None:
             return None
         found = records.take(most)
         fetched._update_position()
         if records.is_empty:
-            self._is_read(partition)
+            self._mark_read(partition)
             records.release()
         return found
 
     def _open(self, partition: TopicPartition, end: int | None) -> _PlainRecords | None:
-        """What ``getmany`` would do if it took all of it."""
+        """Do what ``getmany`` would do if it took the whole fetch, and return the records."""
         self.forget(partition)
         fetched, records = self._fetched(partition)
         if records is None:
@@ -114,7 +124,7 @@ class AtHand:
         if end is not None and behind >= end:
             state.pause()
         self._opened[partition] = records, assignment
-        self._is_read(partition)
+        self._mark_read(partition)
         return records
 
     def _fetched(self, partition: TopicPartition) -> tuple[Any, _PlainRecords | None]:
@@ -123,47 +133,50 @@ class AtHand:
         usable = type(records) is _PlainRecords and fetched.check_assignment(partition)
         return fetched, records if usable else None
 
-    def _is_read(self, partition: TopicPartition) -> None:
-        """So that more of it is fetched."""
+    def _mark_read(self, partition: TopicPartition) -> None:
+        """Tell the fetcher that the partition has no unread records, so that it fetches more."""
         del self._fetcher._records[partition]
         self._fetcher._notify(self._fetcher._wait_consume_future)
 
 
-def prepare_fetcher(consumer: AIOKafkaConsumer, *, ahead: bool = False) -> AtHand:
-    """To be called when the consumer has started, before it is told its partitions."""
+def prepare_fetcher(consumer: AIOKafkaConsumer, *, fetch_ahead: bool = False) -> FetchedRecords:
+    """Change the fetcher of a consumer, if it is built as is known here, and return the way to its records.
+
+    Call it when the consumer has started, before it is told its partitions.
+    """
     fetcher: Any = getattr(consumer, "_fetcher", None)
     if hasattr(fetcher, "_prefetch_backoff"):
-        # For 0.1 s after each fetch aiokafka asks a broker for nothing while it holds anything unread of it: whoever does
-        # not read is to slow down. Here one partition waits at the limit, and the others must not wait for it.
         fetcher._prefetch_backoff = 0.0
-    if not _is_known() or type(getattr(fetcher, "_records", None)) is not OrderedDict or fetcher._records:
-        return AtHand()
-    fetcher._records = _Fetched()
-    return AtHand(fetcher, ahead=ahead) if _is_taken_as_known(fetcher) else AtHand()
+    if not _are_records_known() or type(getattr(fetcher, "_records", None)) is not OrderedDict or fetcher._records:
+        return FetchedRecords()
+    fetcher._records = _FetchedByPartition()
+    return FetchedRecords(fetcher, fetch_ahead=fetch_ahead) if _is_result_known(fetcher) else FetchedRecords()
 
 
-def _names_of(function: Any) -> tuple[str, ...]:
+def _parameters_of(function: Any) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-def _is_taken_as_known(fetcher: Any) -> bool:
-    """Whether it is known how a fetch that was read is told from one that was not."""
-    if _names_of(FetchResult.__init__) != _RESULT_OF or not hasattr(fetcher, "_wait_consume_future"):
+def _is_result_known(fetcher: Any) -> bool:
+    """Return whether aiokafka's result of a fetch is built as is known here."""
+    if _parameters_of(FetchResult.__init__) != _RESULT_PARAMETERS or not hasattr(fetcher, "_wait_consume_future"):
         return False
-    nothing = FetchResult(TopicPartition("-", 0), assignment=None, partition_records=None, backoff=0)
-    return _RESULT_HAS.issubset(vars(nothing)) and all(hasattr(kind, name) for kind, names in _HAVE for name in names)
+    empty = FetchResult(TopicPartition("-", 0), assignment=None, partition_records=None, backoff=0)
+    return _RESULT_ATTRIBUTES.issubset(vars(empty)) and all(
+        hasattr(kind, name) for kind, names in _METHODS for name in names
+    )
 
 
-def _is_known() -> bool:
-    """Whether what a fetch brings is built as is assumed here: an error in aiokafka's own task would end all fetching."""
-    if _names_of(PartitionRecords.__init__) != _MADE_FROM:
+def _are_records_known() -> bool:
+    """Return whether aiokafka's records are built as is known here: an error in its own task would end all fetching."""
+    if _parameters_of(PartitionRecords.__init__) != _RECORDS_PARAMETERS:
         return False
-    nothing = PartitionRecords(TopicPartition("-", 0), MemoryRecords(b""), None, 0, None, None, True, 0)
-    return _HAS.issubset(vars(nothing))
+    empty = PartitionRecords(TopicPartition("-", 0), MemoryRecords(b""), None, 0, None, None, True, 0)
+    return _RECORDS_ATTRIBUTES.issubset(vars(empty))
 
 
-class _Fetched(OrderedDict[TopicPartition, Any]):
-    """What was fetched and not handed on yet, by partition."""
+class _FetchedByPartition(OrderedDict[TopicPartition, Any]):
+    """Results of fetches by partition. It turns records that are plain into :class:`_PlainRecords` when they come in."""
 
     def __setitem__(self, partition: TopicPartition, fetched: Any) -> None:
         records: Any = getattr(fetched, "_partition_records", None)
@@ -174,6 +187,7 @@ class _Fetched(OrderedDict[TopicPartition, Any]):
 
 
 def _is_plain(records: Any) -> bool:
+    """Return whether records need no deserializer and no filter for aborted transactions, and none was taken yet."""
     return (
         records._key_deserializer is None
         and records._value_deserializer is None
@@ -183,11 +197,11 @@ def _is_plain(records: Any) -> bool:
 
 
 class _Batches:
-    """All batches of a fetch, found and not opened yet."""
+    """All batches of a fetch, split and not unpacked yet."""
 
     def __init__(self, batches: Any) -> None:
         self.size_in_bytes = batches.size_in_bytes
-        """Each of them keeps all of it."""
+        """The size of the whole fetch: each batch keeps all of its memory."""
         self.left: deque[Any] = deque()
         while batches.has_next():
             self.left.append(batches.next_batch())
@@ -200,20 +214,16 @@ class _Batches:
 
 
 class _PlainRecords(PartitionRecords):  # type: ignore[misc]
-    """What one fetch brought of one partition, without deserializers and aborted transactions, as nearly every one is.
-
-    aiokafka makes each record through three calls, one inside the other, behind two loops: most of what reading a record
-    costs, more than the gate and a small handler together. Here one loop makes the same records for two thirds of that.
-    """
+    """The records of one partition in one fetch, without deserializers and aborted transactions; nearly all are so."""
 
     next_fetch_offset: int
     _records: Any
     _batch: Any = None
-    """The batch of which something is left."""
+    """The batch in use, with records left."""
     _left: Iterator[Any]
 
     def take(self, most: int) -> list[Any]:
-        """The next records, up to so many; none when there are no more."""
+        """Return the next records, at most so many; an empty list when there are no more. Raises for a wrong checksum."""
         topic, partition = self._tp
         found: list[Any] = []
         while len(found) < most and (self._batch is not None or self._open_next()):
@@ -241,19 +251,19 @@ class _PlainRecords(PartitionRecords):  # type: ignore[misc]
         return found
 
     def find_end(self) -> int:
-        """The offset behind the last of them."""
+        """Return the offset behind the last record."""
         self._records = batches = _Batches(self._records)
         last = batches.left[-1] if batches.left else self._batch
         return self.next_fetch_offset if last is None else int(last.next_offset)
 
     def release(self) -> None:
-        """Let go of what was fetched: the generator, which nobody has started, would keep it until the garbage is collected."""
+        """Drop what was fetched. The generator, which was never started, would keep it until the garbage is collected."""
         self._records_iterator = None
         self._batch, self._left = None, iter(())
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no more."""
+        """True when there are no more records."""
         all_taken = self._batch is None or self._batch.next_offset == self.next_fetch_offset
         return all_taken and not self._records.has_next()
 
@@ -267,14 +277,14 @@ class _PlainRecords(PartitionRecords):  # type: ignore[misc]
             if batch.is_control_batch:
                 self.next_fetch_offset = batch.next_offset
                 continue
-            # A batch comes whole, also what is before the offset that was asked for.
+            # The broker sends whole batches, also with records before the offset that was asked for.
             self._left = dropwhile(partial(_is_before, self.next_fetch_offset), batch)
             self._batch = batch
             return True
         return False
 
     def _unpack_records(self) -> Iterator[Any]:
-        """One by one, for whoever reads them through aiokafka."""
+        """Yield the records one by one, for reads through aiokafka."""
         while found := self.take(1):
             yield found[0]
 

@@ -1,13 +1,13 @@
-"""One consumer for all partitions of a process: whoever has used up its records is given the next list.
+"""Fetches for all partitions of a process through one Kafka consumer: a partition that has used up its records gets more.
 
-A partition is fetched while nothing of it is left unread but what is being used up, and then no more. So one that waits at the
-gate stops being fetched, with one list and two fetches at hand, while the one that everybody waits for is fetched again and
-again. Nothing that may bring more is paused: aiokafka drops what it has fetched of a paused partition. What was fetched up to
-the run's end is paused: a broker would keep a fetch for it open, and all others behind that.
+A partition is fetched while its only unread records are those of the list in use. So a partition that waits at the gate is
+no longer fetched, with one list and two fetches held, while the partition that all others wait for is fetched again and again.
+A partition that may bring more is never paused: aiokafka drops what it has fetched of a paused partition. A partition that was
+fetched up to the run's end is paused: a broker would keep a fetch for it open, and delay all others behind it.
 
-Records are made from the fetched bytes in short lists, at the moment they are needed: such a list is soon used up, while many
-records at hand would cost more, in the processor's caches and in the garbage collector, than the gate does. A stream takes them
-itself where they are at hand; the pump waits for those that are not, and finds out where the log ends.
+Records are made from the fetched bytes in short lists, at the moment they are needed. Many records at once would cost more, in
+the processor's caches and in the garbage collector, than the gate does. A partition takes fetched records itself
+(:meth:`FetchLoop.fetch_now`); the loop waits for those that are not there yet, and looks up where the log ends.
 """
 
 from __future__ import annotations
@@ -40,169 +40,177 @@ __all__ = ["FetchLoop"]
 log = logging.getLogger("aiokcc.kafka")
 
 _WAIT_MS: Final = 100
-_UNBROKEN: Final = 500
-"""After so many records that were at hand, others get their turn."""
-_SILENCE: Final = 5.0
-"""Seconds without a record for somebody who needs one, after which we ask whether the topics are still there."""
+_RECORDS_PER_TURN: Final = 500
+"""After so many records that were taken without waiting, other tasks run."""
+_SILENCE_SECONDS: Final = 5.0
+"""After so long without a record for a partition that wants some, we ask Kafka whether the topics still exist."""
 
 
 class FetchLoop:
-    """Fetches for the streams of one process."""
+    """Fetches for the partition consumers of one process."""
 
     def __init__(
-        self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, *, assigns: bool, ahead: bool, batch: int
+        self,
+        consumer: AIOKafkaConsumer,
+        cluster: Cluster,
+        member: Member,
+        *,
+        assigns: bool,
+        fetch_ahead: bool,
+        batch: int,
     ) -> None:
-        self._consumer = consumer
-        self._wanted = Signal()
+        self._kafka_consumer = consumer
+        self._woken = Signal()
         self._cluster = cluster
         self._member = member
         self._assigns = assigns
-        """Whether the consumer is told its partitions by us; otherwise Kafka's group tells it."""
+        """True if we tell the Kafka consumer its partitions; otherwise Kafka's group does."""
         self._batch = batch
-        self._streams: dict[TopicPartition, PartitionConsumer] = {}
-        self._unbroken = 0
-        self._heard = time.monotonic()
+        self._consumers: dict[TopicPartition, PartitionConsumer] = {}
+        self._taken_in_turn = 0
+        self._last_records_at = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
-        self._at_hand = prepare_fetcher(consumer, ahead=ahead)
+        self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead)
 
     def wake(self) -> None:
-        """A stream waits for records, or wants to know anew whether it is at its end: the running fetch left it out."""
-        self._wanted.set()
+        """Start a new fetch: a partition wants records, or the end of its log, and the running fetch does not include it."""
+        self._woken.set()
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def add(self, streams: Mapping[Partition, PartitionConsumer]) -> None:
-        """Fetch for these too, each from where it is."""
-        added = {TopicPartition(*p): stream for p, stream in streams.items()}
-        self._streams = {**self._streams, **added}
+    def add(self, consumers: Mapping[Partition, PartitionConsumer]) -> None:
+        """Fetch for these partitions too, each from its position."""
+        added = {TopicPartition(*p): consumer for p, consumer in consumers.items()}
+        self._consumers = {**self._consumers, **added}
         if self._assigns:
-            self._consumer.assign(list(self._streams))  # which forgets where the others were
-            added = self._streams
-        for tp, stream in added.items():
-            self._consumer.seek(tp, stream.position)
-            self._rest(tp, stream)
+            self._kafka_consumer.assign(list(self._consumers))  # this forgets the positions of the others
+            added = self._consumers
+        for tp, consumer in added.items():
+            self._kafka_consumer.seek(tp, consumer.position)
+            self._pause_if_complete(tp, consumer)
         self.wake()
 
     def remove(self, partitions: Iterable[Partition]) -> None:
-        """Fetch for these no longer."""
+        """Fetch for these partitions no longer."""
         gone = {TopicPartition(*p) for p in partitions}
         for tp in gone:
-            self._at_hand.forget(tp)
-        self._streams = {tp: stream for tp, stream in self._streams.items() if tp not in gone}
+            self._fetched_records.forget(tp)
+        self._consumers = {tp: consumer for tp, consumer in self._consumers.items() if tp not in gone}
         self.wake()
 
     async def run(self) -> None:
-        """Fetch until cancelled. KafkaError if the log is no longer what the run started on."""
+        """Fetch until cancelled. Raises KafkaError if records of the run were deleted, RecordError if a deserializer raises."""
         while True:
-            hungry = [tp for tp, stream in self._streams.items() if stream.hungry]
-            if not hungry:
-                await self._wanted.wait()
+            waiting = [tp for tp, consumer in self._consumers.items() if consumer.wants_records]
+            if not waiting:
+                await self._woken.wait()
                 continue
-            wait = 0 if any(self._streams[tp].wants_end for tp in hungry) else _WAIT_MS
-            await self._fetch(hungry, wait)
+            wait = 0 if any(self._consumers[tp].wants_log_end for tp in waiting) else _WAIT_MS
+            await self._fetch(waiting, wait)
 
-    async def pull(self, stream: PartitionConsumer) -> bool:
-        """Hand on what is at hand for this stream, without waiting for any. Whether there was something."""
-        tp = stream.tp
-        # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this stream.
-        if not self._assigns or self._streams.get(tp) is not stream:
+    async def fetch_now(self, consumer: PartitionConsumer) -> bool:
+        """Hand over records that are fetched already, without waiting for others. Returns whether there were any."""
+        tp = consumer.tp
+        # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this partition.
+        if not self._assigns or self._consumers.get(tp) is not consumer:
             return False
-        with self._naming_errors():
-            records = self._at_hand.take(tp, self._batch, stream.end)
+        with self._translated_errors():
+            records = self._fetched_records.take(tp, self._batch, consumer.end)
         if records is None:
             records = (await self._getmany([tp], 0)).get(tp)
         if not records:
             return False
-        self._heard = time.monotonic()
-        stream.feed(records)
-        self._rest(tp, stream)
-        self._unbroken += len(records)
-        if self._unbroken >= _UNBROKEN:
-            self._unbroken = 0
-            await asyncio.sleep(0)  # with data at hand getmany never yields, and a handler may not either
+        self._last_records_at = time.monotonic()
+        consumer.add_records(records)
+        self._pause_if_complete(tp, consumer)
+        self._taken_in_turn += len(records)
+        if self._taken_in_turn >= _RECORDS_PER_TURN:
+            self._taken_in_turn = 0
+            await asyncio.sleep(0)  # with fetched data getmany never yields, and a handler may not either
         return True
 
     async def _fetch(self, wanted: list[TopicPartition], wait: int) -> None:
-        """Hand on what is there for these, or comes within so many milliseconds."""
+        """Hand over records of these partitions that are there, or that come within so many milliseconds."""
         as_of = self._member.progress.limit
         fetched: dict[TopicPartition, list[Any]] = {}
-        self._wanted.clear()
+        self._woken.clear()
         try:
-            with anyio.CancelScope() as self._fetching:  # cancelling it loses nothing
+            with anyio.CancelScope() as self._fetching:  # cancelling getmany loses no record
                 fetched = await self._getmany(wanted, wait)
         finally:
             self._fetching = None
         if fetched:
-            self._heard = time.monotonic()
+            self._last_records_at = time.monotonic()
         for tp, records in fetched.items():
-            if tp in self._streams:  # not revoked meanwhile
-                self._streams[tp].feed(records)
-                self._rest(tp, self._streams[tp])
-        if sum(map(len, fetched.values())) < self._batch:  # else there may be more at hand, even for the hungry
-            hungry = [tp for tp in wanted if tp in self._streams and self._streams[tp].hungry]
-            if hungry:
-                await self._look_at_ends(hungry, as_of)
-        await anyio.lowlevel.checkpoint()  # with data at hand getmany never yields
+            if tp in self._consumers:  # not revoked meanwhile
+                self._consumers[tp].add_records(records)
+                self._pause_if_complete(tp, self._consumers[tp])
+        if sum(map(len, fetched.values())) < self._batch:  # else more may be there, also for those that wait
+            waiting = [tp for tp in wanted if tp in self._consumers and self._consumers[tp].wants_records]
+            if waiting:
+                await self._check_log_ends(waiting, as_of)
+        await anyio.lowlevel.checkpoint()  # with fetched data getmany never yields
 
     async def _getmany(self, wanted: list[TopicPartition], wait: int) -> dict[TopicPartition, list[Any]]:
         found: dict[TopicPartition, list[Any]]
-        with self._naming_errors():
-            found = await self._consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
+        with self._translated_errors():
+            found = await self._kafka_consumer.getmany(*wanted, timeout_ms=wait, max_records=self._batch)
         return found
 
     @contextlib.contextmanager
-    def _naming_errors(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise errors of aiokafka as KafkaError, and those of a deserializer as RecordError."""
         try:
             yield
         except OffsetOutOfRangeError as error:
             raise KafkaError(
-                f"records were deleted under the replay: {self._named(error)}; nothing was skipped. "
+                f"records were deleted under the replay: {self._places_in(error)}; nothing was skipped. "
                 f"Raise the topic's retention, or start again from what is left"
             ) from error
         except AiokafkaError as error:
             raise KafkaError(f"could not fetch from Kafka: {error}") from error
-        except Exception as error:  # a deserializer of the user's may raise anything
-            raise _at_record(error) from error
+        except Exception as error:  # the user's deserializer may raise anything
+            raise _with_place(error) from error
 
-    def _rest(self, tp: TopicPartition, stream: PartitionConsumer) -> None:
-        """Do not fetch any more of a partition that is complete."""
-        if stream.complete and tp in self._consumer.assignment():
-            self._consumer.pause(tp)
-            self._at_hand.forget(tp)
+    def _pause_if_complete(self, tp: TopicPartition, consumer: PartitionConsumer) -> None:
+        """Stop fetching a partition that was fetched up to the run's end."""
+        if consumer.complete and tp in self._kafka_consumer.assignment():
+            self._kafka_consumer.pause(tp)
+            self._fetched_records.forget(tp)
 
-    async def _look_at_ends(self, hungry: list[TopicPartition], as_of: object) -> None:
-        """Whether those that have nothing left are at the end: of the run, or of the log as it is under this limit."""
+    async def _check_log_ends(self, waiting: list[TopicPartition], as_of: object) -> None:
+        """Find out whether partitions that wait are at the end of the run, or at the end of the log under this limit."""
         unknown: list[TopicPartition] = []
-        for tp in hungry:
-            stream = self._streams.get(tp)
-            if stream is None or not self._consumer.assignment() >= {tp}:  # revoked meanwhile
+        for tp in waiting:
+            consumer = self._consumers.get(tp)
+            if consumer is None or not self._kafka_consumer.assignment() >= {tp}:  # revoked meanwhile
                 continue
-            position = await self._cluster.ask(self._consumer.position(tp), "ask for our position in")
-            if not stream.hungry:  # what was fetched counts as read when the first of it is taken
+            position = await self._cluster.ask(self._kafka_consumer.position(tp), "ask for our position in")
+            if not consumer.wants_records:  # a fetch counts as read when its first record is taken
                 continue
-            stream.moved_to(position)
-            self._rest(tp, stream)
-            if not stream.complete and stream.wants_end:
+            consumer.move_to(position)
+            self._pause_if_complete(tp, consumer)
+            if not consumer.complete and consumer.wants_log_end:
                 unknown.append(tp)
-        if time.monotonic() - self._heard > _SILENCE:
-            self._heard = time.monotonic()
-            await self._look_for_topics({tp.topic for tp in hungry})
+        if time.monotonic() - self._last_records_at > _SILENCE_SECONDS:
+            self._last_records_at = time.monotonic()
+            await self._check_topics({tp.topic for tp in waiting})
         if not unknown:
             return
         asked_at = self._member.clock()
         try:
             ends = await self._cluster.ends([Partition(*tp) for tp in unknown])
         except KafkaError as error:
-            log.warning("%s; nobody counts as idle until it answers", error)
-            await self._look_for_topics({tp.topic for tp in unknown})
-            await anyio.sleep(_WAIT_MS / 1000)  # time is the event: a broker that is away does not say when it is back
+            log.warning("%s; no partition counts as idle until it answers", error)
+            await self._check_topics({tp.topic for tp in unknown})
+            await anyio.sleep(_WAIT_MS / 1000)  # time is the event: a broker that is down does not say when it is back
             return
         for tp in unknown:
-            if tp in self._streams:
-                self._streams[tp].log_ends_at(ends[Partition(*tp)], as_of, asked_at)
+            if tp in self._consumers:
+                self._consumers[tp].note_log_end(ends[Partition(*tp)], as_of, asked_at)
 
-    async def _look_for_topics(self, topics: set[str]) -> None:
-        """From a topic that was deleted comes nothing, not even an error."""
+    async def _check_topics(self, topics: set[str]) -> None:
+        """Raise KafkaError if a topic was deleted: aiokafka brings neither records nor an error for it."""
         try:
             await self._cluster.partitions(topics)
         except UsageError as error:
@@ -213,13 +221,13 @@ class FetchLoop:
         except KafkaError as error:
             log.warning("%s; waiting until it answers", error)
 
-    def _named(self, error: OffsetOutOfRangeError) -> str:
+    def _places_in(self, error: OffsetOutOfRangeError) -> str:
         places = error.args[0] if error.args and isinstance(error.args[0], dict) else {}
         return ", ".join(f"{tp.topic}.{tp.partition} at offset {offset}" for tp, offset in places.items()) or str(error)
 
 
-def _at_record(error: Exception) -> Exception:
-    """The same error with the place at which a deserializer raised it: only the frame in which it was called knows."""
+def _with_place(error: Exception) -> Exception:
+    """Return a RecordError with the place at which a deserializer raised. Only the frame that called it knows the place."""
     trace = error.__traceback__
     while trace is not None:
         known = trace.tb_frame.f_locals

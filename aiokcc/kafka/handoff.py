@@ -1,8 +1,8 @@
-"""From the tasks that read to the loop that iterates, one thing at a time.
+"""Hands items from the tasks that read to the loop that iterates, one at a time.
 
-``async for`` is an async generator, and a generator may be left in the middle and closed much later, by whatever task the
-garbage collector happens to run in. So it holds no task group and no cancel scope across a ``yield``: the reading runs in the
-replay's own task group, and the two meet here.
+``async for`` runs an async generator. A generator may be left in the middle and closed much later, by whatever task the
+garbage collector happens to run in. So it must not hold a task group or a cancel scope across a ``yield``: the reading runs in
+the replay's own task group, and the two sides meet here.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ T = TypeVar("T")
 
 
 class Handoff(Generic[T]):
-    """Where one side lays things down and waits until the other has dealt with them."""
+    """A queue of one item. The side that puts waits until the other side has processed the item."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Lock()
         self._item: T | None = None
-        self._laid = Signal()
-        self._dealt_with = Signal()
+        self._item_put = Signal()
+        self._item_done = Signal()
         self._scope = anyio.CancelScope()
         self._ended = asyncio.Event()
         self._error: Exception | None = None
 
-    async def serve(self, read: Callable[[], Awaitable[None]]) -> None:
-        """Run the side that lays down; its error comes out at :meth:`receive`."""
+    async def run_producer(self, read: Callable[[], Awaitable[None]]) -> None:
+        """Run the side that puts items. :meth:`get` raises its error."""
         try:
             with self._scope:
                 await read()
-        except Exception as error:  # noqa: BLE001 - raised where it belongs
+        except Exception as error:  # noqa: BLE001 - raised by get()
             self._error = error
         finally:
             self._ended.set()
-            self._laid.set()
+            self._item_put.set()
 
-    async def hand(self, item: T) -> None:
-        """Lay something down; return when it has been dealt with."""
+    async def put(self, item: T) -> None:
+        """Hand an item over, and return when it has been processed."""
         async with self._turn:
             self._item = item
-            self._laid.set()
-            await self._dealt_with.wait()
+            self._item_put.set()
+            await self._item_done.wait()
 
-    async def receive(self) -> T | None:
-        """The next thing; None when there will be none. Raises what the reading raised."""
+    async def get(self) -> T | None:
+        """Wait for the next item and return it; None when there are no more. Raises the error of the producer."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -60,14 +60,14 @@ class Handoff(Generic[T]):
             item, self._item = self._item, None
             if item is not None:
                 return item
-            await self._laid.wait()
+            await self._item_put.wait()
 
-    def done(self) -> None:
-        """What was received last is dealt with."""
-        self._dealt_with.set()
+    def item_done(self) -> None:
+        """Tell the producer that the last item is processed."""
+        self._item_done.set()
 
     async def close(self) -> None:
-        """Stop the reading, and wait until it has given up what it held."""
+        """Cancel the producer, and wait until it has ended, also while we are being cancelled."""
         self._scope.cancel()
         with anyio.CancelScope(shield=True):
             await self._ended.wait()

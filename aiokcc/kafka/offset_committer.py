@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
     from aiokcc.runtime.member_session import MemberSession
 
-__all__ = ["Committer", "KafkaOffsets", "Storage", "committer"]
+__all__ = ["Committer", "KafkaOffsets", "OffsetStorage", "make_committer"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -45,7 +45,7 @@ _COMMIT_SECONDS: Final = 1.0
 _DEADLINE: Final = 10.0
 
 
-class Storage(Protocol):
+class OffsetStorage(Protocol):
     """Where a member's offsets are kept."""
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -105,7 +105,7 @@ class Committer:
     What was noted in one session is never committed in another: in between, somebody else may have gone further.
     """
 
-    def __init__(self, storage: Storage, member: Member, summary: Summary, *, enabled: bool) -> None:
+    def __init__(self, storage: OffsetStorage, member: Member, summary: Summary, *, enabled: bool) -> None:
         self._storage = storage
         self._member = member
         self._summary = summary
@@ -114,7 +114,7 @@ class Committer:
         self._session: MemberSession | None = None
         """In which they were noted."""
         self._signal = Signal()
-        self._one_at_a_time = anyio.Lock()
+        self._commit_lock = anyio.Lock()
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
         """What this run has committed, where it has; asked with the locks in hand."""
@@ -145,7 +145,7 @@ class Committer:
         await self._commit()
 
     async def _commit(self) -> None:
-        async with self._one_at_a_time:
+        async with self._commit_lock:
             pending, self._pending = self._pending, {}
             us = self._session
             if not pending or us is None:
@@ -167,7 +167,7 @@ class Committer:
         log.warning("%s", text)
 
 
-def committer(
+def make_committer(
     settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
 ) -> Committer:
     """The one that a replay's settings ask for."""

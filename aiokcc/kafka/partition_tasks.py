@@ -1,9 +1,9 @@
-"""The partitions a process reads at present: their locks, streams and tasks; and who says which they are.
+"""The partitions that a process reads at present, with their locks and tasks, and the three ways to assign them.
 
-*Fixed*: all partitions, or an explicit list, taken once. *By a Kafka consumer group*: Kafka assigns and revokes them while
-the replay runs. *Managed*: the group's own leader does, through the store. A revoked partition is given up in this order: its
-stream starts no further record, the handler ends, the offset is committed, the lock goes back. Until its next owner has taken
-the lock and reported, the partition is in nobody's hands, and the limit waits for it.
+*Fixed*: the process claims all partitions, or an explicit list, once. *By a Kafka consumer group*: Kafka assigns and revokes
+partitions while the replay runs. *Managed*: the group's own leader does, through the store. A partition is stopped in this
+order: it is revoked, so that no further record starts; the running handler ends; the offset is committed; the lock is released.
+Until its next owner has claimed the lock and reported, the partition is unowned, and the limit waits for it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.offset_committer import Committer
-    from aiokcc.kafka.replay import Summary
     from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
 
-__all__ = ["PartitionTasks", "by_group", "commit_released", "fixed", "managed", "unwrapped"]
+__all__ = ["PartitionTasks", "commit_after_release", "run_fixed", "run_kafka_group", "run_managed", "unwrapped"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -51,38 +51,41 @@ Work = Callable[[PartitionConsumer], Awaitable[None]]
 @dataclass(slots=True)
 class _Running:
     gate: Gate
-    stream: PartitionConsumer
+    consumer: PartitionConsumer
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class PartitionTasks:
-    """What is being read. Every task of it belongs to one task group, whose end is the end of all."""
+    """The partitions that are being read, one task each. All tasks belong to the task group that is passed in."""
 
     def __init__(
         self,
         settings: ReplaySettings,
         group: Group,
-        pump: FetchLoop,
+        fetch_loop: FetchLoop,
         committer: Committer,
         summary: Summary,
         work: Work,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         self._settings = settings
-        self._coordinator = group
+        self._group = group
         self._member = group._member
-        self._pump = pump
+        self._fetch_loop = fetch_loop
         self._committer = committer
         self._summary = summary
         self._work = work
         self._tasks = tasks
         self._running: dict[Partition, _Running] = {}
         self.at_close: Callable[[], None] | None = None
-        """Called when everything was given up, in whatever way."""
+        """Called when :meth:`close` has closed all gates, or has failed to."""
         self._done = Signal()
 
-    async def begin(self, partitions: Iterable[Partition]) -> None:
-        """Take the locks, side by side; when all are ours, read. Cancelled or failed before that, it leaves nothing behind."""
+    async def start(self, partitions: Iterable[Partition]) -> None:
+        """Claim the locks side by side, and start to read when all are ours.
+
+        If it fails or is cancelled, it releases the locks that it has claimed.
+        """
         gates = self._gates(partitions)
         opened: dict[Partition, Gate] = {}
 
@@ -93,22 +96,23 @@ class PartitionTasks:
             async with unwrapped() as opening:
                 for partition, gate in gates.items():
                     opening.start_soon(open_one, partition, gate)
-            await self._start(gates)
+            await self._start_consumers(gates)
         except BaseException:
             await _close(opened.values())
             raise
 
-    async def begin_as_they_come(self, partitions: Iterable[Partition]) -> None:
-        """Take the locks, and read each partition as soon as its lock is ours. Returns when the last of them is being read.
+    async def start_each(self, partitions: Iterable[Partition]) -> None:
+        """Claim the locks, and start to read each partition as soon as its lock is ours. Returns when all are being read.
 
-        So a member that stands by for the partitions of several others takes over from each of them.
+        So a standby for the partitions of several members takes over from each of them. If it fails or is cancelled, the locks
+        of partitions that are not being read yet are released.
         """
         opened: dict[Partition, Gate] = {}
-        some = Signal()
+        claimed = Signal()
 
         async def open_one(partition: Partition, gate: Gate) -> None:
             opened[partition] = await gate.__aenter__()
-            some.set()
+            claimed.set()
 
         try:
             async with unwrapped() as opening:
@@ -116,9 +120,9 @@ class PartitionTasks:
                 for partition, gate in gates.items():
                     opening.start_soon(open_one, partition, gate)
                 while gates.keys() - self._running.keys():
-                    await some.wait()
-                    ready = dict(opened)  # those of one transaction come together
-                    await self._start(ready)
+                    await claimed.wait()
+                    ready = dict(opened)  # locks that are claimed in one transaction arrive together
+                    await self._start_consumers(ready)
                     for partition in ready:
                         del opened[partition]
         except BaseException:
@@ -126,31 +130,31 @@ class PartitionTasks:
             raise
 
     def _gates(self, partitions: Iterable[Partition]) -> dict[Partition, Gate]:
-        gates = {p: self._coordinator.gate(p.topic, p.number) for p in sorted(partitions)}
+        gates = {p: self._group.gate(p.topic, p.number) for p in sorted(partitions)}
         for gate in gates.values():
             gate.skips_closed = True
         return gates
 
-    async def _start(self, gates: Mapping[Partition, Gate]) -> None:
-        """Read each partition from where it was left: the last cut, or what was committed since."""
+    async def _start_consumers(self, gates: Mapping[Partition, Gate]) -> None:
+        """Start to read each partition at the last cut, or at what was committed since."""
         committed = await self._committer.committed(gates)
-        streams = {}
+        consumers = {}
         for partition, gate in gates.items():
             bounds = self._member.bounds[partition]
-            stream = PartitionConsumer(
+            consumer = PartitionConsumer(
                 self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0)
             )
-            stream.pump = self._pump
-            gate.mark = partial(getattr, stream, "next_offset")
-            streams[partition] = stream
-            self._running[partition] = _Running(gate, stream)
-        self._pump.add(streams)
-        for partition in streams:
+            consumer.fetch_loop = self._fetch_loop
+            gate.mark = partial(getattr, consumer, "next_offset")
+            consumers[partition] = consumer
+            self._running[partition] = _Running(gate, consumer)
+        self._fetch_loop.add(consumers)
+        for partition in consumers:
             self._tasks.start_soon(self._run, self._running[partition])
 
     async def _run(self, running: _Running) -> None:
         try:
-            await self._work(running.stream)
+            await self._work(running.consumer)
         except (RunEnded, PartitionRevoked):
             pass
         finally:
@@ -158,40 +162,46 @@ class PartitionTasks:
             self._done.set()
             self._member.moved.set()
 
-    def halt(self) -> None:
-        """Start no further record, from now on; :meth:`end` does the rest."""
+    def revoke(self) -> None:
+        """Start no further record of any partition; :meth:`stop` does the rest."""
         for running in self._running.values():
             self._member.revoke(running.gate)
 
-    async def end(self, partitions: Iterable[Partition]) -> None:
-        """Give partitions up: no further record starts, the running handler ends, commit, give the lock back."""
+    async def stop(self, partitions: Iterable[Partition]) -> None:
+        """Revoke partitions, wait until their running handlers end, commit, and release the locks.
+
+        If it is cancelled on the way, the partitions are still there for :meth:`close`.
+        """
         leaving = {p: self._running[p] for p in partitions if p in self._running}
         for running in leaving.values():
             self._member.revoke(running.gate)
-        self._pump.remove(leaving)
+        self._fetch_loop.remove(leaving)
         for running in leaving.values():
             await running.ended.wait()
-        if not self._member.progress.withheld:  # else somebody has gathered it and not processed it yet
-            await self._committer.flush({p: self._reached(running) for p, running in leaving.items()})
-        async with unwrapped() as tasks:  # side by side: their locks go back in one transaction
+        if not self._member.progress.withheld:  # else a period was gathered and is not processed yet
+            await self._committer.flush({p: self._committable(running) for p, running in leaving.items()})
+        async with unwrapped() as tasks:  # side by side: their locks are released in one transaction
             for running in leaving.values():
                 tasks.start_soon(self._member.release_gate, running.gate)
-        for partition in leaving:  # only now: who is cancelled on the way has still to be closed
+        for partition in leaving:  # only now: if we are cancelled before, close() closes them
             self._running.pop(partition, None)
 
     @property
     def done(self) -> bool:
-        """Whether every stream has ended."""
+        """True when every partition has ended."""
         return all(running.ended.is_set() for running in self._running.values())
 
-    async def all_done(self, *, at_least: int = 0) -> None:
-        """Wait until there are so many streams and every one of them has ended."""
-        while len(self._running) < at_least or not all(running.ended.is_set() for running in self._running.values()):
+    async def wait_done(self, *, at_least: int = 0) -> None:
+        """Wait until there are at least so many partitions and every one of them has ended."""
+        while len(self._running) < at_least or not self.done:
             await self._done.wait()
 
     async def close(self) -> None:
-        """Close all gates. If all have finished, their word stands; else we leave early, and all of them are given up."""
-        if self._settings.managed and not self._member.progress.withheld:  # whoever is given them goes on from here
+        """Close all gates, also while we are being cancelled.
+
+        If all partitions have finished, their reports stay. Otherwise we leave early, and release all locks.
+        """
+        if self._settings.managed and not self._member.progress.withheld:  # the next owner resumes there
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self._committer.flush(self.positions())
         running, self._running = self._running, {}
@@ -205,36 +215,37 @@ class PartitionTasks:
 
     @property
     def partitions(self) -> frozenset[Partition]:
-        """What is being read."""
+        """The partitions that are being read."""
         return frozenset(self._running)
 
     def positions(self) -> dict[Partition, int]:
-        """The next offset of each partition, as it may be committed."""
-        return {p: self._reached(running) for p, running in self._running.items()}
+        """Return the offset of each partition that may be committed."""
+        return {p: self._committable(running) for p, running in self._running.items()}
 
-    def _reached(self, running: _Running) -> int:
-        """Where somebody else may go on.
+    def _committable(self, running: _Running) -> int:
+        """Return the offset at which another member may resume.
 
-        Under lookahead no further than where the stream crossed a boundary that is still open: that crossing is the cut to
-        come, and who starts behind it could not tell it. And not before the last cut: there others were further than we.
+        Under lookahead it does not lie behind the place where the partition crossed a boundary that is still open: that place
+        is the cut to come, and a member that starts behind it could not report it; see [clamp] in docs/explanation/protocol.md.
+        It does not lie before the last cut either: there another member was further than this one.
         """
-        reached = running.stream.next_offset
+        reached = running.consumer.next_offset
         if self._member.progress.limit.mode is Mode.GATED:
             crossed = [int(offset) for _, offset in running.gate.progress.crossings.values() if offset is not None]
             reached = min([reached, *crossed])
         return max(reached, int(running.gate.resume_offset or 0))
 
 
-async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
-    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us.
+async def _close(gates: Iterable[Gate], release_by: Member | None = None) -> None:
+    """Close gates side by side, also while we are being cancelled; waits at most _CLOSE_SECONDS for the store.
 
-    ``gives_up``: of this member finished ones are given up as well. No cut that holds them would come without the others.
+    ``release_by``: this member releases the locks of finished partitions as well: without the others no cut would hold them.
     """
 
     async def close_one(gate: Gate) -> None:
         await gate.__aexit__(None, None, None)
-        if gives_up is not None:
-            await gives_up.release_partition(gate.partition)
+        if release_by is not None:
+            await release_by.release_partition(gate.partition)
 
     with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
         async with anyio.create_task_group() as tasks:
@@ -242,150 +253,156 @@ async def _close(gates: Iterable[Gate], gives_up: Member | None = None) -> None:
                 tasks.start_soon(close_one, gate)
 
 
-async def fixed(reading: PartitionTasks, mine: Iterable[Partition], group: Group) -> None:
+async def run_fixed(partition_tasks: PartitionTasks, mine: Iterable[Partition], group: Group) -> None:
     """Read these partitions to their end."""
-    await reading.begin_as_they_come(mine)
-    await reading.all_done()
+    await partition_tasks.start_each(mine)
+    await partition_tasks.wait_done()
     await group._member.settled()
 
 
-async def managed(reading: PartitionTasks, group: Group) -> None:
-    """Read what the group's leader assigns to us, until the run has ended for all.
+async def run_managed(partition_tasks: PartitionTasks, group: Group) -> None:
+    """Read the partitions that the group's leader assigns to us, until the run has ended for all.
 
-    After a release no end is written: then we are done with the last of what is ours, and what we leave goes to whoever stays.
+    After a release no end is written to the store. Then it returns when all assigned partitions have ended.
     """
     member = group._member
 
     def over() -> bool:
-        released = member.progress.limit.mode is Mode.OPEN and bool(reading.partitions)
-        return released and reading.partitions == member.assigned and reading.done
+        released = member.progress.limit.mode is Mode.OPEN and bool(partition_tasks.partitions)
+        return released and partition_tasks.partitions == member.assigned and partition_tasks.done
 
-    await follow_assignment(member, reading.begin, reading.end, over)
+    await follow_assignment(member, partition_tasks.start, partition_tasks.stop, over)
 
 
-async def commit_released(
-    reading: PartitionTasks, committer: Committer, member: Member, released: asyncio.Event
+async def commit_after_release(
+    partition_tasks: PartitionTasks, committer: Committer, member: Member, released: asyncio.Event
 ) -> None:
-    """After a release no period closes any more, and no cut is written: commit what is done as time goes by instead."""
+    """Commit at intervals after a release: no period closes any more, and no cut is written. Runs until cancelled."""
     await released.wait()
     before: dict[Partition, int] = {}
     while True:
-        if not member.progress.withheld and before != (now := reading.positions()):
+        if not member.progress.withheld and before != (now := partition_tasks.positions()):
             before = now
             committer.note(now)
-        await anyio.sleep(_COMMIT_SECONDS)  # time is the event: nothing else says that it is worth a commit
+        await anyio.sleep(_COMMIT_SECONDS)  # time is the event: no period closes that would call for a commit
 
 
-async def by_group(reading: PartitionTasks, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group) -> None:
-    """Read what Kafka assigns to us, until the run has ended for all."""
+async def run_kafka_group(
+    partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group
+) -> None:
+    """Read the partitions that Kafka assigns to us, until the run has ended for all."""
     member = group._member
-    orders, desk = anyio.create_memory_object_stream[_Order](100)
+    sender, changes = anyio.create_memory_object_stream[_Change](100)
     starts = {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()}
-    listener = _Listener(consumer, orders, starts, grows=settings.end is None)
+    listener = _Listener(consumer, sender, starts, grows=settings.end is None)
     if settings.pattern is None:
         consumer.subscribe(list(settings.topics), listener=listener)
     else:
         consumer.subscribe(pattern=f"^(?:{settings.pattern.pattern})$", listener=listener)
-    reading.at_close = listener.dismiss  # not before: what Kafka takes away can no longer be committed
-    with desk, orders:
+    partition_tasks.at_close = (
+        listener.close
+    )  # not before: offsets of partitions that Kafka took away cannot be committed
+    with changes, sender:
         async with unwrapped() as tasks:
-            tasks.start_soon(_obey, reading, desk)
+            tasks.start_soon(_apply_changes, partition_tasks, changes)
             while member.progress.limit.mode is not Mode.END and member.failure is None:
                 await member.moved.wait()
             tasks.cancel_scope.cancel()
 
 
 @dataclass(slots=True)
-class _Order:
+class _Change:
+    """An assignment or a revocation by Kafka. ``done`` is set when it has been carried out."""
+
     partitions: frozenset[Partition]
-    ours: bool
+    assigned: bool
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def _obey(reading: PartitionTasks, desk: anyio.abc.ObjectReceiveStream[_Order]) -> None:
-    """Carry out assignments and revocations one after the other; a revocation ends an assignment that still waits for locks."""
-    async for order in desk:
-        if order.ours:
-            await _begin_unless_revoked(reading, order, desk)
+async def _apply_changes(partition_tasks: PartitionTasks, changes: anyio.abc.ObjectReceiveStream[_Change]) -> None:
+    """Carry out assignments and revocations one after the other; a change cancels an assignment that still waits for locks."""
+    async for change in changes:
+        if change.assigned:
+            await _start_unless_revoked(partition_tasks, change, changes)
         else:
-            await reading.end(order.partitions)
-            order.done.set()
+            await partition_tasks.stop(change.partitions)
+            change.done.set()
 
 
-async def _begin_unless_revoked(
-    reading: PartitionTasks, order: _Order, desk: anyio.abc.ObjectReceiveStream[_Order]
+async def _start_unless_revoked(
+    partition_tasks: PartitionTasks, change: _Change, changes: anyio.abc.ObjectReceiveStream[_Change]
 ) -> None:
-    """A lock may take as long as its last owner's session; meanwhile Kafka may have changed its mind."""
-    next_order: _Order | None = None
+    """Start to read, or stop waiting for the locks when the next change comes: a lock may take as long as a session lasts."""
+    next_change: _Change | None = None
     async with unwrapped() as tasks:
 
-        async def begin() -> None:
-            await reading.begin(order.partitions)
+        async def start() -> None:
+            await partition_tasks.start(change.partitions)
             tasks.cancel_scope.cancel()
 
-        tasks.start_soon(begin)
-        next_order = await desk.receive()
+        tasks.start_soon(start)
+        next_change = await changes.receive()
         tasks.cancel_scope.cancel()
-    if next_order is not None:
-        await reading.end(next_order.partitions if not next_order.ours else ())
-        next_order.done.set()
-        if next_order.ours:
-            await _begin_unless_revoked(reading, next_order, desk)
+    if next_change is not None:
+        await partition_tasks.stop(next_change.partitions if not next_change.assigned else ())
+        next_change.done.set()
+        if next_change.assigned:
+            await _start_unless_revoked(partition_tasks, next_change, changes)
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Passes on what Kafka says. A revocation is answered when the partitions have been given up, and not before."""
+    """Passes on what Kafka assigns and revokes. It answers a revocation when the locks have been released, and not before."""
 
     def __init__(
         self,
         consumer: AIOKafkaConsumer,
-        orders: anyio.abc.ObjectSendStream[_Order],
+        sender: anyio.abc.ObjectSendStream[_Change],
         starts: dict[TopicPartition, int],
         *,
         grows: bool,
     ) -> None:
         self._consumer = consumer
-        self._orders = orders
+        self._sender = sender
         self._starts = starts
         self._grows = grows
         self._waiting: set[asyncio.Event] = set()
-        self._dismissed = False
+        self._closed = False
 
     async def on_partitions_assigned(self, assigned: set[TopicPartition]) -> None:
         for tp in assigned:
-            # Somewhere valid, so that nothing is fetched from nowhere; the true place follows with the lock.
+            # aiokafka needs a valid position before it fetches; the right one is set when the lock is ours.
             self._consumer.seek(tp, self._starts.get(tp, 0))
-        # A run with an end keeps the partitions it was founded with; Kafka assigns those that have come since as well.
+        # A run with an end keeps the partitions it was founded with; Kafka also assigns those that were created since.
         ours = assigned if self._grows else assigned & self._starts.keys()
         if ours:
-            await self._say(_Order(frozenset(Partition(*tp) for tp in ours), ours=True), wait=False)
+            await self._send(_Change(frozenset(Partition(*tp) for tp in ours), assigned=True), wait=False)
 
     async def on_partitions_revoked(self, revoked: set[TopicPartition]) -> None:
         if revoked:
-            await self._say(_Order(frozenset(Partition(*tp) for tp in revoked), ours=False), wait=True)
+            await self._send(_Change(frozenset(Partition(*tp) for tp in revoked), assigned=False), wait=True)
 
-    async def _say(self, order: _Order, *, wait: bool) -> None:
-        if self._dismissed:
+    async def _send(self, change: _Change, *, wait: bool) -> None:
+        if self._closed:
             return
-        self._waiting.add(order.done)
+        self._waiting.add(change.done)
         try:
-            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # all are being given up already
-                await self._orders.send(order)
+            with suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):  # all are being stopped already
+                await self._sender.send(change)
             if wait:
-                await order.done.wait()
+                await change.done.wait()
         finally:
-            self._waiting.discard(order.done)
+            self._waiting.discard(change.done)
 
-    def dismiss(self) -> None:
-        """Nobody carries anything out any more: do not wait for it."""
-        self._dismissed = True
+    def close(self) -> None:
+        """End every wait for a change to be carried out, and pass on no further one."""
+        self._closed = True
         for event in self._waiting:
             event.set()
 
 
 @asynccontextmanager
 async def unwrapped() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """A task group whose first error comes out bare, as a caller would expect it from a plain call."""
+    """Open a task group that raises its first error itself, and not inside an exception group."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks

@@ -24,12 +24,19 @@ from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.handoff import Handoff
-from aiokcc.kafka.offset_committer import committer
+from aiokcc.kafka.offset_committer import make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
-from aiokcc.kafka.partition_tasks import PartitionTasks, by_group, commit_released, fixed, managed, unwrapped
+from aiokcc.kafka.partition_tasks import (
+    PartitionTasks,
+    commit_after_release,
+    run_fixed,
+    run_kafka_group,
+    run_managed,
+    unwrapped,
+)
 from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
 from aiokcc.kafka.summary import Period, Summary
-from aiokcc.kafka.topic_discovery import discover, take
+from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, connect, wall_clock
 from aiokcc.runtime.signal import Signal
@@ -254,16 +261,16 @@ class Replay:
         self._mine = mine
         self._lookahead = lookahead
         self._used = False
-        self._reading: PartitionTasks | None = None
+        self._partition_tasks: PartitionTasks | None = None
         self._until_stopped = anyio.CancelScope()
-        self._in_hand = anyio.Lock()
+        self._period_lock = anyio.Lock()
         """Held while the user works on a period: what it brought is not processed before that."""
         self.summary = Summary()
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions this process runs: while it reads, those it has; before that, those it is going to ask for."""
-        return tuple(sorted(self._mine if self._reading is None else self._reading.partitions))
+        return tuple(sorted(self._mine if self._partition_tasks is None else self._partition_tasks.partitions))
 
     @property
     def busy(self) -> tuple[Partition, ...]:
@@ -290,8 +297,8 @@ class Replay:
         period closed. To end at once, without waiting for anybody's handler, cancel instead.
         """
         self._until_stopped.cancel()
-        if self._reading is not None:
-            self._reading.halt()
+        if self._partition_tasks is not None:
+            self._partition_tasks.revoke()
 
     async def run(self, handler: Callable[[Any], Any]) -> Summary:
         """Hand every record to the handler, one task per partition; what was done, when the run has ended.
@@ -302,8 +309,8 @@ class Replay:
         """
         check_handler(handler, "run", "a record")
 
-        async def work(stream: PartitionConsumer) -> None:
-            await stream.run(handler)
+        async def work(consumer: PartitionConsumer) -> None:
+            await consumer.run(handler)
 
         await self._read(work)
         return self.summary
@@ -315,8 +322,8 @@ class Replay:
         """
         check_handler(handler, "run_batches", "a list of records")
 
-        async def work(stream: PartitionConsumer) -> None:
-            await stream.run_batches(handler)
+        async def work(consumer: PartitionConsumer) -> None:
+            await consumer.run_batches(handler)
 
         await self._read(work)
         return self.summary
@@ -326,22 +333,22 @@ class Replay:
 
         Leaving the loop early gives the partitions up, at the latest when the block ends.
         """
-        desk = Handoff[tuple[PartitionConsumer, list[Any]]]()
+        handoff = Handoff[tuple[PartitionConsumer, list[Any]]]()
 
-        async def work(stream: PartitionConsumer) -> None:
-            await stream.run_batches(lambda records: desk.hand((stream, records)), bare=True)
+        async def work(consumer: PartitionConsumer) -> None:
+            await consumer.run_batches(lambda records: handoff.put((consumer, records)), internal=True)
 
-        self._tasks.start_soon(desk.serve, partial(self._read, work))
+        self._tasks.start_soon(handoff.run_producer, partial(self._read, work))
         try:
-            while (handed := await desk.receive()) is not None:
-                stream, records = handed
+            while (item := await handoff.get()) is not None:
+                consumer, records = item
                 for record in records:
-                    if await stream.may_start(record):
+                    if await consumer.may_start(record):
                         yield record
                         self.summary.records += 1
-                desk.done()
+                handoff.item_done()
         finally:
-            await desk.close()
+            await handoff.close()
 
     async def periods(self) -> AsyncGenerator[Period, None]:
         """Each period that has records here, whole, with its records by partition and its cut.
@@ -353,18 +360,18 @@ class Replay:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
         if self._settings.by_group or self._settings.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
-        desk = Handoff[Period]()
+        handoff = Handoff[Period]()
         collected: dict[Partition, list[Any]] = {}
-        self._tasks.start_soon(desk.serve, partial(self._collect, collected, desk))
+        self._tasks.start_soon(handoff.run_producer, partial(self._collect, collected, handoff))
         try:
-            while (period := await desk.receive()) is not None:
+            while (period := await handoff.get()) is not None:
                 yield period
                 self.summary.records += sum(map(len, period.records.values()))
-                desk.done()
+                handoff.item_done()
         finally:
-            await desk.close()
+            await handoff.close()
 
-    async def _collect(self, collected: dict[Partition, list[Any]], desk: Handoff[Period]) -> None:
+    async def _collect(self, collected: dict[Partition, list[Any]], handoff: Handoff[Period]) -> None:
         """Gather until every partition has arrived, hand the period over, and report only when it has been processed."""
         member_progress, member = self._member.progress, self._member
         complete = Signal()
@@ -378,8 +385,8 @@ class Replay:
                 complete.set()
                 await taken.wait()
 
-        async def work(stream: PartitionConsumer) -> None:
-            await stream.run_batches(gather, bare=True)
+        async def work(consumer: PartitionConsumer) -> None:
+            await consumer.run_batches(gather, internal=True)
 
         async def read() -> None:
             await self._read(work)
@@ -400,8 +407,8 @@ class Replay:
                     ready = dict(collected)
                     cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else member_progress.positions()
                     collected.clear()
-                    async with self._in_hand:
-                        await desk.hand(Period(member_progress.late_below, member_progress.limit.value, ready, cut))
+                    async with self._period_lock:
+                        await handoff.put(Period(member_progress.late_below, member_progress.limit.value, ready, cut))
                         taken.set()
                         taken = asyncio.Event()
                         if collected:  # an idle partition woke meanwhile
@@ -425,17 +432,17 @@ class Replay:
         settings, member = self._settings, self._member
         if isinstance(settings.start, int):
             member.progress.closed(settings.start)
-        ahead = settings.fetches_ahead
-        size = max(1, settings.buffer_bytes // 2) if ahead else settings.buffer_bytes
+        fetch_ahead = settings.fetches_ahead
+        size = max(1, settings.buffer_bytes // 2) if fetch_ahead else settings.buffer_bytes
         bounded = {"max_partition_fetch_bytes": size, **consumer_settings(settings)}
         # Nobody polls while all wait at the gate or in a handler: aiokafka would leave Kafka's group then, and would not join
         # again before it is polled, which nobody does who has no partitions. Whether we live, the store's session tells.
         consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
-            how = {"assigns": not settings.by_group, "ahead": ahead}
-            pump = FetchLoop(consumer, self._cluster, member, **how, batch=settings.buffer_records)
-            commits = committer(settings, consumer, self._cluster, member, self.summary)
+            how = {"assigns": not settings.by_group, "fetch_ahead": fetch_ahead}
+            fetch_loop = FetchLoop(consumer, self._cluster, member, **how, batch=settings.buffer_records)
+            commits = make_committer(settings, consumer, self._cluster, member, self.summary)
             released = asyncio.Event()
 
             def moved(positions: dict[Partition, int]) -> None:
@@ -446,48 +453,48 @@ class Replay:
 
             member.on_close = moved
             moved({})  # what was so before we looked
-            reading: PartitionTasks | None = None
+            partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
-                    self._reading = reading = PartitionTasks(
-                        settings, self.group, pump, commits, self.summary, work, tasks
+                    self._partition_tasks = partition_tasks = PartitionTasks(
+                        settings, self.group, fetch_loop, commits, self.summary, work, tasks
                     )
                     tasks.start_soon(commits.run)
-                    tasks.start_soon(pump.run)
-                    tasks.start_soon(commit_released, reading, commits, member, released)
+                    tasks.start_soon(fetch_loop.run)
+                    tasks.start_soon(commit_after_release, partition_tasks, commits, member, released)
                     with self._until_stopped:
-                        await self._until_done(reading, consumer)
+                        await self._until_done(partition_tasks, consumer)
                     if self._until_stopped.cancel_called:
                         member.leave()
-                        async with self._in_hand:
-                            await reading.end(reading.partitions)
+                        async with self._period_lock:
+                            await partition_tasks.stop(partition_tasks.partitions)
                         await member.handed_over()
                     else:
-                        await commits.flush(reading.positions())
+                        await commits.flush(partition_tasks.positions())
                     tasks.cancel_scope.cancel()
             finally:
                 member.leave()
                 member.on_complete = None  # a period is not whole because those that lack are given up
-                if reading is not None:
-                    await reading.close()  # now that no task is in a gate any more
+                if partition_tasks is not None:
+                    await partition_tasks.close()  # now that no task is in a gate any more
                 member.on_close = None
                 if self.summary.late:
                     log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
                 self.summary.seconds += time.monotonic() - began
 
-    async def _until_done(self, reading: PartitionTasks, consumer: AIOKafkaConsumer) -> None:
+    async def _until_done(self, partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer) -> None:
         settings, group = self._settings, self.group
         grows = settings.end is None
         async with unwrapped() as tasks:
             if grows:
                 tasks.start_soon(discover, settings, self._cluster, group)
             if settings.managed:
-                await managed(reading, group)
+                await run_managed(partition_tasks, group)
             elif settings.by_group:
-                await by_group(reading, consumer, settings, group)
+                await run_kafka_group(partition_tasks, consumer, settings, group)
             elif grows:
-                tasks.start_soon(take, reading, group, settings.wants)
-                await reading.all_done(at_least=1)
+                tasks.start_soon(claim_new, partition_tasks, group, settings.wants)
+                await partition_tasks.wait_done(at_least=1)
             else:
-                await fixed(reading, self._mine, group)
+                await run_fixed(partition_tasks, self._mine, group)
             tasks.cancel_scope.cancel()

@@ -1,13 +1,13 @@
-"""New partitions, and new topics that match a pattern, join a replay that follows its topics for ever.
+"""Adds new partitions, and new topics that match a pattern, to a replay that follows its topics without an end.
 
-Kafka tells nobody of a new partition, so the leader's process asks every few seconds; it is time that makes the answer
-worth having. What it finds joins the agreed set at the present limit, read from its beginning; what lies before the limit
-by then is late, and the policy for late records says what becomes of it. Whoever reads all partitions takes the new ones
-too, and whoever has a rule takes those that the rule gives him; in a Kafka group, Kafka assigns them. With nothing but lists a
-new partition is in nobody's hands, and the limit waits until somebody is started who has it in his list.
+Kafka does not notify anybody of a new partition, so the leader's process asks at intervals. A new partition joins the agreed
+set at the present limit, and is read from its beginning; records before the limit are late then, and the policy for late
+records applies. A process that reads all partitions claims the new ones too; one that has a rule claims those for which the
+rule is true; in a Kafka group, Kafka assigns them. If every process has a list, a new partition is unowned, and the limit waits
+until a process is started that has it in its list.
 
-In a managed group the leader assigns what has joined, and what was deleted leaves the set: a topic that was not there two times
-in a row, so that a broker that has just come up and knows little yet takes nothing out.
+In a managed group the leader assigns the new partitions, and removes deleted ones from the set: those of a topic that was
+missing two times in a row, because a broker that has just started may not know all topics yet.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     from aiokcc.kafka.settings import ReplaySettings
     from aiokcc.runtime.group import Group
 
-__all__ = ["discover", "take"]
+__all__ = ["claim_new", "discover"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 
 async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> None:
-    """Look for partitions that are not in the set yet, for as long as the replay runs; have them join if we lead."""
+    """Ask for partitions that are not in the set yet, and add them while we lead. Runs until cancelled."""
     seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
     missing = frozenset[Partition]()
     while True:
-        await anyio.sleep(seconds)  # time is the event: Kafka tells nobody of new partitions
+        await anyio.sleep(seconds)  # time is the event: Kafka does not notify of new partitions
         if group.epoch is None:
             missing = frozenset()
             continue
@@ -60,19 +60,22 @@ async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> 
         except (
             KafkaError,
             UsageError,
-        ) as error:  # a topic deleted, or the broker away: what is being read says so itself
+        ) as error:  # a topic was deleted, or no broker answers: the fetch loop reports it
             log.warning("could not look for new partitions: %s", error)
 
 
-async def take(reading: PartitionTasks, group: Group, wants: Callable[[Partition], bool]) -> None:
-    """Read our partitions of the set, and those that join it later; one after the other, or one would be opened twice."""
+async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callable[[Partition], bool]) -> None:
+    """Read our partitions of the set, and those that join it later. Runs until cancelled.
+
+    It starts one group of partitions after the other, so that no partition is started twice.
+    """
     grown = Signal()
     member = group._member
     member.on_set = grown.set
     try:
         while True:
-            if new := set(filter(wants, group.partitions - reading.partitions)):
-                await reading.begin_as_they_come(new)
+            if new := set(filter(wants, group.partitions - partition_tasks.partitions)):
+                await partition_tasks.start_each(new)
             await grown.wait()
     finally:
         member.on_set = None

@@ -47,11 +47,11 @@ async def take(
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
         await consumer.start()
         stack.push_async_callback(consumer.stop)
-        at_hand = prepare_fetcher(consumer, ahead=ahead).take
+        take_fetched = prepare_fetcher(consumer, fetch_ahead=ahead).take
         consumer.assign([partition])
         consumer.seek(partition, offset)
         end = (await consumer.end_offsets([partition]))[partition]
-        while (records := at_hand(partition, size)) is not None or await consumer.position(partition) < end:
+        while (records := take_fetched(partition, size)) is not None or await consumer.position(partition) < end:
             if records is None:  # nothing was fetched yet
                 await consumer._fetcher._create_fetch_waiter()
             else:
@@ -135,7 +135,7 @@ async def test_deserializers_are_left_to_aiokafka(kafka: local.Kafka, monkeypatc
 async def test_a_fetcher_of_another_shape_is_left_as_it_is(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0), b"7")])
-    monkeypatch.setattr(fast_fetch, "_MADE_FROM", ("self", "something", "else"))
+    monkeypatch.setattr(fast_fetch, "_RECORDS_PARAMETERS", ("self", "something", "else"))
     taken = short_ways(monkeypatch)
     (record,), _ = await read(kafka, name, prepared=True)
     assert record.value == b"7"
@@ -211,26 +211,30 @@ async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.K
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"7") for n in range(20)])
     partition = TopicPartition(name, 0)
     async with asyncio.timeout(20), consuming(kafka, name, prepared=False) as consumer:
-        at_hand = prepare_fetcher(consumer, ahead=True).take
+        take_fetched = prepare_fetcher(consumer, fetch_ahead=True).take
         consumer.seek(partition, 0)
         await consumer._fetcher._create_fetch_waiter()
         consumer.seek(partition, 11)
-        assert at_hand(partition, 3) is None
+        assert take_fetched(partition, 3) is None
         await consumer._fetcher._create_fetch_waiter()
-        assert [r.offset for r in at_hand(partition, 3) or ()] == [11, 12, 13]
+        assert [r.offset for r in take_fetched(partition, 3) or ()] == [11, 12, 13]
         consumer.assign([partition])
         consumer.seek(partition, 0)
-        assert at_hand(partition, 3) is None, "what was left went with the assignment"
+        assert take_fetched(partition, 3) is None, "what was left went with the assignment"
         await consumer._fetcher._create_fetch_waiter()
-        assert [r.offset for r in at_hand(partition, 3) or ()] == [0, 1, 2]
+        assert [r.offset for r in take_fetched(partition, 3) or ()] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("unknown", ["", "_RESULT_OF", "_RESULT_HAS", "_HAVE"])
+@pytest.mark.parametrize("unknown", ["", "_RESULT_PARAMETERS", "_RESULT_ATTRIBUTES", "_METHODS"])
 async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
     kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
     name = await topic(kafka, [at(n / 100) for n in range(2000)])
-    others = {"_RESULT_OF": ("other",), "_RESULT_HAS": {"_other"}, "_HAVE": ((PartitionRecords, ("_other",)),)}
+    others = {
+        "_RESULT_PARAMETERS": ("other",),
+        "_RESULT_ATTRIBUTES": {"_other"},
+        "_METHODS": ((PartitionRecords, ("_other",)),),
+    }
     if unknown:
         monkeypatch.setattr(fast_fetch, unknown, others[unknown])
     taken: list[int] = []

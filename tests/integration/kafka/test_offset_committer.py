@@ -146,8 +146,8 @@ async def test_they_are_committed_as_periods_close_and_not_past_the_cut(
 ) -> None:
     name = await topic(kafka, [at(m / 3) for m in range(12)])
     committed: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
-    shelf: Any = KafkaOffsets if storage == "kafka" else StoreOffsets
-    commit = shelf.commit
+    kind: Any = KafkaOffsets if storage == "kafka" else StoreOffsets
+    commit = kind.commit
 
     async def commit_and_tell(self: Any, us: Any, offsets: dict[Partition, int]) -> None:
         await commit(self, us, offsets)
@@ -158,7 +158,7 @@ async def test_they_are_committed_as_periods_close_and_not_past_the_cut(
             await committed[9].wait()
             assert (await stored(kafka, zk_root, storage, name))[0].offset == 9
 
-    monkeypatch.setattr(shelf, "commit", commit_and_tell)
+    monkeypatch.setattr(kind, "commit", commit_and_tell)
     async with replaying(kafka, name, store=zk_root, **kept(storage, name)) as replay:
         await replay.run(handle)
     assert {offset for offset, event in committed.items() if event.is_set()} <= {0, 3, 6, 9, 12}
@@ -332,11 +332,11 @@ async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_bound
     """The next owner would start behind the crossing, and the cut would hold records of later periods."""
     name = await topic(kafka, [at(m / 2) for m in range(12)], [at(0), at(5)])
     ahead, revoked = asyncio.Event(), asyncio.Event()
-    end = PartitionTasks.end
+    stop = PartitionTasks.stop
 
-    async def end_and_tell(self: PartitionTasks, partitions: Iterable[Partition]) -> None:
+    async def stop_and_tell(self: PartitionTasks, partitions: Iterable[Partition]) -> None:
         revoked.set()
-        await end(self, partitions)
+        await stop(self, partitions)
 
     async def handle(record: Any) -> None:
         if (record.partition, record.offset) == (1, 0):
@@ -352,7 +352,7 @@ async def test_under_lookahead_what_is_handed_over_is_not_committed_past_a_bound
             await replay.run(handler)
 
     joining: list[asyncio.Future[None]] = []
-    monkeypatch.setattr(PartitionTasks, "end", end_and_tell)
+    monkeypatch.setattr(PartitionTasks, "stop", stop_and_tell)
     await member("one", handle)
     await asyncio.gather(*joining)
     marks = {cut.limit: cut.find(partition(name, 0)) for cut in (await cuts(zk_root)).values()}

@@ -94,7 +94,7 @@ async def test_stop_of_periods_ends_with_the_period_in_hand(kafka: local.Kafka, 
 
 async def until_given_up(replay: Replay) -> None:
     """As long as it takes the streams to end, which is when they have been told."""
-    while any(not running.ended.is_set() for running in replay._reading._running.values()):  # type: ignore[union-attr]
+    while any(not running.ended.is_set() for running in replay._partition_tasks._running.values()):  # type: ignore[union-attr]
         await replay.group.status()
 
 

@@ -19,7 +19,7 @@ ORDERS = Partition("orders", 0)
 OTHER = Partition("orders", 1)
 
 
-class Shelf:
+class FakeStorage:
     """Keeps what is committed, when it is let."""
 
     def __init__(self) -> None:
@@ -45,27 +45,27 @@ def member() -> Any:
     return SimpleNamespace(member_session="first session")
 
 
-def committer(shelf: Shelf, member: Any, summary: Summary | None = None, *, enabled: bool = True) -> Committer:
-    return Committer(shelf, member, summary or Summary(), enabled=enabled)
+def committer(storage: FakeStorage, member: Any, summary: Summary | None = None, *, enabled: bool = True) -> Committer:
+    return Committer(storage, member, summary or Summary(), enabled=enabled)
 
 
 async def test_the_summary_tells_whether_the_last_commit_failed(member: Any) -> None:
-    shelf, summary = Shelf(), Summary()
-    commits = committer(shelf, member, summary)
-    shelf.error = CoordinationError("no")
+    storage, summary = FakeStorage(), Summary()
+    commits = committer(storage, member, summary)
+    storage.error = CoordinationError("no")
     await commits.flush({ORDERS: 1})
     assert "could not commit offsets: CoordinationError('no')" in str(summary.commit_error)
-    shelf.error = None
+    storage.error = None
     await commits.flush({ORDERS: 2})
     assert summary.commit_error is None
-    shelf.let.clear()
-    shelf.asked.clear()
+    storage.let.clear()
+    storage.asked.clear()
     running = [asyncio.create_task(commits.flush({ORDERS: 3}))]
-    await shelf.asked.wait()
+    await storage.asked.wait()
     running.append(asyncio.create_task(commits.flush({ORDERS: 4})))
     await asyncio.sleep(0)
     member.member_session = "second session"
-    shelf.let.set()
+    storage.let.set()
     await asyncio.gather(*running)
     assert "the session in which they were reached is over" in str(summary.commit_error)
     await commits.flush({ORDERS: 5})
@@ -76,52 +76,52 @@ async def test_the_summary_tells_whether_the_last_commit_failed(member: Any) -> 
 
 
 async def test_the_newest_of_each_partition_is_committed(member: Any) -> None:
-    shelf = Shelf()
-    commits = committer(shelf, member)
+    storage = FakeStorage()
+    commits = committer(storage, member)
     commits.note({ORDERS: 1, OTHER: 1})
     commits.note({ORDERS: 2})
     await commits.flush({})
     await commits.flush({})
-    assert shelf.commits == [("first session", {ORDERS: 2, OTHER: 1})]
+    assert storage.commits == [("first session", {ORDERS: 2, OTHER: 1})]
 
 
 async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member: Any) -> None:
     """In between somebody else may have gone further, and left again."""
-    shelf = Shelf()
-    commits = committer(shelf, member)
+    storage = FakeStorage()
+    commits = committer(storage, member)
     commits.note({ORDERS: 5})
     member.member_session = "second session"
     await commits.flush({})
-    assert shelf.commits == []
+    assert storage.commits == []
     commits.note({ORDERS: 5})
     member.member_session = "third session"
     await commits.flush({OTHER: 1})
-    assert shelf.commits == [("third session", {OTHER: 1})]
+    assert storage.commits == [("third session", {OTHER: 1})]
 
 
 async def test_without_a_session_there_is_nothing_to_note(member: Any) -> None:
-    shelf = Shelf()
-    commits = committer(shelf, member)
+    storage = FakeStorage()
+    commits = committer(storage, member)
     member.member_session = None
     await commits.flush({ORDERS: 5})
     member.member_session = "second session"
     await commits.flush({})
-    assert shelf.commits == []
+    assert storage.commits == []
 
 
 async def test_one_commit_at_a_time_so_that_none_overtakes_another(member: Any) -> None:
-    shelf = Shelf()
-    shelf.let.clear()
-    commits = committer(shelf, member)
+    storage = FakeStorage()
+    storage.let.clear()
+    commits = committer(storage, member)
     commits.note({ORDERS: 1})
     running = asyncio.create_task(commits.run())
-    await shelf.asked.wait()
+    await storage.asked.wait()
     flushing = asyncio.create_task(commits.flush({ORDERS: 2}))
     await asyncio.sleep(0)
-    shelf.let.set()
+    storage.let.set()
     await flushing
     running.cancel()
-    assert [offsets[ORDERS] for _, offsets in shelf.commits] == [1, 2]
+    assert [offsets[ORDERS] for _, offsets in storage.commits] == [1, 2]
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), SessionLostError("gone"), CoordinationError("no")])
@@ -129,23 +129,23 @@ async def test_a_commit_that_fails_is_told_and_stops_nothing(
     member: Any, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
-    shelf = Shelf()
-    shelf.error = error
-    commits = committer(shelf, member)
+    storage = FakeStorage()
+    storage.error = error
+    commits = committer(storage, member)
     await commits.flush({ORDERS: 1})
     assert "the cuts in the store are what a restart goes by" in caplog.text
-    shelf.error = None
+    storage.error = None
     await commits.flush({ORDERS: 2})
-    assert shelf.commits == [("first session", {ORDERS: 2})]
+    assert storage.commits == [("first session", {ORDERS: 2})]
 
 
 async def test_turned_off_it_neither_commits_nor_asks(member: Any) -> None:
-    shelf = Shelf()
-    commits = committer(shelf, member, enabled=False)
+    storage = FakeStorage()
+    commits = committer(storage, member, enabled=False)
     await commits.flush({ORDERS: 1})
-    assert shelf.commits == []
+    assert storage.commits == []
     assert await commits.committed([ORDERS]) == {}
-    assert await committer(shelf, member).committed([ORDERS]) == {ORDERS: 7}
+    assert await committer(storage, member).committed([ORDERS]) == {ORDERS: 7}
 
 
 # In Kafka, which has no fence

@@ -18,9 +18,9 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.kafka.fetch_loop import FetchLoop
-from aiokcc.kafka.offset_committer import Committer, committer
+from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
-from aiokcc.kafka.partition_tasks import PartitionTasks, managed, unwrapped
+from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed, unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
@@ -34,13 +34,13 @@ RECORDS = 30
 """The last of them in the period that stays open."""
 
 
-class NoPump(FetchLoop):
+class NoFetchLoop(FetchLoop):
     """Fetches nothing."""
 
     def __init__(self) -> None:
         pass
 
-    def add(self, streams: Mapping[Partition, PartitionConsumer]) -> None:
+    def add(self, consumers: Mapping[Partition, PartitionConsumer]) -> None:
         pass
 
     def remove(self, partitions: Any) -> None:
@@ -78,34 +78,34 @@ class Reader:
             own = self.group._member
             consumer: Any = None
             cluster: Any = None
-            commits: Committer = committer(self._settings, consumer, cluster, own, Summary())
+            commits: Committer = make_committer(self._settings, consumer, cluster, own, Summary())
             own.on_close = commits.note
-            reading: PartitionTasks | None = None
+            partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
-                    reading = PartitionTasks(
-                        self._settings, self.group, NoPump(), commits, Summary(), self._work, tasks
+                    partition_tasks = PartitionTasks(
+                        self._settings, self.group, NoFetchLoop(), commits, Summary(), self._work, tasks
                     )
                     tasks.start_soon(commits.run)
                     self.ready.set()
                     with self._until_stopped:
-                        await managed(reading, self.group)
+                        await run_managed(partition_tasks, self.group)
                     own.leave()
-                    await reading.end(reading.partitions)
+                    await partition_tasks.stop(partition_tasks.partitions)
                     await own.handed_over()
                     tasks.cancel_scope.cancel()
             finally:
-                if reading is not None:
-                    await reading.close()
+                if partition_tasks is not None:
+                    await partition_tasks.close()
 
-    async def _work(self, stream: PartitionConsumer) -> None:
-        self.begun[stream.partition.number] = (self._world.time(), stream.next_offset)
-        while stream.next_offset <= RECORDS:
-            offset = stream.next_offset
+    async def _work(self, consumer: PartitionConsumer) -> None:
+        self.begun[consumer.partition.number] = (self._world.time(), consumer.next_offset)
+        while consumer.next_offset <= RECORDS:
+            offset = consumer.next_offset
             ts = offset * 1000 * self._periods // RECORDS if offset < RECORDS else 10**12
-            await stream.gate.wait_until(ts, offset)
-            stream.next_offset = offset + 1
-        await stream.gate.rest(lambda: False, lambda: (None, 0))  # released: until it is taken away
+            await consumer.gate.wait_until(ts, offset)
+            consumer.next_offset = offset + 1
+        await consumer.gate.rest(lambda: False, lambda: (None, 0))  # released: until it is taken away
 
     def leave(self) -> None:
         self._until_stopped.cancel()
