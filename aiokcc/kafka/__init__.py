@@ -2,20 +2,24 @@
 
 ::
 
-    Kafka ──▶ Pump: one consumer, fetches for the partitions that have room
+    Kafka ──▶ FetchLoop: one consumer, fetches for the partitions that want records
                 │ whole lists
                 ▼
-              Stream: one per partition, one task each ──gate──▶ your handler
+              PartitionConsumer: one per partition, one task each ──gate──▶ your handler
                 │ crossings
                 ▼
               Group: the barrier; Committer: offsets at period boundaries
 
-* :mod:`~aiokcc.kafka.settings`: what a replay is told, checked
-* :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends
-* :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers
-* :mod:`~aiokcc.kafka.partition_consumer`: a partition's records on their way to the handler
-* :mod:`~aiokcc.kafka.offset_committer`: offsets committed, to Kafka or to the store
-* :mod:`~aiokcc.kafka.replay`: the three ways to read: a handler, one stream, or whole periods
+* :mod:`~aiokcc.kafka.settings`: the settings of a replay, checked
+* :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends; and
+  :mod:`~aiokcc.kafka.refusal`: why a broker refuses a connection
+* :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers; :mod:`~aiokcc.kafka.fast_fetch`: the fast path into aiokafka
+* :mod:`~aiokcc.kafka.partition_consumer`: the loop that hands records to the handler, and
+  :mod:`~aiokcc.kafka.lateness_buffer`: the records that it holds back
+* :mod:`~aiokcc.kafka.partition_tasks`: the partitions that are being read, and the three ways to assign them
+* :mod:`~aiokcc.kafka.topic_discovery`: new partitions and topics
+* :mod:`~aiokcc.kafka.offset_committer`: commits offsets, to Kafka or to the store
+* :mod:`~aiokcc.kafka.replay`: the ways to read: a handler, one stream (through :mod:`~aiokcc.kafka.handoff`), or whole periods
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Questions to the cluster: which partitions there are, where a time lies in them, where they end.
+"""Asks the cluster for its partitions, their offsets at a time, and their ends.
 
-They go through a consumer of their own: asked of the fetching one they would queue behind a running fetch. Each has a
-deadline, for aiokafka itself waits for a dead broker without limit.
+The questions go through a consumer of their own: those of the fetching one would queue behind a running fetch. Each question
+has a deadline, because aiokafka itself waits for a dead broker without limit.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ T = TypeVar("T")
 
 log = logging.getLogger("aiokcc.kafka")
 
-_NOT_YET: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
-_AGAIN: Final = 0.1
+_NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
+_RETRY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 10.0
 """After that the rest of the logs is read to the end, which is always right, and slower at most."""
 
-_ADMIN: Final = {
+_ADMIN_SETTINGS: Final = {
     "client_id",
     "request_timeout_ms",
     "connections_max_idle_ms",
@@ -61,7 +61,7 @@ _ADMIN: Final = {
 
 
 def consumer_settings(settings: ReplaySettings) -> dict[str, Any]:
-    """What every consumer of a replay is made with; the user's own settings win where they may."""
+    """Return the settings for every consumer of a replay. The user's settings replace our defaults, except for those we fix."""
     return {
         "fetch_max_wait_ms": 50,
         "metadata_max_age_ms": 5000,
@@ -80,9 +80,9 @@ class Cluster:
         self._settings = settings
         self._timeout = timeout
         common = consumer_settings(settings)
-        admin = {name: value for name, value in common.items() if name in _ADMIN}
+        admin = {name: value for name, value in common.items() if name in _ADMIN_SETTINGS}
         try:
-            # Of each topic aiokafka learns by a question that fails inside it, and is asked again after the back-off.
+            # For each new topic the first question fails inside aiokafka, which asks again after the back-off.
             self._consumer = AIOKafkaConsumer(**{"retry_backoff_ms": 20, **common}, group_id=settings.group_id)
             self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
         except (ValueError, TypeError) as error:  # such as SSL without an ssl_context
@@ -90,14 +90,14 @@ class Cluster:
 
     @asynccontextmanager
     async def connected(self) -> AsyncIterator[Cluster]:
-        """Connect, and disconnect at the end. KafkaError if nobody answers within the timeout."""
+        """Connect, and disconnect at the end. Raises KafkaError if no broker answers within the timeout."""
         async with stopping(self._consumer), stopping(self._admin, method="close"):
             await self.ask(self._admin.start(), "connect to")
             await self.ask(self._consumer.start(), "connect to")
             yield self
 
     async def ask(self, question: Awaitable[T], what: str) -> T:
-        """Wait for an answer, with a deadline. KafkaError, with the servers, if there is none or an error."""
+        """Wait for an answer, with a deadline. Raises KafkaError, which names the servers, if there is none, or an error."""
         servers = self._settings.bootstrap_servers
         try:
             async with asyncio.timeout(self._timeout):
@@ -113,7 +113,7 @@ class Cluster:
             raise KafkaError(f"could not {what} Kafka at {servers}: no broker there") from error
 
     async def partitions(self, topics: Iterable[str]) -> frozenset[Partition]:
-        """All partitions of these topics. UsageError for a topic that does not exist."""
+        """Return all partitions of these topics. Raises UsageError for a topic that does not exist."""
         found: set[Partition] = set()
         wanted = list(topics)
         answer = await self.ask(self._admin.describe_topics(wanted), "ask for the topics of")
@@ -127,15 +127,15 @@ class Cluster:
         return frozenset(found)
 
     async def present(self, topics: Iterable[str]) -> frozenset[Partition]:
-        """All partitions of those of these topics that exist."""
+        """Return all partitions of those of these topics that exist. Raises KafkaError if Kafka cannot tell for one of them."""
         answer = await self.ask(self._admin.describe_topics(list(topics)), "ask for the topics of")
         unclear = [e["topic"] for e in answer if e["error_code"] not in {0, UnknownTopicOrPartitionError.errno}]
         if unclear:
-            raise KafkaError(f"Kafka does not tell how it stands with {', '.join(unclear)}")
+            raise KafkaError(f"Kafka does not say whether these topics exist: {', '.join(unclear)}")
         return frozenset(Partition(e["topic"], part["partition"]) for e in answer for part in e["partitions"])
 
     async def topics(self, settings: ReplaySettings) -> tuple[str, ...]:
-        """The topics to replay: those named, or those that match the pattern now. UsageError if none does."""
+        """Return the topics to replay: those named, or those that match the pattern now. Raises UsageError if none does."""
         if settings.pattern is None:
             return settings.topics
         known = [t for t in await self.ask(self._admin.list_topics(), "list the topics of") if not t.startswith("__")]
@@ -146,19 +146,19 @@ class Cluster:
         return found
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where the logs end now, at the isolation level of the replay."""
+        """Return the end of each log as it is now, at the isolation level of the replay."""
         asked = [TopicPartition(*p) for p in partitions]
         answer = await self.ask(self._consumer.end_offsets(asked), "ask for the ends of the logs of")
         return {Partition(*tp): offset for tp, offset in answer.items()}
 
     async def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where the logs begin now."""
+        """Return the first offset of each log as it is now."""
         asked = [TopicPartition(*p) for p in partitions]
         answer = await self.ask(self._consumer.beginning_offsets(asked), "ask for the beginnings of the logs of")
         return {Partition(*tp): offset for tp, offset in answer.items()}
 
     async def commits(self, partitions: Iterable[Partition] | None = None) -> dict[Partition, CommittedOffset]:
-        """What has been committed under the group's name, by whomever, where something has; None: of all partitions."""
+        """Return what was committed under the group id, by any program, for partitions that have it; None: for all of them."""
         asked = None if partitions is None else [TopicPartition(*p) for p in partitions]
         if asked == []:
             return {}
@@ -173,7 +173,7 @@ class Cluster:
         }
 
     async def group_members(self) -> tuple[str, ...]:
-        """Who is in Kafka's group of this name at present; nobody where there is no such group."""
+        """Return the names of the present members of Kafka's group; none if there is no such group."""
         group = self._settings.group_id
         answer = await self._ask_coordinator(
             lambda: self._admin.describe_consumer_groups([group]), "ask for the members of a group of"
@@ -185,16 +185,16 @@ class Cluster:
             while True:
                 try:
                     return await question()
-                except _NOT_YET:  # a new broker, or one that has just taken over; the admin client does not try again
-                    await anyio.sleep(_AGAIN)
+                except _NO_COORDINATOR:  # a broker that has just started or taken over; the admin client does not retry
+                    await anyio.sleep(_RETRY_SECONDS)
 
         return await self.ask(until_there_is_one(), what)
 
     async def commit(self, commits: Mapping[Partition, CommittedOffset]) -> None:
-        """Commit for the group, as somebody who is no member of it. KafkaError if it has any: Kafka refuses it then."""
+        """Commit for the group without being a member of it. Raises KafkaError if it has members: Kafka refuses it then."""
         wanted = [TopicPartition(*p) for p in commits]
         self._consumer.assign(wanted)
-        self._consumer.pause(*wanted)  # nobody wants the records
+        self._consumer.pause(*wanted)  # no records are wanted
         try:
             entries = {TopicPartition(*p): (commit.offset, commit.metadata) for p, commit in commits.items()}
             await self.ask(self._consumer.commit(entries), "commit offsets to")
@@ -202,7 +202,7 @@ class Cluster:
             self._consumer.unsubscribe()
 
     async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
-        """The first offset at or past a time, in log order; the end where there is none."""
+        """Return the first offset of each partition at or past a time, in log order; its end where there is none."""
         asked = {TopicPartition(*p): ts for p in partitions}
         answer = await self.ask(self._consumer.offsets_for_times(asked), "ask for offsets by time of")
         return {
@@ -253,13 +253,13 @@ class Cluster:
     async def bounds(
         self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, CommittedOffset] | None = None
     ) -> dict[Partition, Bounds]:
-        """What of each log is replayed: resolved once, by the member that founds the group.
+        """Return the part of each log that is replayed. The member that founds the run resolves it once.
 
-        ``committed`` is where to start, instead of what the settings say; at the beginning of the log where it says nothing.
+        ``committed`` replaces the start in the settings; a partition without an entry starts at the beginning of its log.
         """
         settings = self._settings
         ends = await self.ends(partitions)
-        indexed = settings.timestamp is None  # the log's own index knows nothing of times that a function tells
+        indexed = settings.timestamp is None  # Kafka's index does not know the times that a function returns
         if committed is not None or not isinstance(settings.start, int) or not indexed:
             starts = await self.begins(partitions)
             starts.update({p: max(starts[p], commit.offset) for p, commit in (committed or {}).items()})
@@ -279,14 +279,14 @@ class Cluster:
 async def stopping(client: Any, method: str = "stop") -> AsyncIterator[None]:
     """Stop an aiokafka client at the end, whatever state it is in.
 
-    With a dead broker its ``stop()`` raises a stray CancelledError, which a task group would take for its own; so it runs
-    as a task, is waited for a little, and what it raises is dropped: there is nothing left that could be lost.
+    With a dead broker its ``stop()`` raises a stray CancelledError, which a task group would take for its own. So it runs in a
+    task of its own, with a deadline, and its errors are dropped: nothing can be lost any more.
     """
     try:
         yield
     finally:
         with anyio.CancelScope(shield=True):
-            # The one task outside a group: it is waited for right here, and a group would end with what it raises.
+            # The only task outside a task group: we wait for it here, and a group would end with its error.
             task = asyncio.ensure_future(getattr(client, method)())
             await asyncio.wait([task], timeout=5)
             if not task.done():

@@ -1,15 +1,15 @@
-"""Offsets of a replay: committed as periods close and when partitions are given up, in Kafka or in the store.
+"""Commits the offsets of a replay when periods close and when partitions are released, to Kafka or to the store.
 
-Where a run goes on is decided by what it has committed itself and by its last cut, whichever is later; so a commit that
-is lost costs at most the open period again, and one that comes too late counts for nothing.
+A run resumes at its last cut or at its own last commit, whichever is later. So a commit that is lost repeats at most the open
+period, and one that comes too late has no effect. See [fenced commit] in docs/explanation/protocol.md.
 
-*In the store* the fence is the store's: see :mod:`aiokcc.runtime.store_offsets`. *In Kafka* there is none for partitions it
-has not assigned: whoever writes last wins. So right before a commit the store is asked, in the session in which it was
-decided: the answer proves that the session is alive, and that the generation and the locks are those we know. The commit has
-until the session's deadline, and its metadata names the run, the generation and the member. What a process that is stopped
-between the two still writes is at most the last offset it had processed, and the last cut is the floor. It notices when it goes
-on, and says so: nobody else can tell such a commit from one of a partition that has not moved since, and another run that
-starts at what is committed would go by it.
+*In the store* each commit is fenced by the store: see :mod:`aiokcc.runtime.store_offsets`. *In Kafka* there is no fence for
+partitions that Kafka has not assigned: the last writer wins. So the member asks the store right before a commit: the answer
+proves that its session is alive, and that it knows the current generation and owns the locks. The commit must end before the
+session's deadline, and its metadata names the run, the generation and the member. A process that is stopped between question
+and commit writes at most the last offset it has processed, and the run does not resume before its last cut. Such a process
+notices it afterwards and logs a warning: nobody else can tell such a commit from one of a partition that has not moved since,
+and another run that starts at the committed offsets would use it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
     from aiokcc.runtime.member_session import MemberSession
 
-__all__ = ["Committer", "KafkaOffsets", "OffsetStorage", "make_committer"]
+__all__ = ["CommitTarget", "Committer", "KafkaOffsets", "make_committer"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -45,37 +45,37 @@ _COMMIT_SECONDS: Final = 1.0
 _DEADLINE: Final = 10.0
 
 
-class OffsetStorage(Protocol):
-    """Where a member's offsets are kept."""
+class CommitTarget(Protocol):
+    """Keeps the offsets of a member's partitions."""
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What this run has committed, where it has."""
+        """Return what this run has committed, for the partitions for which it has."""
 
     async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
-        """Commit what is still ours. CoordinationError, TimeoutError or an error of aiokafka's if it cannot be done."""
+        """Commit the offsets of partitions that we still own. Raises CoordinationError, TimeoutError or aiokafka's errors."""
 
 
 class KafkaOffsets:
-    """The offsets of one member's partitions, in Kafka."""
+    """Keeps the offsets of one member's partitions in Kafka."""
 
     def __init__(self, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member) -> None:
         self._consumer = consumer
         self._cluster = cluster
         self._member = member
         self._fence = ANY_VERSION
-        """The version of the generation under which the locks were last looked at."""
+        """The version of the generation under which the locks were last checked."""
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What this run has committed. What others did under the same group's name tells us nothing."""
+        """Return what this run has committed. Commits of other runs under the same group id are ignored."""
         found = await self._cluster.commits(partitions)
         return {p: commit.offset for p, commit in found.items() if commit.counts_for(self._member.founded)}
 
     async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
-        """Ask the store whether they are still ours, and commit at once."""
+        """Ask the store whether we still own the partitions, and commit at once. Raises SessionLostError past the deadline."""
         ours = await still_ours(us, offsets, self._fence)
         self._fence = us.generation_version
         if refused := sorted(offsets.keys() - ours):
-            log.warning("%s: not committed, for we no longer hold them: %s", us.name, ", ".join(map(str, refused)))
+            log.warning("%s: not committed, because we no longer own them: %s", us.name, ", ".join(map(str, refused)))
         if not ours:
             return
         facts = (self._member.founded, us.generation.number, self._member.clock(), us.name)
@@ -91,37 +91,37 @@ class KafkaOffsets:
         finally:
             if boottime() >= us.session.stop_at:
                 log.warning(
-                    "%s: the session's deadline passed while offsets were being committed to Kafka: %s. Somebody else may have "
-                    "gone further by then: this run goes by its last cut, but another that starts at what is committed would "
-                    "go by them",
+                    "%s: the session's deadline passed while offsets were being committed to Kafka: %s. Another member may "
+                    "have been further by then. This run resumes at its last cut all the same, but another run that starts at "
+                    "the committed offsets would use them",
                     us.name,
                     ", ".join(f"{p} at {offsets[p]}" for p in sorted(ours)),
                 )
 
 
 class Committer:
-    """Commits offsets as periods close: the newest ones, in one request, at most once a second and at the end.
+    """Commits the newest offsets in one request, at most once a second and at the end.
 
-    What was noted in one session is never committed in another: in between, somebody else may have gone further.
+    Offsets that were noted in one session are never committed in another: another member may be further by then.
     """
 
-    def __init__(self, storage: OffsetStorage, member: Member, summary: Summary, *, enabled: bool) -> None:
+    def __init__(self, storage: CommitTarget, member: Member, summary: Summary, *, enabled: bool) -> None:
         self._storage = storage
         self._member = member
         self._summary = summary
         self.enabled = enabled
         self._pending: dict[Partition, int] = {}
         self._session: MemberSession | None = None
-        """In which they were noted."""
+        """The session in which the pending offsets were noted."""
         self._signal = Signal()
         self._commit_lock = anyio.Lock()
 
     async def committed(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """What this run has committed, where it has; asked with the locks in hand."""
+        """Return what this run has committed, for the partitions for which it has. Call it when the locks are ours."""
         return await self._storage.committed(partitions) if self.enabled else {}
 
     def note(self, positions: Mapping[Partition, int]) -> None:
-        """A boundary has closed at these offsets, or they were reached by somebody who gives them up."""
+        """Have these offsets committed soon: a period has closed there, or the partitions are being released."""
         us = self._member.member_session
         if not self.enabled or us is None:
             return
@@ -135,10 +135,10 @@ class Committer:
         while True:
             await self._signal.wait()
             await self._commit()
-            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more often would only cost
+            await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more commits would only cost more
 
     async def flush(self, positions: Mapping[Partition, int]) -> None:
-        """Commit these, and what is left."""
+        """Commit these offsets and the pending ones now. A failure is logged and kept in the summary, and not raised."""
         self.note(positions)
         if self.enabled and positions and self._member.member_session is None:
             self._failed("there is no session with the store")
@@ -170,7 +170,7 @@ class Committer:
 def make_committer(
     settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
 ) -> Committer:
-    """The one that a replay's settings ask for."""
+    """Return the committer that a replay's settings ask for."""
     if settings.offset_storage == "store":
         offsets = StoreOffsets(member)
         if settings.commit:

@@ -1,7 +1,7 @@
-"""Finds out why no broker lets us in. aiokafka only logs the reason, and raises that it could not bootstrap.
+"""Finds out why no broker accepts our connection. aiokafka only logs the reason, and raises that it could not bootstrap.
 
-One more connection is made, as aiokafka makes it, and its error is put into words. A wrong password, a mechanism that the
-broker does not have, and a listener that speaks another protocol all look like "no broker there" otherwise.
+It makes one more connection in the way aiokafka does, and explains the error. Otherwise a wrong password, a mechanism that the
+broker does not have, and a listener that speaks another protocol would all look like "no broker there".
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _CONNECTION: Final = (
 
 
 async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> str | None:
-    """Returns why a broker at one of these servers refuses us; None if none is there. Raises nothing but cancellation."""
+    """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation."""
     wanted = {name: settings[name] for name in _CONNECTION if settings.get(name) is not None}
     for host, port, _ in collect_hosts(servers):
         try:
             async with asyncio.timeout(timeout):
-                reason = await _ask(host, port, wanted)
+                reason = await _try_connection(host, port, wanted)
         except TimeoutError:
             continue
         if reason is not None:
@@ -47,7 +47,7 @@ async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float
     return None
 
 
-async def _ask(host: str, port: int, settings: Mapping[str, Any]) -> str | None:
+async def _try_connection(host: str, port: int, settings: Mapping[str, Any]) -> str | None:
     protocol = settings.get("security_protocol", "PLAINTEXT")
     try:
         connection = await create_conn(host, port, **settings)
@@ -60,17 +60,17 @@ async def _ask(host: str, port: int, settings: Mapping[str, Any]) -> str | None:
     except OSError:
         return None
     except errors.KafkaError as error:
-        return _refused(error, protocol, settings)
+        return _explain(error, protocol, settings)
     try:
         await connection.send(MetadataRequest([]))
     except errors.KafkaError as error:
-        return _refused(error, protocol, settings)
+        return _explain(error, protocol, settings)
     finally:
         connection.close()
-    return None  # it answers now: whatever it was is over
+    return None  # it answers now: the problem is over
 
 
-def _refused(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any]) -> str:
+def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any]) -> str:
     mechanism, user = settings.get("sasl_mechanism", "PLAIN"), settings.get("sasl_plain_username")
     match error:
         case errors.IllegalSaslStateError():
@@ -94,10 +94,10 @@ def _refused(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
 
 
 class _HideCredentials(logging.Filter):
-    """aiokafka logs at DEBUG every request as it is, also the one that carries the password."""
+    """Keeps passwords out of the log: at DEBUG aiokafka logs every request, also the one that carries the password."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replaces requests and answers of the authentication by their names."""
+        """Replace requests and answers of the authentication by their names."""
         if isinstance(record.args, tuple):
             record.args = tuple(
                 type(arg).__name__ if type(arg).__name__.startswith("SaslAuthenticate") else arg for arg in record.args

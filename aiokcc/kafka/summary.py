@@ -1,4 +1,4 @@
-"""What a replay hands out besides records: a period, and what was done."""
+"""The values that a replay returns besides records: a period, and a summary of what was done."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ __all__ = ["Period", "Summary"]
 
 @dataclass(slots=True)
 class Summary:
-    """What a replay has done in this process so far."""
+    """Counts of what a replay has done in this process so far."""
 
     records: int = 0
     """Records that were handled: the handler has returned, or they were handed out. Every record that was read is counted here,
     or in ``dead_lettered``, ``skipped`` or ``outside``."""
     late: int = 0
-    """Records that came after their period had closed, whatever became of them."""
+    """Records that came after their period had closed, whatever ``late=`` did with them."""
     outside: int = 0
-    """Records that lay before the start of the replay, behind others that did not; they were left out."""
+    """Records with a timestamp before ``start=`` that lie behind later ones in the log; they were left out."""
     poisoned: int = 0
-    """Records that had no usable timestamp, whatever became of them."""
+    """Records that had no usable timestamp, whatever ``poison=`` did with them."""
     retried: int = 0
-    """Calls of the handler that were made again because it had raised."""
+    """Further calls of the handler after it had raised."""
     dead_lettered: int = 0
-    """Records that went to the dead-letter function instead."""
+    """Records that were passed to the dead-letter function."""
     skipped: int = 0
     """Records that were left out because of ``late="drop"`` or ``poison="skip"``."""
     periods: int = 0
-    """Closed by the group since this process joined it, whether or not it had records in them. What lies beyond a release is
-    in no period, nor is the period that a release leaves open."""
+    """Periods that the group has closed since this process joined it, also those without records here. Neither the period that
+    a release leaves open nor anything after it is counted."""
     seconds: float = 0.0
+    """The time spent reading."""
     commit_error: str | None = None
-    """Why the last commit of offsets failed; None if it succeeded, or if there was none."""
+    """The reason why the last commit of offsets failed; None if it succeeded, or if there was none."""
 
 
 @dataclass(frozen=True, slots=True)
