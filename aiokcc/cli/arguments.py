@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
         choices = [] if action.choices is None else list(map(str, action.choices))
         if choices and value not in choices:
             text = did_you_mean(str(value), choices) or f"; expected {', '.join(choices)}"
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{text}")
+            raise argparse.ArgumentError(action, f"invalid choice: {mask_url(str(value))!r}{text}")
 
     def check_options(self, words: Sequence[str]) -> None:
         """Raise UsageError for the first option that the verb does not have.
@@ -135,7 +135,7 @@ def _take_url(argv: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _refuse_unknown(verb: str, rest: list[str]) -> NoReturn:
-    word = mask_command(rest)[0]
+    word = mask_url(mask_command(rest)[0])
     if word.startswith("-"):
         raise UsageError(f"{verb} has no option {word.partition('=')[0]}\nTry 'aiokcc {verb} --help'.")
     raise UsageError(
@@ -183,7 +183,8 @@ def _argument_type(read: Callable[[str], T]) -> Callable[[str], T]:
         try:
             return read(text)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            # No duration has a ':'. What has one may be a user and a password that were typed without a URL.
+            raise argparse.ArgumentTypeError(str(error).replace(repr(text), repr(mask_url(text)))) from None
 
     return convert
 

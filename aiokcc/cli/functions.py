@@ -23,7 +23,7 @@ def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any
     The current directory comes first in the search for the module, as it does for ``python -m``.
     """
     module_name, colon, path = name.partition(":")
-    if not colon or not module_name or not path or "@" in name:
+    if not colon or not path or not all(map(str.isidentifier, module_name.split("."))) or "@" in name:
         raise UsageError(f"{mask_url(name)!r} names no function; expected MODULE:FUNCTION, such as handlers:handle")
     here = str(Path.cwd())
     if here not in sys.path:

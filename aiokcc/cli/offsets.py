@@ -149,8 +149,9 @@ class _Context:
 
 def check_offsets(options: argparse.Namespace) -> None:
     """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
-    if options.bootstrap_servers and ("://" in options.bootstrap_servers or "@" in options.bootstrap_servers):
-        shown = mask_url(options.bootstrap_servers)
+    servers = options.bootstrap_servers or ""
+    shown = mask_url(servers)
+    if "://" in servers or "@" in servers or shown != servers:
         raise UsageError(f"--bootstrap-servers {shown}: expected HOST:PORT, without a scheme and a user")
     needs = options.group_id is not None or options.action not in {"show", "export"}
     if (needs or options.consumer) and not _has_aiokafka():

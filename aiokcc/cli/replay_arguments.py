@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from aiokcc.core.masking import is_secret
+from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
 from aiokcc.errors import UsageError
 
@@ -149,7 +149,8 @@ def _checked(read: Callable[..., Any], what: str) -> Callable[[str], Any]:
         try:
             return read(text, what=what)
         except UsageError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            # No duration has a ':'. What has one may be a user and a password that were typed without a URL.
+            raise argparse.ArgumentTypeError(str(error).replace(repr(text), repr(mask_url(text)))) from None
 
     return convert
 

@@ -2,9 +2,10 @@
 
 This is the one place that knows what a secret looks like. Three forms occur:
 
-* a URL, or what was meant to be one: everything before its last ``@`` is hidden, whatever stands around it. A mistyped URL
-  (``zk:/user:password@host``) holds a password like a right one;
-* a setting ``NAME=VALUE`` whose name says that the value is secret (``sasl_plain_password``);
+* a URL, or what was meant to be one: everything before its last ``@`` is hidden, whatever stands around it, and so is
+  everything behind a ``?`` or ``#``, and what stands in place of a port. A mistyped URL (``zk:/user:password@host``) holds a
+  password like a right one;
+* a setting ``NAME=VALUE`` whose name says that the value is secret (``sasl_plain_password``), also as Python or JSON write it;
 * a text that may quote one of these, such as the message of an error from elsewhere.
 
 It hides too much rather than too little: nobody needs the user's name in an error.
@@ -21,19 +22,38 @@ __all__ = ["HIDDEN", "is_secret", "mask_command", "mask_settings", "mask_text", 
 HIDDEN: Final = "***"
 
 _SECRET_NAME: Final = re.compile(
-    r"passw|passphrase|pwd|secret|token|credential|jaas|(?:^|[._-])key(?!_deserial)", re.IGNORECASE
+    r"passw|passphrase|pwd|secret|token|credential|jaas|(?:^|[._-])key(?![a-z]|_(?:de)?serial)|(?:^|[._-])auth$",
+    re.IGNORECASE,
 )
-_SCHEME: Final = r"(?P<scheme>[a-z][a-z0-9+.-]*:/+)?"
+_SCHEME: Final = r"(?P<scheme>[a-z][a-z0-9+.-]*(?::/+|//))?+"
 _CREDENTIALS: Final = re.compile(_SCHEME + r".*@", re.IGNORECASE | re.DOTALL)
-# A host's port has at most five digits. What is longer, or has no '@' behind it because that was forgotten, may be a password.
+_HOST: Final = r"(?:\[[^\]]*\]|[^\[\]:/,?\#\s]*)"
+# A host's port has at most five digits. Anything else behind the ':' may be a password behind which the '@' was forgotten.
 _NO_PORT: Final = re.compile(
-    _SCHEME + r"(?P<host>[^\[\]:/,\s]+):(?![0-9]{1,5}(?:[/,]|$))(?P<port>[^/,]{6,})", re.IGNORECASE
+    rf"{_SCHEME}(?:{_HOST}(?::[0-9]{{1,5}})?,)*{_HOST}:(?![0-9]{{1,5}}(?:[/,?\#]|$))(?P<rest>.+)",
+    re.IGNORECASE | re.DOTALL,
 )
-_QUOTED_URL: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*:/+)?[^\s'\"@/]*:[^\s'\"]*@", re.IGNORECASE)
-_QUOTED_NO_PORT: Final = re.compile(
-    r"(\b[a-z][a-z0-9+.-]*:/+[^\s:/'\"\[]+:)(?![0-9]{1,5}\b)[^\s/'\",]{6,}", re.IGNORECASE
+_OPTIONS: Final = re.compile(r"[?#](?P<rest>.+)", re.DOTALL)
+
+_QUOTED_URL: Final = re.compile(r"(?P<quote>['\"])(?P<url>[a-z][a-z0-9+.-]*:/+.*?)(?P=quote)", re.IGNORECASE)
+_BARE_URL: Final = re.compile(r"\b(?P<url>[a-z][a-z0-9+.-]*:/+[^\s'\"]*[^\s'\".,;:)\]}…])", re.IGNORECASE)
+_BARE_CREDENTIALS: Final = re.compile(r"(?P<credentials>[^\s'\"@/]*:[^\s'\"]*)@")
+_FORM: Final = re.compile(
+    r"zk://(?:\[?user:password@\]?)?host\[?:(?:port|2181)\]?(?:\[,host\[?:port\]?…\])?(?:\[?/root\]?)?", re.IGNORECASE
 )
-_QUOTED_SETTING: Final = re.compile(r"(?P<name>[\w.-]+)(?P<equals>=)(?P<value>[^\s'\",;]+)")
+"""How our own errors say what a URL looks like. Nothing in it is a secret, and without it the advice is lost."""
+_PLACEHOLDER: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*:/+)?\[?(?:user:password|USER:PASSWORD|\*{3})")
+
+_QUOTED: Final = r"""[bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|\\+(?P<escaped>['"]).*?\\+(?P=escaped))"""
+_LISTED: Final = r"""[(\[{](?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|[^'")\]}])*[)\]}]?"""
+_SETTING: Final = re.compile(
+    rf"""(?P<quote>\\*['"]?)(?P<name>[a-z_][\w.-]*)(?P=quote)
+    (?:\s*[=:]\s*(?P<quoted>{_QUOTED})|\s*=\s*(?P<listed>{_LISTED})|=(?P<word>\S+)
+    |(?<=['"])\s*:\s*(?P<item>{_LISTED}|[^\s,}}]+))""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+_NO_SECRET: Final = re.compile(r"(?:PASSWORD|\*{3}|\.{3}|…|(?:env|file):.*)[.,;:)]*")
+"""Values that stand for a secret in our own errors and in commands to copy."""
 _ENVIRONMENT_OR_FILE: Final = ("env:", "file:")
 
 
@@ -43,12 +63,20 @@ def is_secret(name: str) -> bool:
 
 
 def mask_url(text: str, hidden: str = HIDDEN) -> str:
-    """Returns a URL, right or mistyped, without its user and password."""
+    """Returns a URL, right or mistyped, without its user and password, and without anything behind a ``?`` or ``#``."""
+    options = _OPTIONS.search(text)
     found = _CREDENTIALS.match(text)
     if found is not None:
-        return f"{found['scheme'] or ''}{hidden}@{text[found.end() :]}"
-    found = _NO_PORT.match(text)
-    return text if found is None else f"{text[: found.start('port')]}{HIDDEN}{text[found.end() :]}"
+        if options is not None and options.start() < found.end():
+            # The '@' may belong to an option, with the rest of a secret behind it.
+            return f"{found['scheme'] or ''}{hidden}"
+        text = f"{found['scheme'] or ''}{hidden}@{text[found.end() :]}"
+        options = _OPTIONS.search(text)
+    else:
+        wrong = _NO_PORT.match(text)
+        if wrong is not None:
+            return f"{text[: wrong.start('rest')]}{HIDDEN}"
+    return text if options is None else f"{text[: options.start('rest')]}{HIDDEN}"
 
 
 def mask_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +85,34 @@ def mask_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def mask_text(text: str) -> str:
-    """Returns a text of unknown origin without the credentials and secret settings that it quotes."""
-    text = _QUOTED_URL.sub(lambda found: f"{found['scheme'] or ''}{HIDDEN}@", text)
-    text = _QUOTED_NO_PORT.sub(rf"\1{HIDDEN}", text)
-    return _QUOTED_SETTING.sub(
-        lambda found: found[0] if not is_secret(found["name"]) else f"{found['name']}={HIDDEN}", text
+    """Returns a text of unknown origin without the credentials and secret settings that it quotes.
+
+    The forms and placeholders of our own errors stay: they say what to write.
+    """
+    text = _QUOTED_URL.sub(lambda found: f"{found['quote']}{_mask_quoted_url(found['url'])}{found['quote']}", text)
+    text = _BARE_URL.sub(lambda found: _mask_quoted_url(found["url"]), text)
+    text = _BARE_CREDENTIALS.sub(
+        lambda found: found[0] if _PLACEHOLDER.fullmatch(found["credentials"]) else f"{HIDDEN}@", text
     )
+    return _SETTING.sub(_mask_setting, text)
+
+
+def _mask_quoted_url(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    if _FORM.fullmatch(url):
+        return url
+    if rest.startswith("USER:PASSWORD@"):  # as in a command to copy
+        return f"{scheme}://USER:PASSWORD@{mask_url(rest.removeprefix('USER:PASSWORD@'))}"
+    return mask_url(url)
+
+
+def _mask_setting(found: re.Match[str]) -> str:
+    name = found["name"]
+    value = found["quoted"] or found["listed"] or found["word"] or found["item"]
+    is_error = name.endswith(("Error", "Exception"))  # as in "TokenError: 'x'"
+    if is_error or not is_secret(name) or _NO_SECRET.fullmatch(value.strip("'\"\\")):
+        return found[0]
+    return found[0][: -len(value)] + HIDDEN
 
 
 def mask_command(words: Sequence[str]) -> list[str]:
@@ -80,7 +130,7 @@ def _mask_word(word: str) -> str:
     if equals and re.fullmatch(r"[\w.-]+", name):
         if is_secret(name) and not secret.startswith(_ENVIRONMENT_OR_FILE):
             return f"{before}{name}=PASSWORD"
-        return word
+        return word if "@" not in secret else f"{before}{name}={mask_url(secret, 'USER:PASSWORD')}"
     if option and is_secret(before):  # a setting that was taken for an option
         return f"{before}PASSWORD"
     return before + mask_url(value, "USER:PASSWORD") if re.search(r":.*@", value, re.DOTALL) else word

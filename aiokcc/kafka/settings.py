@@ -149,7 +149,7 @@ class ReplaySettings:
             shown = mask_url(repr(bootstrap_servers))
             raise UsageError(f'bootstrap_servers is {shown}; expected "host:port" or a list of them')
         for server in map(str, listed):
-            if "@" in server:
+            if "@" in server or mask_url(server) != server:  # a password behind which the '@' was forgotten, too
                 raise UsageError(
                     f'bootstrap_servers has {mask_url(server)!r}; expected "host:port". Credentials are settings of their own: '
                     f"sasl_plain_username and sasl_plain_password"

@@ -3,14 +3,17 @@
 A pipeline reaches Kafka in two ways. aiokafka's consumer looks up the boundaries, and takes ``security_protocol``,
 ``sasl_mechanism`` and so on. Spark's own consumer reads the records, in Java and on other machines, and takes options such as
 ``kafka.security.protocol``. Where one of them lacks what the other has, it waits for an answer that never comes. So both are
-compared before anything is connected. No value of a secret is ever part of an error.
+compared before anything is connected. No value of a secret is ever part of an error, or of what py4j logs of our calls.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aiokcc.core.masking import HIDDEN, is_secret, mask_text
 from aiokcc.errors import UsageError
 
 __all__ = ["check_security"]
@@ -74,3 +77,21 @@ def _settings(spark: Any) -> dict[str, str]:
         return dict(spark.sparkContext.getConf().getAll())
     except Exception:  # noqa: BLE001 - whatever stands for a session here, it is asked again by the first job
         return {}
+
+
+class _HideSecrets(logging.Filter):
+    """Hides secrets in what py4j logs at DEBUG: every call to Java with all its arguments, each on a line of its own."""
+
+    _NAME_AND_VALUE: Final = re.compile(r"^s(?P<name>[\w.-]+)\ns(?P<value>.*)$", re.MULTILINE)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Replaces the argument behind the name of a secret, and what looks like a secret elsewhere."""
+        text = self._NAME_AND_VALUE.sub(
+            lambda found: f"s{found['name']}\ns{HIDDEN}" if is_secret(found["name"]) else found[0], record.getMessage()
+        )
+        record.msg, record.args = mask_text(text), None
+        return True
+
+
+for _name in ("py4j.java_gateway", "py4j.clientserver"):
+    logging.getLogger(_name).addFilter(_HideSecrets())

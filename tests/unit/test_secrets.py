@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 from pathlib import Path
 
@@ -39,6 +40,16 @@ WRONG_URLS = [
     f"zk://u:{SECRET}@/root",
     f"zk://u:{SECRET}@h//root",
     f"ZK://u:{SECRET}@h/root",
+    f"zk://h/root?auth=u:{SECRET}",
+    f"zk://h/root?password=a b'c,d;{SECRET}",
+    f"zk://h/root?password=a@{SECRET}",
+    f"zk://h/root#u:{SECRET}",
+    f"zk://h#{SECRET}",
+    f"zk://h:2181,u:{SECRET}/root",
+    f"zk://u:a/{SECRET}",
+    f"zk://:{SECRET}",
+    f"zk//u:{SECRET}",
+    f"u:{SECRET}",
 ]
 REPLAY = ["replay", "json:loads", "--topic", "t", "--period", "1m", "--bootstrap-servers", "127.0.0.1:1"]
 
@@ -220,8 +231,104 @@ def test_what_is_no_secret_is_shown() -> None:
         "zk://h:2181/x",
         "zk://[::1]:2181,[fe80::1%eth0]/a",
         "memory://m/x",
-        "zk://h:x/a",
         "127.0.0.1:9092,h:1",
     ):
         assert mask_url(url) == mask_text(url) == url
         assert mask_command([url, "handlers:handle", "a@b"]) == [url, "handlers:handle", "a@b"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'password="{SECRET}"',
+        f'password="a \\" {SECRET}"',
+        f"password='a, b; {SECRET}'",
+        f"password = '{SECRET}'",
+        f"{{'password': '{SECRET}'}}",
+        f"{{'password': b'{SECRET}', 'client_id': 'c'}}",
+        f'{{"ssl.keystore.password": "{SECRET}"}}',
+        f'"{{\\"password\\": \\"a {SECRET}\\"}}"',
+        f"{{'ssl_key': 5{SECRET}}}",
+        f"sasl_plain_password: '{SECRET}'",
+        f"Consumer(sasl_plain_password='{SECRET}')",
+        f"connect(auth=('u', '{SECRET}'))",
+        f"connect(auth=('u','a){SECRET}'))",
+        f"{{'auth': ['u', '{SECRET}']}}",
+        f"auth=u:{SECRET}",
+        f'sasl.jaas.config=org.apache.kafka.PlainLoginModule required username="u" password="{SECRET}";',
+        f"password=a,b;{SECRET}",
+        f"no such store: zk://h/x?auth=u:{SECRET}.",
+        f"no such store: 'zk://h/x?password=a b,{SECRET}'",
+        f"no such store: zk://h/x#u:{SECRET}",
+    ],
+)
+def test_a_text_is_masked_as_python_and_json_write_settings(text: str) -> None:
+    clean(mask_text(text))
+
+
+def test_a_short_password_without_an_at_sign_is_hidden() -> None:
+    for url in ("zk://u:PW", "zk://u:PW/root", "zk://h:1,u:PW"):
+        for shown in (mask_url(url), mask_text(url), mask_text(f"'{url}'"), mask_text(f"see {url}.")):
+            assert "PW" not in shown
+    with pytest.raises(UsageError, match="what stands behind the ':' is not a port number") as caught:
+        open_store("zk://u:PW/root")
+    assert "PW" not in str(caught.value)
+
+
+def test_advice_is_not_masked(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in (
+        "KeyError: 'customer'",
+        "write zk://host:port[,host:port…]/root, as in 'zk://127.0.0.1:2181/replay'",
+        "zk://USER:PASSWORD@host:2181/root",
+        "aiokcc replay handlers:handle zk://USER:PASSWORD@h:1/x --consumer sasl_plain_password=PASSWORD",
+        "Give --consumer sasl_plain_password=env:NAME (see replay --help).",
+        "the credentials: (user, password)",
+        "no ZooKeeper at zk://h:2181.",
+    ):
+        assert mask_text(text) == text
+    assert main(["status", f"zk://{SECRET}@h/x"]) == 2
+    shown = clean(capsys.readouterr().err)
+    assert "before the '@' there must be a user and a password, 'user:password@'" in shown
+    assert "write zk://[user:password@]host[:port][,host[:port]…][/root], as in 'zk://127.0.0.1:2181/replay'" in shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "zk://h/x", "WORD"],
+        ["WORD"],
+        ["local", "WORD"],
+        ["period", "WORD", "zk://h/x"],
+        ["status", "zk://h/x", "--timeout", "WORD"],
+        ["status", "zk://h/x", "--stuck-after", "WORD"],
+        ["replay", "json:loads", "WORD", "--topic", "t", "--period", "1m", "zk://h/x"],
+        ["replay", "json:loads", "--topic", "t", "--period", "WORD", "zk://h/x"],
+        ["replay", "json:loads", "--topic", "t", "--period", "1m", "--lateness", "WORD", "zk://h/x"],
+        ["replay", "json:loads", "--topic", "t", "--period", "1m", "--late", "WORD", "zk://h/x"],
+        ["offsets", "WORD", "zk://h/x"],
+    ],
+    ids=" ".join,
+)
+def test_credentials_as_a_stray_argument_are_not_shown(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word.replace("WORD", f"u:{SECRET}") for word in words]) == 2
+    shown = clean(capsys.readouterr().err)
+    assert shown.startswith("aiokcc: ")
+
+
+@pytest.mark.parametrize("logger", ["py4j.java_gateway", "py4j.clientserver"])
+def test_py4j_logs_no_secret_of_a_pipeline(logger: str, caplog: pytest.LogCaptureFixture) -> None:
+    get_command_part = pytest.importorskip("py4j.protocol").get_command_part
+    importlib.import_module("aiokcc.spark")
+    caplog.set_level(logging.DEBUG)
+    jaas = f'org.apache.kafka.PlainLoginModule required username="u" password="{SECRET}";'
+    for name, value in (
+        ("kafka.sasl.jaas.config", jaas),
+        ("kafka.ssl.keystore.password", SECRET),
+        ("kafka.group.id", "shown"),
+    ):
+        command = f"c\no12\noption\n{get_command_part(name)}{get_command_part(value)}e\n"
+        logging.getLogger(logger).debug(f"Command to send: {command}")  # noqa: G004 - as py4j does
+    logging.getLogger(logger).debug("Answer received: %s", f"!ys{jaas}")
+    clean(caplog.text)
+    assert "kafka.ssl.keystore.password" in caplog.text
+    assert "shown" in caplog.text

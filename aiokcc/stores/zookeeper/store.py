@@ -130,8 +130,8 @@ def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None
             _refuse(url, f"{mask_url(host)!r} is not a host and port" if host else "a host is missing")
         port = found["port"]
         if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            # What is too long for a port may be a password behind which the '@' is missing.
-            shown = repr(port) if len(port) <= 5 else "what stands behind the ':'"
+            # What does not look like a port may be a password behind which the '@' is missing.
+            shown = repr(port) if re.fullmatch("[0-9]{0,5}", port) else "what stands behind the ':'"
             _refuse(url, f"{shown} is not a port number from 1 to 65535")
         servers.append((found["six"] or found["name"], DEFAULT_PORT if port is None else int(port)))
     return servers, check_root(slash + root), auth

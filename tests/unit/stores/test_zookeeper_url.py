@@ -43,7 +43,7 @@ def test_servers_and_root(url: str, servers: list[str], root: str) -> None:
     ("url", "says"),
     [
         ("http://h/a", "there is no store for"),
-        ("zk://h:x/a", "'x' is not a port"),
+        ("zk://h:x/a", "what stands behind the ':' is not a port"),
         ("zk://h:/a", "'' is not a port"),
         ("zk://h:0/a", "'0' is not a port"),
         ("zk://h:65536/a", "'65536' is not a port"),
