@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 class Benchmark(Protocol):
-    """What a module of a benchmark has."""
+    """The interface of a benchmark's module."""
 
     SUMMARY: str
     EXAMPLES: tuple[str, ...]
@@ -66,7 +66,7 @@ def _examples(examples: Sequence[str]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one, or say which there are. Returns 0: measured, goals met or not; 1: failed; 130: interrupted."""
+    """Run one benchmark, or list them. Returns 0 if it was measured, goals met or not; 1 if it failed; 130 if interrupted."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.name is None:

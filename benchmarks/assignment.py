@@ -1,12 +1,13 @@
-"""What it costs to decide who runs what: 1,000 partitions over 20 members, and how many of them move.
+"""Measures one assignment of 1,000 partitions to 20 members: CPU time, and how many partitions move.
 
-CPU time of one decision of the sticky assignor, when a group starts, stays as it is, and gains or loses a member; where all
-subscribe to everything, to two topics in three, and where each takes a limited number of each topic. The anchor is the sticky
-assignor of aiokafka, which the consumers of a Kafka group may decide with; it knows no limits. Both are given the same
-assignment to start from, and the moves are counted.
+It measures the CPU time of one decision of the sticky assignor when a group starts, stays as it is, and gains or loses a
+member. Members subscribe to everything, to two topics of three, or to a limited number of partitions of each topic. The
+anchor is the sticky assignor of aiokafka, which a Kafka consumer group can use; it has no such limits. Both start from
+the same assignment, and the moves are counted.
 
-The fewest moves possible are known where all subscribe to everything: who joins takes its share, who leaves moves nothing that
-the others have. Where subscriptions differ, tests compare with all assignments there are (tests/property/test_assignors.py).
+The fewest possible moves are known if all members subscribe to everything: a member that joins takes its share, and a
+member that leaves moves nothing of the others. For other subscriptions, tests compare with all possible assignments
+(tests/property/test_assignors.py).
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ Members = dict[str, Subscription]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--partitions", type=int, default=1000, metavar="N", help="over ten topics (default 1000)")
     parser.add_argument("--members", type=int, default=20, metavar="N", help="before one joins or leaves (default 20)")
     parser.add_argument("--rounds", type=int, metavar="N", help="decisions of each kind (default 50; quick: 5)")
 
 
 async def run(options: argparse.Namespace) -> Outcome:
-    """Each change, for each kind of subscription."""
+    """Measure each change for each kind of subscription."""
     rounds = options.rounds or (5 if options.quick else 50)
     partitions = [Partition(f"topic-{n % _TOPICS}", n // _TOPICS) for n in range(options.partitions)]
     names = [f"member-{n:03}" for n in range(max(2, options.members))]
@@ -105,12 +106,12 @@ def _timed(decide: Callable[[], T], rounds: int) -> tuple[list[float], T]:
 
 
 def _moves(members: Members, before: Assignment, after: Assignment) -> int:
-    """What somebody had who is still there, and has no more."""
+    """Count the partitions that moved away from members that are still there."""
     return sum(owner in members and after.get(partition) != owner for partition, owner in before.items())
 
 
 class _Cluster:
-    """As much of a cluster as an assignor asks for."""
+    """The part of aiokafka's cluster metadata that an assignor uses."""
 
     def __init__(self, partitions: Iterable[Partition]) -> None:
         self._numbers: dict[str, set[int]] = {}
@@ -125,7 +126,7 @@ class _Cluster:
 
 
 def _kafka(members: Members, partitions: list[Partition], current: Assignment) -> Callable[[], dict[str, Any]]:
-    """The same decision by aiokafka."""
+    """Return a function that makes the same decision with aiokafka."""
     from aiokafka import TopicPartition
     from aiokafka.group.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 

@@ -1,4 +1,4 @@
-"""The Kafka that is measured: one started for the run, or the user's own; and topics filled quickly with a known history."""
+"""The Kafka that is measured, started for the run or the user's own, and topics filled with a known history."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.harness import BenchmarkError, note
 __all__ = ["BASE", "VALUE", "Broker", "broker", "evenly"]
 
 BASE: Final = 1_700_000_040_000
-"""Where every history begins: a boundary of minutes, long past."""
+"""The time at which every history begins: a boundary of minutes, in the past."""
 VALUE: Final = bytes(range(100))
 _BATCH_BYTES: Final = 512 * 1024
 
@@ -31,17 +31,17 @@ class Broker:
         self._made: list[str] = []
 
     async def topic(self, stem: str, logs: Sequence[Iterable[int]], *, batch_bytes: int = _BATCH_BYTES) -> str:
-        """A new topic with one partition for each list of timestamps, written in batches of this size."""
+        """Create a topic with a partition for each list of timestamps, write it in batches of this size; return its name."""
         name = f"bench-{stem}-{secrets.token_hex(4)}"
         async with self._admin() as admin:
-            # Whatever the server's own settings are: history is not to vanish while it is read.
+            # Whatever the server's own settings are, records must not be deleted while they are read.
             lasting = NewTopic(name, len(logs), 1, topic_configs={"retention.ms": "-1"})
             answer = await admin.create_topics([lasting])
         for _, code, *_ in answer.topic_errors:
             if code:
                 raise BenchmarkError(f"could not create a topic at {self.bootstrap}: {for_code(code).__name__}")
         self._made.append(name)
-        # That a topic just made has no leader yet is no news: the producer tries again.
+        # A new topic has no leader for a moment; the producer tries again, so its warning is hidden.
         logging.getLogger("aiokafka.producer.sender").setLevel(logging.ERROR)
         producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_batch_size=batch_bytes)
         await producer.start()
@@ -69,7 +69,7 @@ class Broker:
 
 
 async def _fill(producer: AIOKafkaProducer, topic: str, partition: int, stamps: Iterable[int]) -> None:
-    """Whole batches, one after the other: many times faster than record by record."""
+    """Write whole batches, one after the other, which is many times faster than single records."""
     batch: Any = producer.create_batch()
     for ts in stamps:
         if batch.append(key=None, value=VALUE, timestamp=ts) is None:  # full
@@ -81,14 +81,14 @@ async def _fill(producer: AIOKafkaProducer, topic: str, partition: int, stamps: 
 
 
 def evenly(records: int, minutes: float, *, after: float = 0) -> list[int]:
-    """The timestamps of so many records, spread evenly over so many minutes that begin ``after`` minutes."""
+    """Return the timestamps of this many records, spread evenly over ``minutes``, beginning ``after`` minutes after BASE."""
     first, length = BASE + int(after * 60_000), int(minutes * 60_000)
     return [first + n * length // records for n in range(records)]
 
 
 @contextlib.asynccontextmanager
 async def broker(bootstrap: str | None, settings: Mapping[str, object] | None = None) -> AsyncIterator[Broker]:
-    """The broker at these addresses, or one started on loopback. What we leave on a broker not ours is removed."""
+    """Give the broker at these addresses, or start one on loopback. On the user's broker our topics are deleted at the end."""
     if bootstrap is None:
         note("starting Kafka on loopback")
         async with local.kafka(settings=settings, progress=note) as running:

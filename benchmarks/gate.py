@@ -1,7 +1,7 @@
-"""What an open gate costs per record, against awaiting a coroutine function that does nothing.
+"""Measures the cost of an open gate per record, against awaiting a coroutine function that does nothing.
 
 Short rounds of both, alternating, in the same loop shape; the ratio is the median of the rounds' ratios, so that
-whatever the machine does for longer than a round hits both alike.
+a disturbance of the machine that lasts longer than a round affects both.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Loop = Callable[[], Awaitable[int]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--url", help="the session is with this ensemble (zk://host:port[,host:port…][/root])")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each (default 1000; quick: 50)")
 

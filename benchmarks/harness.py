@@ -1,7 +1,7 @@
-"""What all benchmarks share: figures, results, the goals they are held to, the table, the JSON, the picture.
+"""The code that all benchmarks share: figures, results, goals, the table, the JSON, the picture.
 
 A result is one case: ours, the anchors that were measured in the same run, and for each anchor the ratio ours / anchor.
-The machine is part of every absolute figure; the ratios are what carries over.
+Absolute figures depend on the machine; ratios depend on it less.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 __all__ = ["BenchmarkError", "Figures", "Goal", "Outcome", "Result", "draw", "note", "percentile", "show", "summary"]
 
 Figures: TypeAlias = dict[str, float | int | None]
-"""``p50`` and ``p99`` in the result's unit, then whatever else was counted; None where it could not be."""
+"""``p50`` and ``p99`` in the result's unit, then everything else that was counted; None if it could not be counted."""
 
 _CHOSEN: Final = ("p50", "p99")
 
@@ -27,7 +27,7 @@ class BenchmarkError(Exception):
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The value below which this part of the values lies, interpolated between neighbours."""
+    """Return the value below which this part of the values lies, interpolated between neighbours."""
     ordered = sorted(values)
     at = part * (len(ordered) - 1)
     low = math.floor(at)
@@ -36,13 +36,13 @@ def percentile(values: Sequence[float], part: float) -> float:
 
 
 def summary(values: Sequence[float]) -> Figures:
-    """Median, 99th percentile, and how many values they come from."""
+    """Return the median, the 99th percentile, and the number of values."""
     return {"p50": percentile(values, 0.5), "p99": percentile(values, 0.99), "samples": len(values)}
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One case. ``ratios`` are ours / anchor, of the medians unless the benchmark knows better."""
+    """One case. ``ratios`` are ours / anchor, of the medians unless the benchmark passes its own."""
 
     label: str
     case: Mapping[str, Any]
@@ -63,7 +63,7 @@ class Result:
         return ratios
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON has it."""
+        """Return the result as it is in the JSON."""
         return {
             "case": dict(self.case),
             "unit": self.unit,
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What we want a figure to be: at most ``limit``, or at least."""
+    """A goal for a figure: at most ``limit``, or at least ``limit``."""
 
     text: str
     value: float
@@ -84,27 +84,27 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether it is."""
+        """True if the goal is met."""
         return self.value >= self.limit if self.at_least else self.value <= self.limit
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run of a benchmark has found."""
+    """The results of one run of a benchmark."""
 
     benchmark: str
     title: str
     results: Sequence[Result]
     goals: Sequence[Goal] = ()
     remarks: Sequence[str] = ()
-    """What was measured, in a line each."""
+    """Lines that explain what was measured."""
 
     def to_json(self) -> dict[str, Any]:
-        """The form that all benchmarks share."""
+        """Return the JSON object, which has the same form for all benchmarks."""
         return {"benchmark": self.benchmark, "results": [result.to_json() for result in self.results]}
 
     def write_json(self, file: str) -> None:
-        """To a file, or to the standard output for ``-``."""
+        """Write the JSON to a file, or to the standard output for ``-``."""
         text = json.dumps(self.to_json(), indent=2) + "\n"
         if file == "-":
             sys.stdout.write(text)
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def note(text: str) -> None:
-    """Tell whoever waits what is being done."""
+    """Print what is being done, for a person who waits."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -156,7 +156,7 @@ def show(outcome: Outcome) -> None:
 
 
 def _by_unit(outcome: Outcome) -> dict[str, list[Result]]:
-    """What can be compared stands in one table."""
+    """Group the results that can be compared in one table."""
     groups: dict[str, list[Result]] = {}
     for result in outcome.results:
         groups.setdefault(result.unit, []).append(result)
@@ -164,7 +164,7 @@ def _by_unit(outcome: Outcome) -> dict[str, list[Result]]:
 
 
 def _show_costs(outcome: Outcome) -> None:
-    """All that was counted besides the time, for ours and for the anchors that have it."""
+    """Print everything that was counted besides the time, for ours and for the anchors that have it."""
     lines = [
         (result.label, name, figures)
         for result in outcome.results
@@ -199,7 +199,7 @@ def _table(title: str, head: list[str], rows: list[list[str]]) -> None:
         table.add_column(name, justify="left" if number == 0 or not name or name == "goal" else "right")
     for row in rows:
         table.add_row(*row)
-    # A pipe or a file has no width of its own: never cut a figure short there.
+    # A pipe or a file has no width: never truncate a figure there.
     console = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=160)
     console.print(table)
 
@@ -215,7 +215,7 @@ def _plain_table(title: str, head: list[str], rows: list[list[str]]) -> None:
 
 
 def drawing() -> Callable[[Outcome, str], None]:
-    """What draws. Asked for before anything is measured, so that a missing library does not cost a run."""
+    """Import matplotlib. It is called before anything is measured, so that a missing library is noticed at once."""
     try:
         import matplotlib as mpl  # type: ignore[import-not-found,unused-ignore]
     except ImportError:
@@ -225,7 +225,7 @@ def drawing() -> Callable[[Outcome, str], None]:
 
 
 def draw(outcome: Outcome, file: str) -> None:
-    """Bars per case: ours and each anchor, medians with a line up to the 99th percentile, on a log scale per unit."""
+    """Draw bars per case: ours and each anchor, medians with a line up to the 99th percentile, on a log scale per unit."""
     from matplotlib import pyplot as plt  # type: ignore[import-not-found,unused-ignore]
 
     groups = _by_unit(outcome)

@@ -1,10 +1,10 @@
 """Period latency: from the last partition's arrival to the last task's wake-up, over real processes.
 
 Every partition is a task of its own that brings one record per period, so that each record waits for everybody. All
-processes note times on the machine's monotonic clock; per period the latency is max(woken) - max(arrived) over all
+processes record times on the machine's monotonic clock; per period the latency is max(woken) - max(arrived) over all
 partitions of all processes. Between two periods each process works for a random time (it waits for a timer), so that
 members arrive one after the other. Ours is measured in rounds, and between two rounds, while the workers rest, the harness
-measures the floors with our own store client on the same server: whatever the machine does to one, it does to the other.
+measures the floors with our own store client on the same server: a disturbance of the machine affects both.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from aiokcc import open_store
 from aiokcc.stores import Session
-from benchmarks.crew import Crew, crew
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
 from benchmarks.server import Counted, Server, server
 from benchmarks.worker import works
+from benchmarks.worker_pool import WorkerPool, worker_pool
 
 SUMMARY: Final = "from the last partition's arrival to the last task's wake-up, over real processes"
 EXAMPLES: Final = (
@@ -46,7 +46,7 @@ REMARKS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """How many processes, how many partitions in each, and how many empty periods lie between two records."""
+    """A case: the number of processes, of partitions in each, and of empty periods between two records."""
 
     processes: int
     partitions: int
@@ -54,16 +54,16 @@ class Case:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The case in the table."""
         return f"{self.processes} × {self.partitions}" + (f", {self.empty:,} empty" if self.empty else "")
 
     @property
     def name(self) -> str:
-        """For nodes."""
+        """The case in names of nodes."""
         return f"{self.processes}x{self.partitions}" + (f"-{self.empty}" if self.empty else "")
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON has it."""
+        """Return the case as it is in the JSON."""
         whole = {"processes": self.processes, "partitions": self.partitions}
         return {**whole, "empty_periods": self.empty} if self.empty else whole
 
@@ -74,7 +74,7 @@ GAP: Final = Case(3, 4, EMPTY)
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: periods in all, how many rounds they are spread over, and what comes before."""
+    """How much is measured: all periods, the rounds they are divided into, and the periods for warming up."""
 
     periods: int
     rounds: int
@@ -97,7 +97,7 @@ class Effort:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument(
         "--url", help="measure this ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
@@ -150,7 +150,7 @@ async def _measure(running: Server, anchors: Anchors, case: Case, effort: Effort
 
 
 class Anchors:
-    """What the store itself takes, with our client and nothing around it."""
+    """Measures the store alone, with our client."""
 
     def __init__(self, session: Session, path: str, version: int) -> None:
         self._session = session
@@ -159,7 +159,7 @@ class Anchors:
         self._samples: dict[str, list[float]] = {"write": [], "floor": []}
 
     async def measure(self, count: int) -> None:
-        """So many of each, after the same pauses as a process of the group makes: who rests, wakes slower."""
+        """Measure ``count`` of each, after the same pauses as a process of the group: after a pause it wakes more slowly."""
         session, path, version = self._session, self._path, self._version
         pauses = works({"index": 0, "processes": 1}, version)
         clock = time.monotonic_ns
@@ -182,14 +182,14 @@ class Anchors:
         self._version = version
 
     def forget(self) -> dict[str, list[float]]:
-        """What was measured since the last time, in ms."""
+        """Return what was measured since the last call, in ms, and forget it."""
         samples, self._samples = self._samples, {"write": [], "floor": []}
         return samples
 
 
 @contextlib.asynccontextmanager
 async def anchored(running: Server) -> AsyncIterator[Anchors]:
-    """The harness's own session with the server."""
+    """Open the harness's own session with the server."""
     async with open_store(running.url("anchor")).session() as session:
         await session.ensure("node")
         yield Anchors(session, "node", (await session.get("node")).version)
@@ -207,7 +207,7 @@ class Tally:
     counted: Counted | None = field(default_factory=lambda: Counted(0, 0, 0, 0))
 
     def add(self, answers: Sequence[dict[str, Any]], counted: Counted | None) -> None:
-        """One round: what the workers noted, and what the server counted meanwhile."""
+        """Add one round: the times of the workers, and the server's counters meanwhile."""
         for n in range(len(answers[0]["arrived"])):
             arrived = max(answer["arrived"][n] for answer in answers)
             woken = max(answer["woken"][n] for answer in answers)
@@ -216,7 +216,7 @@ class Tally:
         self.counted = None if self.counted is None or counted is None else self.counted + counted
 
     def figures(self) -> Figures:
-        """Latencies in ms, costs per period."""
+        """Return latencies in ms and costs per period."""
         periods = len(self.latencies)
         costs = self.counted
         return {
@@ -229,22 +229,22 @@ class Tally:
         }
 
 
-class Group:
-    """A crew whose partitions go on through event time, round by round."""
+class ProcessGroup:
+    """Workers whose partitions move through event time, round by round."""
 
-    def __init__(self, running: Server, workers: Crew, period: int, step: int) -> None:
+    def __init__(self, running: Server, workers: WorkerPool, period: int, step: int) -> None:
         self._running = running
         self._workers = workers
         self._next = period
         self._step = step
 
     async def round(self, periods: int, tally: Tally | None = None) -> None:
-        """So many periods; without a tally they only warm up."""
+        """Run this many periods; without a tally they only warm up."""
         if self._next + periods * self._step > time.time() * 1000:
-            raise BenchmarkError(f"{periods} periods more would lead past the present; measure fewer")
+            raise BenchmarkError(f"{periods} more periods would reach past the present; measure fewer")
         overhead = await self._running.asking()
         before = await self._running.counted()
-        answers = await self._workers.order(periods=periods, first=self._next, step=self._step)
+        answers = await self._workers.request(periods=periods, first=self._next, step=self._step)
         after = await self._running.counted()
         self._next += periods * self._step
         if tally is not None:
@@ -252,8 +252,8 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def group(running: Server, case: Case, way: str) -> AsyncIterator[Group]:
-    """The processes of a case, joined and ready."""
+async def process_group(running: Server, case: Case, way: str) -> AsyncIterator[ProcessGroup]:
+    """Start the processes of a case, and wait until they have joined and are ready."""
     period = _SECOND if case.empty else _PERIOD
     plans = [
         {
@@ -266,16 +266,19 @@ async def group(running: Server, case: Case, way: str) -> AsyncIterator[Group]:
         }
         for index in range(case.processes)
     ]
-    async with crew(f"{case.name}-{way}", plans) as workers:
-        yield Group(running, workers, period, period * (case.empty + 1))
+    async with worker_pool(f"{case.name}-{way}", plans) as workers:
+        yield ProcessGroup(running, workers, period, period * (case.empty + 1))
 
 
 async def measure_ours(running: Server, anchors: Anchors, case: Case, effort: Effort) -> Figures:
-    """Rounds of ours, and the floors before, between and after them."""
+    """Measure rounds of ours, and the store alone before, between and after them."""
     tally = Tally()
     total = effort.gaps if case.empty else effort.periods
     rounds = min(effort.rounds, total)
-    async with group(running, case, "gate") as ours, open_store(running.url(f"{case.name}-gate")).session() as session:
+    async with (
+        process_group(running, case, "gate") as ours,
+        open_store(running.url(f"{case.name}-gate")).session() as session,
+    ):
         await ours.round(min(effort.warm_up, total))
         version = (await session.get("coordinator")).version
         for n in range(rounds):
@@ -289,7 +292,7 @@ async def measure_ours(running: Server, anchors: Anchors, case: Case, effort: Ef
 
 async def _polling(running: Server, case: Case, effort: Effort) -> Figures:
     tally = Tally()
-    async with group(running, case, "polling") as classic:
+    async with process_group(running, case, "polling") as classic:
         await classic.round(min(effort.slow, 5))
         await classic.round(effort.slow, tally)
     return tally.figures()
@@ -305,16 +308,16 @@ async def _barrier(running: Server, case: Case, effort: Effort) -> Figures:
         "processes": case.processes,
     }
     plans = [{**plan, "index": index} for index in range(case.processes)]
-    async with crew(f"{case.name}-barrier", plans) as workers:
-        await workers.order(make=warm_up + effort.slow)
+    async with worker_pool(f"{case.name}-barrier", plans) as workers:
+        await workers.request(make=warm_up + effort.slow)
         for n in range(warm_up + effort.slow):
             overhead = await running.asking()
             before = await running.counted()
-            answers = await workers.order(enter=n)
+            answers = await workers.request(enter=n)
             after = await running.counted()
             if n >= warm_up:
                 tally.add(answers, None if before is None or after is None else after - before - overhead)
-        await workers.order(leave=warm_up + effort.slow - 1)
+        await workers.request(leave=warm_up + effort.slow - 1)
     return tally.figures()
 
 
@@ -322,7 +325,7 @@ async def _barrier(running: Server, case: Case, effort: Effort) -> Figures:
 
 
 def goals(results: Sequence[Result]) -> list[Goal]:
-    """What we want to reach, for the cases that were measured."""
+    """Return the goals for the cases that were measured."""
     wanted: list[Goal] = []
     for result in results:
         case = Case(result.case["processes"], result.case["partitions"], result.case.get("empty_periods", 0))

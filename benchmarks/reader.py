@@ -1,19 +1,19 @@
-"""A worker process of the benchmarks on Kafka: it reads topics, in one of several ways, as often as it is told.
+"""A worker process of the benchmarks on Kafka: it reads topics, in one of several ways, once per request.
 
-The first line on standard input is the plan: the way, and what to read. Each ``prepare`` makes everything ready for one
-reading, each ``go`` reads it all; the answer says when the reading began and when the last record was handled, in
+The first line on standard input is the plan: the way, and what to read. Each ``prepare`` prepares one
+reading, each ``go`` reads everything; the answer says when the reading began and when the last record was handled, in
 nanoseconds of the monotonic clock, which all processes of a machine share; how many records there were; the CPU time;
-and the most memory that this process has ever had.
+and the peak memory of this process.
 
-``replay`` aiokcc, ``await replay.run(handle)``: from the call of ``run``, which makes and connects its consumer and takes
+``replay`` aiokcc, ``await replay.run(handle)``: from the call of ``run``, which makes and connects its consumer and claims
 the locks. ``async-for`` and ``getmany`` plain aiokafka, from the making of the consumer: record by record through the
 consumer's iterator, or whole lists and a bare loop over their records. ``ungated`` is aiokcc's loop without the gate:
 lists from ``getmany``, and a handler awaited for each record. ``quix`` Quix Streams' ``concat`` of two topics, which
-hands on records in the order of their timestamps within each partition number: from its first record, so that whatever
-it does to start is not counted.
+hands on records in the order of their timestamps within each partition number: from its first record, so that its
+start is not counted.
 
 ``resumed-replay`` and ``resumed-group`` may be killed and started again: aiokcc, and a plain aiokafka consumer group that
-commits by itself. How far each partition has come is kept in a file that outlives the process.
+commits by itself. The progress of each partition is in a file that survives the process.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import aiokcc
-from benchmarks.worker import Orders
+from benchmarks.worker import Requests
 
 _clock = time.monotonic_ns
 Times = tuple[int, int]
-PartitionTasks = Callable[[], Awaitable[Times]]
-"""Reads everything; when that began, and when the last record was handled."""
+Reading = Callable[[], Awaitable[Times]]
+"""Reads everything, and returns when that began and when the last record was handled."""
 
 
 def peak_memory() -> int:
-    """The most memory this process has had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):  # unlike ru_maxrss it knows nothing of the process that started this one
+            if line.startswith("VmHWM:"):  # unlike ru_maxrss it does not include the process that started this one
                 return int(line.split()[1]) * 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
@@ -54,7 +54,7 @@ def peak_memory() -> int:
 
 
 class Counting:
-    """A handler that counts, and notes when the last record has come."""
+    """A handler that counts, and records the time of the last record."""
 
     def __init__(self, wanted: int) -> None:
         self.ended = 0
@@ -70,12 +70,12 @@ class Counting:
 
 
 @contextlib.asynccontextmanager
-async def replay(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
+async def replay(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
     counting = Counting(plan["records"])
     async with aiokcc.replay(
         *plan["topics"],
         bootstrap_servers=plan["bootstrap"],
-        store=order["store"],
+        store=request["store"],
         period=plan["period"],
         end="now",
         partitions=[(topic, number) for topic, number in plan["partitions"]],
@@ -109,7 +109,7 @@ async def _started(plan: dict[str, Any]) -> AsyncIterator[AIOKafkaConsumer]:
 
 
 @contextlib.asynccontextmanager
-async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
+async def async_for(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
     wanted = plan["records"]
 
     async def read() -> Times:
@@ -125,7 +125,7 @@ async def async_for(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterato
 
 
 @contextlib.asynccontextmanager
-async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
+async def getmany(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
     wanted = plan["records"]
 
     async def read() -> Times:
@@ -141,7 +141,7 @@ async def getmany(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
+async def ungated(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
     counting = Counting(plan["records"])
     handle = counting.handle
 
@@ -161,7 +161,7 @@ async def ungated(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[PartitionTasks]:
+async def quix(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
     from quixstreams import Application
 
     with tempfile.TemporaryDirectory() as directory:
@@ -172,7 +172,7 @@ async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Par
             state_dir=directory,
             loglevel="WARNING",
             auto_create_topics=False,
-            consumer_extra_config={"fetch.queue.backoff.ms": 10},  # by default librdkafka sits idle a whole second
+            consumer_extra_config={"fetch.queue.backoff.ms": 10},  # by default librdkafka waits a whole second
         )
         first, second = (
             application.dataframe(application.topic(name, key_deserializer="bytes", value_deserializer="bytes"))
@@ -192,7 +192,7 @@ async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Par
 
         async def read() -> Times:
             application.run(count=wanted, timeout=30, collect=False)  # it blocks: nothing else runs in this process
-            assert ended, f"Quix Streams gave up after {total} of {wanted} records"
+            assert ended, f"Quix Streams stopped after {total} of {wanted} records"
             return began, ended
 
         yield read
@@ -202,7 +202,7 @@ async def quix(plan: dict[str, Any], order: dict[str, Any]) -> AsyncIterator[Par
 
 
 class Marks:
-    """What has been handled, by this process and by the one before it, and at which pace."""
+    """Counts what this process and the one before it have handled, and sets the rate."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
@@ -217,7 +217,7 @@ class Marks:
         self._total = 0
 
     async def handle(self, record: Any) -> None:
-        """One record. At the place where it is to be killed the process says so, and goes on."""
+        """Handle one record. At the record where the process is to be killed it says so, and continues."""
         place = self._places[record.topic, record.partition]
         if record.offset < self._before[place]:
             self.again += 1
@@ -227,15 +227,15 @@ class Marks:
             self._next[place] = record.offset + 1
         self._total += 1
         if self._total == self._plan["tell_at"]:
-            Orders.answer(reached=True)
+            Requests.answer(reached=True)
         if self._plan["pace"] and self._total % 100 == 0:
             await asyncio.sleep(max(0.0, self._began + self._total / self._plan["pace"] - time.monotonic()))
 
 
-async def resumed_replay(orders: Orders) -> None:
-    plan = orders.plan
-    orders.answer(ready=True)
-    await orders.wait()
+async def resumed_replay(requests: Requests) -> None:
+    plan = requests.plan
+    requests.answer(ready=True)
+    await requests.wait()
     marks = Marks(plan)
     async with aiokcc.replay(
         *plan["topics"],
@@ -246,13 +246,13 @@ async def resumed_replay(orders: Orders) -> None:
         session_timeout=plan["session_timeout"],
     ) as replaying:
         await replaying.run(marks.handle)
-    orders.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
+    requests.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
 
 
-async def resumed_group(orders: Orders) -> None:
-    plan = orders.plan
-    orders.answer(ready=True)
-    await orders.wait()
+async def resumed_group(requests: Requests) -> None:
+    plan = requests.plan
+    requests.answer(ready=True)
+    await requests.wait()
     marks = Marks(plan)
     consumer = AIOKafkaConsumer(
         *plan["topics"],
@@ -271,7 +271,7 @@ async def resumed_group(orders: Orders) -> None:
                     await marks.handle(record)
     finally:
         await consumer.stop()
-    orders.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
+    requests.answer(first_new=marks.first_new, again=marks.again, left=marks.left)
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -280,30 +280,30 @@ WAYS = {"replay": replay, "async-for": async_for, "getmany": getmany, "ungated":
 RESUMED = {"resumed-replay": resumed_replay, "resumed-group": resumed_group}
 
 
-async def serve(orders: Orders) -> None:
-    """Until there are no more orders."""
-    plan = orders.plan
+async def serve(requests: Requests) -> None:
+    """Serve requests until there are no more."""
+    plan = requests.plan
     if plan["way"] in RESUMED:
-        await RESUMED[plan["way"]](orders)
+        await RESUMED[plan["way"]](requests)
         return
     way = WAYS[plan["way"]]
-    orders.answer(ready=True)
-    while (order := await orders.wait()) is not None:
-        async with way(plan, order) as read:
-            orders.answer(prepared=True)
-            if await orders.wait() is None:
+    requests.answer(ready=True)
+    while (request := await requests.wait()) is not None:
+        async with way(plan, request) as read:
+            requests.answer(prepared=True)
+            if await requests.wait() is None:
                 return
-            orders.busy = True
+            requests.busy = True
             cpu = time.process_time_ns()
             began, ended = await read()
             cpu = time.process_time_ns() - cpu
-            orders.busy = False
-        orders.answer(began=began, ended=ended, records=plan["records"], cpu=cpu, memory=peak_memory())
+            requests.busy = False
+        requests.answer(began=began, ended=ended, records=plan["records"], cpu=cpu, memory=peak_memory())
 
 
 def main() -> None:
-    """Do what the plan says."""
-    asyncio.run(serve(Orders()))
+    """Run the plan."""
+    asyncio.run(serve(Requests()))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How long a managed group takes to hand partitions over, against Kafka's own group protocol through aiokafka.
+"""Measures how long a managed group takes to move partitions, against Kafka's own group protocol through aiokafka.
 
-*Flows again*: three processes share a topic; one of them leaves in good order, or is killed by SIGKILL. What is timed is from
-there until every partition has brought a record to one of the others that nobody had handled before. Both groups have the same
-session timeout on the same machine, and the same pace of handling.
+*Flows again*: three processes share a topic; one of them leaves normally, or is killed by SIGKILL. The time is measured
+from there until another process has handled a new record of every partition. Both groups have the same session timeout on
+the same machine, and handle records at the same rate.
 
-*Round trips*: the members of one process share a topic over a store in memory whose every call takes a while. How much longer
-it takes when each call takes longer is how many calls follow one another on the way, whatever else it takes. One leaves in good
-order, or its session ends; it leads the others, or not; offsets are kept in Kafka, in the store, or not at all.
+*Round trips*: the members of one process share a topic over a store in memory with a delay in every call. The extra time
+divided by the extra delay is the number of calls that follow one another. One member leaves normally, or its session
+ends; it is the leader, or not; offsets are kept in Kafka, in the store, or not at all.
 
-*Operations*: 1,000 partitions over 20 members, on a store in memory: how many calls it takes in all when a member leaves and
-when one joins, and how much CPU the core's decision takes: where all may take everything, where each takes a limited number of
-each topic, and where partitions have weights.
+*Operations*: 1,000 partitions over 20 members, on a store in memory: the number of all calls when a member leaves and
+when one joins, and the CPU time of the core's decision: if all members may take everything, if each takes a limited
+number of partitions of each topic, and if partitions have weights.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from aiokcc.core.rebalance import Reassign, RebalanceMachine
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.stores.memory import Call, MemoryStore
 from benchmarks.broker import BASE, Broker, broker, evenly
-from benchmarks.crew import Crew, crew
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
 from benchmarks.server import Server, server
+from benchmarks.worker_pool import WorkerPool, worker_pool
 
 SUMMARY: Final = "partitions handed over when a member leaves or dies, against Kafka's group protocol"
 EXAMPLES: Final = ("python -m benchmarks rebalance", "python -m benchmarks rebalance --quick --json rebalance.json")
@@ -50,7 +50,7 @@ _LOOK: Final = 0.002
 _PATIENCE: Final = 60.0
 _TRIP: Final = 0.05
 _FAR: Final = 10**12
-"""So far ahead of the clock that the limit never gets there."""
+"""A distance past the clock that the limit never reaches."""
 _MANY: Final = (1000, 20)
 
 REMARKS: Final = (
@@ -64,7 +64,7 @@ REMARKS: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(options: argparse.Namespace) -> Outcome:
-    """All three parts."""
+    """Measure all three parts."""
     rounds = options.rounds or (1 if options.quick else 5)
     results: list[Result] = []
     goals: list[Goal] = []
@@ -102,7 +102,7 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 
 class _Way(NamedTuple):
-    """How 1,000 partitions are shared out."""
+    """A way to assign 1,000 partitions."""
 
     topics: int = 1
     streams: int | None = None
@@ -131,7 +131,7 @@ _WAYS: Final = {
 
 
 def _decide(label: str, way: _Way) -> tuple[Result, float]:
-    """CPU time of the machine's decision as members join and leave; sticky moves against the fewest possible."""
+    """Measure the CPU time of a decision when members join and leave, and sticky moves against the fewest possible."""
     count, members = _MANY
     names = [f"orders-{n}" for n in range(way.topics)]
     partitions = frozenset(Partition(names[n % way.topics], n // way.topics) for n in range(count))
@@ -160,7 +160,7 @@ def _decide(label: str, way: _Way) -> tuple[Result, float]:
             for name, topic in group.topics.items():
                 group.locked[name] = frozenset(
                     topic.assignment
-                )  # what was to close is closed, what was to start is held
+                )  # what was to close is closed, what was to start is owned
 
     settle()
     for number in range(members, members + 10):
@@ -180,7 +180,7 @@ def _decide(label: str, way: _Way) -> tuple[Result, float]:
 def _all_weights(
     weight: Callable[[Partition, str], float], partitions: Iterable[Partition], members: Iterable[str]
 ) -> float:
-    """What the user's function takes for all pairs, in ms of CPU."""
+    """Return the CPU time in ms of the user's function for all pairs."""
     began = time.process_time_ns()
     for partition in partitions:
         for name in members:
@@ -192,7 +192,7 @@ def _all_weights(
 
 
 class _Member:
-    """A member of a group in this process, which holds what it is given and does nothing."""
+    """A member of a group in this process, which owns what it is assigned and does nothing."""
 
     def __init__(self, store: MemoryStore, name: str, partitions: int, expect: int) -> None:
         self._context = aiokcc.connect(
@@ -255,7 +255,7 @@ async def _operations() -> list[tuple[Result, Goal]]:
 
 
 async def _quiet(store: MemoryStore, calls: list[Call], count: int) -> None:
-    """Wait until all partitions are held, and nothing has been asked of the store for a while."""
+    """Wait until all partitions are owned, and the store has had no calls for a while."""
     began = time.monotonic()
     while True:
         seen = len(calls)
@@ -264,14 +264,14 @@ async def _quiet(store: MemoryStore, calls: list[Call], count: int) -> None:
         if held == count and len(calls) == seen:
             return
         if time.monotonic() - began > _PATIENCE:
-            raise BenchmarkError(f"after {_PATIENCE:g} s only {held} of {count} partitions are held")
+            raise BenchmarkError(f"after {_PATIENCE:g} s only {held} of {count} partitions are owned")
 
 
 # -- round trips -------------------------------------------------------------------------------------------------------
 
 
 async def _round_trips(kafka: Broker, rounds: int) -> list[Result]:
-    """A clean leave in one process over a slow store: how many calls follow one another."""
+    """Count the calls that follow one another when a member leaves, in one process over a slow store."""
     topic = await kafka.topic("trips", [evenly(20_000, 600) for _ in range(PARTITIONS)])
     results = []
     none, stored = {"commit": False}, {"offset_storage": "store"}
@@ -297,7 +297,7 @@ async def _round_trips(kafka: Broker, rounds: int) -> list[Result]:
 async def _goes_in_process(
     kafka: Broker, topic: str, trip: float, settings: dict[str, Any], event: str, *, leader: bool
 ) -> float:
-    """Seconds from the leave, or the end of the session, until each partition of who went has brought a record elsewhere."""
+    """Return the seconds from the leave, or the end of the session, until each of its partitions had a record elsewhere."""
     store = MemoryStore(f"bench-{secrets.token_hex(4)}", "/group")
     handled: dict[int, tuple[str, int]] = {}
     changed = asyncio.Event()
@@ -309,7 +309,7 @@ async def _goes_in_process(
             topic,
             bootstrap_servers=kafka.bootstrap,
             store=store,
-            period="1d",  # no limit in between: what is timed is the handover
+            period="1d",  # no limit in between: only the move is measured
             start=BASE,
             end="now",
             assignment="managed",
@@ -338,7 +338,7 @@ async def _goes_in_process(
     tasks = [asyncio.ensure_future(member(f"m{n}")) for n in range(MEMBERS)]
     try:
         await until(lambda: len(handled) == PARTITIONS and len({who for who, _ in handled.values()}) == MEMBERS)
-        await asyncio.sleep(JOIN_WINDOW)  # well under way: a leader who has just joined waits for others
+        await asyncio.sleep(JOIN_WINDOW)  # not at the beginning: a leader that has just joined waits for others
         with store.server.intercept(before=lambda _: asyncio.sleep(trip)) if trip else contextlib.nullcontext():
             goes = next(name for name, replay in replays.items() if (replay.group.epoch is not None) == leader)
             mine = [p for p, (who, _) in handled.items() if who == goes]
@@ -346,7 +346,7 @@ async def _goes_in_process(
             began = time.monotonic()
             if event == "leaves":
                 replays[goes].stop()
-            else:  # a process that is no longer there hears nothing and does nothing
+            else:  # a process that has ended receives nothing and does nothing
                 dead.add(goes)
                 store.server.freeze(session)
                 store.server.expire(session)
@@ -364,7 +364,7 @@ async def _goes_in_process(
 
 
 async def _flow_again(kafka: Broker, store: Server, rounds: int) -> list[Result]:
-    # In small batches: a consumer is handed whole ones, and would else be busy with the first partition for long.
+    # In small batches: a consumer gets whole batches, and a large one would keep it busy with the first partition.
     topic = await kafka.topic("flow", [evenly(40_000, 200) for _ in range(PARTITIONS)], batch_bytes=8 * 1024)
     results = []
     for event in ("leaves", "killed"):
@@ -382,7 +382,7 @@ async def _flow_again(kafka: Broker, store: Server, rounds: int) -> list[Result]
 
 
 async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: str) -> float:
-    """Seconds until every partition has brought a new record to one of those who stay."""
+    """Return the seconds until the members that stay have handled a new record of every partition."""
     name = secrets.token_hex(4)
     with tempfile.TemporaryDirectory() as directory:
         files = [Path(directory) / f"marks-{n}" for n in range(MEMBERS)]
@@ -404,18 +404,18 @@ async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: s
         }
         plans = [{**plan, "marks": str(file)} for file in files]
         async with _staying(way, plans[1:]) as staying, _going(way, plans[0]) as going:
-            await asyncio.gather(staying.order(go=True), going.order(go=True))
+            await asyncio.gather(staying.request(go=True), going.request(go=True))
             with contextlib.ExitStack() as stack:
                 cells = [stack.enter_context(_cells(file)) for file in files]
                 await _until(lambda: all(any(_next(c, p) for c in cells) for p in range(PARTITIONS)), "all flow")
                 await _until(lambda: all(any(_next(c, p) for p in range(PARTITIONS)) for c in cells), "all take part")
-                await asyncio.sleep(1)  # well under way: nobody has just joined
+                await asyncio.sleep(1)  # not at the beginning: no member has just joined
                 before = [max(_next(c, p) for c in cells) for p in range(PARTITIONS)]
                 began = time.monotonic_ns()
                 if event == "killed":
                     await going.kill()
                 else:
-                    leaving = asyncio.ensure_future(going.order(leave=True))
+                    leaving = asyncio.ensure_future(going.request(leave=True))
                 first: dict[int, int] = {}
 
                 def flows() -> bool:
@@ -433,14 +433,14 @@ async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: s
 
 
 @contextlib.asynccontextmanager
-async def _staying(way: str, plans: list[dict[str, Any]]) -> AsyncIterator[Crew]:
-    async with crew(f"{way} stays", plans, module="benchmarks.sharer") as workers:
+async def _staying(way: str, plans: list[dict[str, Any]]) -> AsyncIterator[WorkerPool]:
+    async with worker_pool(f"{way} stays", plans, module="benchmarks.group_member") as workers:
         yield workers
 
 
 @contextlib.asynccontextmanager
-async def _going(way: str, plan: dict[str, Any]) -> AsyncIterator[Crew]:
-    async with crew(f"{way} goes", [plan], module="benchmarks.sharer") as workers:
+async def _going(way: str, plan: dict[str, Any]) -> AsyncIterator[WorkerPool]:
+    async with worker_pool(f"{way} goes", [plan], module="benchmarks.group_member") as workers:
         yield workers
 
 
@@ -456,9 +456,9 @@ def _next(cells: Any, partition: int) -> int:
 
 
 async def _until(condition: Any, what: str) -> None:
-    """What other processes write into a file tells nobody: it is looked at every few milliseconds."""
+    """Wait for what other processes write into a file. A file has no events, so it is read every few milliseconds."""
     end = time.monotonic() + _PATIENCE
     while not condition():
         if time.monotonic() > end:
-            raise BenchmarkError(f"waited {_PATIENCE:g} s in vain: {what}")
+            raise BenchmarkError(f"waited {_PATIENCE:g} s without: {what}")
         await asyncio.sleep(_LOOK)

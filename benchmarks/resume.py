@@ -1,10 +1,10 @@
-"""A replay whose process is killed in the middle and started again, against a plain aiokafka consumer group.
+"""Measures a replay that is killed in the middle and started again, against a plain aiokafka consumer group.
 
-Both read the same topics at the same pace, are killed by SIGKILL at the same record, and are started again at once. That
-record is another one in every round, drawn from a second's worth in the middle: so neither is always caught just before, or
-always just after, it has noted down how far it is. What is timed is from the kill to the first record that had not been
-handled before; the start of the new process is in it, and so is the dead one's session, which both have to wait out. What
-is counted is how many records come again. Afterwards every record must have been handled.
+Both read the same topics at the same rate, are killed by SIGKILL at the same record, and are started again at once. That
+record is another one in every round, drawn from a second's worth in the middle: so neither is always killed just before, or
+always just after, it has recorded its progress. The time is measured from the kill to the first record that had not been
+handled before; it includes the start of the new process and the end of the dead one's session, which both have to wait for. The
+records that are handled again are counted. Afterwards every record must have been handled.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.broker import broker, evenly
-from benchmarks.crew import crew
 from benchmarks.harness import BenchmarkError, Figures, Outcome, Result, note, percentile, summary
 from benchmarks.server import server
+from benchmarks.worker_pool import worker_pool
 
 SUMMARY: Final = "killed in the middle and started again, against a plain consumer group"
 EXAMPLES: Final = ("python -m benchmarks resume", "python -m benchmarks resume --quick --json resume.json")
@@ -31,13 +31,13 @@ _MINUTES: Final = 60
 
 REMARKS: Final = (
     f"from the kill to the first new record; sessions of {SESSION_SECONDS} s with ZooKeeper and with the consumer group.",
-    f"group: plain aiokafka that commits by itself every {COMMIT_MS} ms (its default is 5000); ours goes on at the last cut.",
+    f"group: plain aiokafka that commits by itself every {COMMIT_MS} ms (its default is 5000); ours resumes at the last cut.",
     "records again: handled before the kill, and once more after it; a period of ours has records per period.",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 async def run(options: argparse.Namespace) -> Outcome:
-    """Kill and start again, ours and the group in turn."""
+    """Kill and start again, ours and the group alternating."""
     records = (options.records or (12_000 if options.quick else 120_000)) // 12 * 12
     rounds = options.rounds or (1 if options.quick else 7)
     times: dict[str, list[float]] = {"ours": [], "group": []}
@@ -67,7 +67,7 @@ async def run(options: argparse.Namespace) -> Outcome:
         }
         pace = records / 6
         for number in range(rounds):
-            # The same places in every run; a whole part of a commit's interval for each round.
+            # The same records in every run; each round has its own part of a commit interval.
             place = records // 2 + int((number + random.Random(number).random()) / rounds * pace * COMMIT_MS / 1000)
             ways = {
                 "ours": {"way": "resumed-replay", "store": store.url(f"resume-{number}")},
@@ -89,18 +89,20 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 
 async def _kill_and_resume(name: str, plan: dict[str, Any], pace: float, place: int) -> tuple[float, int]:
-    """Seconds from the kill to the first new record, and how many came again."""
+    """Return the seconds from the kill to the first new record, and how many records came again."""
     with tempfile.TemporaryDirectory() as directory:
         marks = Path(directory) / "marks"
         marks.write_bytes(bytes(8 * len(plan["partitions"])))
         plan = {**plan, "marks": str(marks)}
         first = {**plan, "pace": pace, "tell_at": place}
-        async with crew(name, [first], module="benchmarks.reader") as workers:
-            await workers.order(go=True)
+        async with worker_pool(name, [first], module="benchmarks.reader") as workers:
+            await workers.request(go=True)
             await workers.kill()
             killed = time.monotonic_ns()
-        async with crew(f"{name} again", [{**plan, "pace": 0, "tell_at": -1}], module="benchmarks.reader") as workers:
-            (answer,) = await workers.order(go=True)
+        async with worker_pool(
+            f"{name} again", [{**plan, "pace": 0, "tell_at": -1}], module="benchmarks.reader"
+        ) as workers:
+            (answer,) = await workers.request(go=True)
     if answer["left"]:
         raise BenchmarkError(f"{name}: {answer['left']} records were never handled")
     return (answer["first_new"] - killed) / 1e9, answer["again"]

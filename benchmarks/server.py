@@ -1,4 +1,4 @@
-"""The ZooKeeper that is measured: one started for the run, or the user's own; and what it says it has done."""
+"""The ZooKeeper that is measured, started for the run or the user's own, and its counters."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks.harness import BenchmarkError, note
 __all__ = ["Counted", "Server", "server"]
 
 _WARM_PERIODS: Final = 4000
-"""After so many a period costs the server a third of what the first ones cost, and no less with more."""
+"""After this many periods one costs the server a third of what the first ones cost; more do not lower it further."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What the servers have counted: requests in, answers and events out, transactions, and their CPU time in ns."""
+    """The counters of the servers: requests in, answers and events out, transactions, and CPU time in ns."""
 
     received: int
     sent: int
@@ -52,15 +52,15 @@ class Server:
 
     @property
     def hosts(self) -> str:
-        """``host:port,host:port``, as other clients want it."""
+        """The addresses as ``host:port,host:port``, for other clients."""
         return ",".join(f"{host}:{port}" for host, port in self._hosts)
 
     def url(self, name: str) -> str:
-        """A root of its own for each group of processes."""
+        """Return the URL of a root of its own for a group of processes."""
         return f"zk://{self._addresses}{self.root}/{name}"
 
     async def counted(self) -> Counted | None:
-        """The counters now; None if the servers do not answer ``srvr``. What asking itself adds is in them."""
+        """Read the counters; None if the servers do not answer ``srvr``. They include the cost of reading them."""
         if self._silent:
             return None
         received = sent = writes = 0
@@ -71,13 +71,13 @@ class Server:
                 sent += _field(answer, r"Sent: (\d+)")
                 writes = max(writes, _field(answer, r"Zxid: (0x[0-9a-f]+)"))
         except (OSError, TimeoutError, ValueError) as error:
-            note(f"the servers do not say what they count ({error}): operations are not reported")
+            note(f"the servers do not report their counters ({error}): operations are not measured")
             self._silent = True
             return None
         return Counted(received, sent, writes, self._cpu())
 
     async def asking(self) -> Counted:
-        """What looking at the counters twice adds to them, measured."""
+        """Measure how much reading the counters twice adds to them."""
         before, after = await self.counted(), await self.counted()
         return after - before if before is not None and after is not None else Counted(0, 0, 0, None)
 
@@ -114,9 +114,9 @@ def _field(answer: str, pattern: str) -> int:
 
 @contextlib.asynccontextmanager
 async def server(url: str | None, *, warm: bool = False) -> AsyncIterator[Server]:
-    """The server behind the URL, or one started on loopback. What we leave on a server not ours is removed.
+    """Give the server behind the URL, or start one on loopback. On the user's server our nodes are removed at the end.
 
-    ``warm``: one that was just started is made to work first, until its compiler is done with what it will have to do.
+    ``warm``: a server that was just started first runs some periods, until Java has compiled the code that is measured.
     """
     name = f"benchmark-{os.getpid()}-{secrets.token_hex(2)}"
     if url is None:
@@ -133,7 +133,7 @@ async def server(url: str | None, *, warm: bool = False) -> AsyncIterator[Server
         raise BenchmarkError(
             f"--url {url!r}: several processes meet at a real server only: zk://host:port[,host:port…]/root"
         )
-    open_store(url)  # says what is wrong with it, if something is
+    open_store(url)  # raises if the URL is invalid
     addresses, _, root = rest.partition("/")
     found = Server(addresses, f"{'/' + root.strip('/') if root.strip('/') else ''}/{name}", [])
     try:
@@ -143,7 +143,7 @@ async def server(url: str | None, *, warm: bool = False) -> AsyncIterator[Server
 
 
 async def _work(url: str, periods: int) -> None:
-    """Two members with a partition each cross so many periods."""
+    """Run two members with one partition each through this many periods."""
 
     async def member(number: int) -> None:
         topics, end = {"warm": 2}, periods * 1000

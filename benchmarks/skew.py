@@ -1,8 +1,8 @@
-"""Peak memory of a replay over skewed partitions, against one over balanced partitions with as many records.
+"""Measures the peak memory of a replay over skewed partitions, against balanced partitions with as many records.
 
 Twelve partitions over two topics. *Skewed*: one partition has 100 times the records of the others, and one of the others
 begins an hour after them. *Balanced*: the same number of records, the same in each, over the same time. Every reading
-is a process of its own, and what counts is the most memory that process has ever had.
+is a process of its own; the figure is the peak memory of that process.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from benchmarks.broker import Broker, broker, evenly
-from benchmarks.crew import crew
 from benchmarks.harness import Figures, Goal, Outcome, Result, note, percentile, summary
+from benchmarks.worker_pool import worker_pool
 
 SUMMARY: Final = "peak memory with skewed partitions, against balanced ones"
 EXAMPLES: Final = ("python -m benchmarks skew", "python -m benchmarks skew --quick --json skew.json")
 REMARKS: Final = (
     "peak memory of a fresh process for each reading, interpreter and libraries included.",
-    "held: what the reading of twelve records alone does not take.",
+    "held: peak memory minus that of a process that reads only twelve records.",
 )
 _MINUTES: Final = 120
 _LATE: Final = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
     parser.add_argument("--records", type=int, metavar="N", help="records to read (default 333000; quick: 11100)")
     parser.add_argument("--rounds", type=int, metavar="N", help="processes of each kind (default 5; quick: 1)")
 
 
 async def run(options: argparse.Namespace) -> Outcome:
-    """Measure both, taking turns."""
+    """Measure both kinds, alternating."""
     each = max(1, (options.records or (11_100 if options.quick else 333_000)) // 111)
     rounds = options.rounds or (1 if options.quick else 5)
     total = 111 * each
@@ -85,7 +85,7 @@ async def _plan(kafka: Broker, logs: Sequence[list[int]]) -> dict[str, Any]:
 
 
 async def _read(name: str, plan: dict[str, Any]) -> dict[str, Any]:
-    async with crew(name, [plan], module="benchmarks.reader") as workers:
-        await workers.order(prepare=True, store="memory://skew")
-        (answer,) = await workers.order(go=True)
+    async with worker_pool(name, [plan], module="benchmarks.reader") as workers:
+        await workers.request(prepare=True, store="memory://skew")
+        (answer,) = await workers.request(go=True)
     return answer

@@ -1,9 +1,9 @@
-"""What a pipeline on Spark costs over the bare jobs: in catch-up, in steady state, over empty time, and in memory.
+"""Measures a Spark pipeline against the bare jobs: in catch-up, in steady state, over empty time, and in memory.
 
 300,000 records of 100 bytes in twelve partitions, an aggregate per period. Ours is a whole replay, from joining the group to
 its end, on a real ZooKeeper; the anchors are single Spark jobs over the same offsets that compute the same aggregate without
-periods. All share one session with two cores. The ways take turns, so that whatever the machine does hits all of them; the
-first rounds warm up and do not count, for Java takes that long to compile; ratios are medians of the rounds' ratios.
+periods. All share one session with two cores. The ways alternate, so that a disturbance of the machine affects all of them. The
+first rounds warm up and do not count, because Java needs them to compile; ratios are medians of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EXAMPLES: Final = ("python -m benchmarks spark", "python -m benchmarks spark --q
 PARTITIONS: Final = 12
 PARTS: Final = ("catch-up", "steady", "memory")
 BATCH_BYTES: Final = 16 * 1024
-"""What producers write at a time if they are not told otherwise. To look up a time the broker reads such a batch: with ones of
-512 KB the catch-up's 1,200 questions took it half a second."""
+"""The default batch size of producers. To look up a time the broker reads such a batch: with batches of
+512 KB the 1,200 lookups of the catch-up took half a second."""
 TUNED: Final = {
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "5000",
@@ -67,7 +67,7 @@ class Effort:
     periods: int
     rounds: int
     warming: int
-    """Rounds before them."""
+    """Rounds for warming up."""
     steady: int
     """Periods in steady state, in each round."""
     lasting: int
@@ -87,7 +87,7 @@ class Effort:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
@@ -112,7 +112,7 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 
 def goals(results: Sequence[Result]) -> list[Goal]:
-    """What the pipeline is held to, of what was measured."""
+    """Return the goals for what was measured."""
     found = {result.case["what"]: result for result in results}
     wanted: list[Goal] = []
 
@@ -145,7 +145,7 @@ async def _session() -> AsyncIterator[SparkSession]:
 
 @dataclass(slots=True)
 class History:
-    """A topic, and how to replay it."""
+    """A topic, and the ways to read it."""
 
     spark: SparkSession
     store: Server
@@ -160,14 +160,14 @@ class History:
     async def write(
         cls, spark: SparkSession, store: Server, kafka: Broker, stem: str, stamps: Sequence[int]
     ) -> History:
-        """A topic whose partitions all have records of these times."""
+        """Create a topic whose partitions all have records of these times."""
         topic = await kafka.topic(stem, [stamps] * PARTITIONS, batch_bytes=BATCH_BYTES)
         return cls(spark, store, kafka.bootstrap, topic, PARTITIONS * len(stamps), len(stamps))
 
     async def replay(
         self, *, after: Callable[[BatchStep, Any], None] | None = None, sink: Any = None, **settings: Any
     ) -> aiokcc.spark.Summary:
-        """A replay of one-minute periods, in a group of its own; the records that it counted must be all of them."""
+        """Replay one-minute periods in a group of its own, and check that all records were counted."""
         counted: list[int] = []
 
         def collect(frame: DataFrame, _batch: Any) -> None:
@@ -185,7 +185,7 @@ class History:
         return done
 
     async def plain(self) -> None:
-        """One read with Spark's own settings, in a session with Spark's own settings."""
+        """Read once with Spark's own settings, in a session with Spark's own settings."""
         session = self.spark.newSession()
         session.conf.set("spark.sql.shuffle.partitions", "200")
         await asyncio.to_thread(
@@ -193,7 +193,7 @@ class History:
         )
 
     async def tuned(self, start: int = 0, end: int | None = None) -> None:
-        """One read as somebody would write it who knows what makes it quick, without periods."""
+        """Read once with tuned settings, without periods."""
 
         def job() -> None:
             rows = _without_periods(self._bare(self.spark, start, end, TUNED)).collect()
@@ -202,7 +202,7 @@ class History:
         await asyncio.to_thread(job)
 
     async def parquet(self) -> None:
-        """The same, written to one Parquet file."""
+        """Read as `tuned` does, and write one Parquet file."""
 
         def job() -> None:
             with tempfile.TemporaryDirectory() as directory:
@@ -214,7 +214,7 @@ class History:
     def _bare(
         self, spark: SparkSession, start: int = 0, end: int | None = None, options: Mapping[str, str] | None = None
     ) -> DataFrame:
-        """These offsets of each partition; all by default."""
+        """Run a job over these offsets of each partition; all by default."""
         numbers = range(PARTITIONS)
         offsets = {
             "assign": {self.topic: list(numbers)},
@@ -245,7 +245,7 @@ def _aggregate(frame: DataFrame, *keys: str) -> DataFrame:
 
 
 async def _rounds(ways: dict[str, Callable[[], Awaitable[Any]]], effort: Effort) -> dict[str, list[float]]:
-    """Seconds by way, all of them in turn in each round; the first rounds are thrown away."""
+    """Return the seconds of each way; all ways run in each round, and the first rounds are dropped."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(1 - effort.warming, effort.rounds + 1):
         note(f"{_round(number, effort)}: {', '.join(ways)}")
@@ -321,7 +321,7 @@ async def _catch_up(spark: SparkSession, store: Server, kafka: Broker, effort: E
 
 @dataclass(slots=True)
 class Steps:
-    """When each step of each batch was done, in seconds."""
+    """Records when each step of each batch was done, in seconds."""
 
     times: list[tuple[BatchStep, float]] = field(default_factory=list)
 
@@ -329,7 +329,7 @@ class Steps:
         self.times.append((step, time.monotonic()))
 
     def between(self, first: BatchStep, second: BatchStep) -> list[float]:
-        """Milliseconds from one step to the next time that another is done."""
+        """Return the milliseconds from each time that one step is done to the next time that the other is."""
         found, since = [], None
         for step, when in self.times:
             if step is second and since is not None:
@@ -392,14 +392,14 @@ async def _memory(spark: SparkSession, store: Server, kafka: Broker, effort: Eff
 
     await history.replay(after=watch, max_periods=1, lookahead=0)
     if len(seen) != 2:
-        raise BenchmarkError(f"the pipeline made other batches than one for each of {periods} periods")
+        raise BenchmarkError(f"the pipeline did not make one batch for each of {periods} periods")
     case = {"what": "driver memory", "partitions": PARTITIONS, "periods": periods}
     early, late = (seen[at] for at in sorted(seen))
     return Result(f"{periods} periods, a job each", case, "MB", late, {"a tenth": early})
 
 
 def _memory_now(spark: SparkSession) -> Figures:
-    """What the driver holds: Python's resident memory, and what is in use of Java's heap after a collection."""
+    """Return the memory of the driver: Python's resident memory, and the used heap of Java after a collection."""
     java = spark._jvm.java.lang  # type: ignore[union-attr]
     java.System.gc()
     heap = java.Runtime.getRuntime()

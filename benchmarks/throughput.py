@@ -1,9 +1,9 @@
-"""Records per second through ``await replay.run(handle)``, against reading the same topics without a gate; and periods.
+"""Measures records per second of ``await replay.run(handle)``, against reading without a gate; and periods per second.
 
-Twelve partitions over two topics, records of 100 bytes, every minute has records in every partition. A period costs what it
-costs, however many records it has: so this is measured with few in a minute and with many. Each way of reading is a process
-of its own that reads everything once per round; the ways take turns, so that whatever the machine does hits all of them, and
-the ratios are medians of the rounds' ratios. The first round warms up and does not count.
+Twelve partitions over two topics, records of 100 bytes, every minute has records in every partition. The cost per period
+is fixed, however many records it has, so this is measured with few records per minute and with many. Each way of reading
+is a process of its own that reads everything once per round; the ways alternate, so that a disturbance of the machine
+affects all of them, and the ratios are medians of the rounds' ratios. The first round warms up and does not count.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from benchmarks.broker import Broker, broker, evenly
-from benchmarks.crew import Crew, crew
 from benchmarks.harness import Figures, Goal, Outcome, Result, note, percentile, summary
 from benchmarks.period_latency import anchored
 from benchmarks.server import Server, server
+from benchmarks.worker_pool import WorkerPool, worker_pool
 
 SUMMARY: Final = "records per second against plain aiokafka and Quix Streams; periods per second"
 EXAMPLES: Final = (
@@ -48,7 +48,7 @@ class Effort:
     """How much is measured."""
 
     histories: tuple[tuple[int, int], ...]
-    """So many records, over so many minutes: as many periods."""
+    """Pairs of a number of records and a number of minutes, which is the number of periods."""
     rounds: int
     minutes: int
     """Periods of a minute with one record in each partition."""
@@ -70,7 +70,7 @@ class Effort:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument("--bootstrap", metavar="HOST:PORT", help="the Kafka to read from; by default one is started")
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
@@ -108,7 +108,7 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Two topics of six partitions, all alike."""
+    """Two topics of six partitions, all of the same size."""
 
     bootstrap: str
     topics: tuple[str, str]
@@ -118,22 +118,22 @@ class History:
 
     @classmethod
     async def write(cls, kafka: Broker, each: int, minutes: float, period: str) -> History:
-        """With so many records in each partition, over so many minutes."""
+        """Write this many records into each partition, over this many minutes."""
         logs = [evenly(each, minutes) for _ in range(6)]
         topics = (await kafka.topic("orders", logs), await kafka.topic("payments", logs))
         return cls(kafka.bootstrap, topics, 12 * each, minutes, period)
 
     @property
     def label(self) -> str:
-        """How much there is."""
+        """The size of the history, in the table."""
         return f"{self.records / self.minutes:,.0f} per period"
 
     def case(self, **more: Any) -> dict[str, Any]:
-        """As the JSON has it."""
+        """Return the history as it is in the JSON."""
         return {"partitions": 12, "records": self.records, "minutes": self.minutes, "period": self.period, **more}
 
     def plan(self, way: str, part: int = 0, parts: int = 1, **settings: Any) -> dict[str, Any]:
-        """What one of several processes is to read: partitions of both topics. The settings are for a replay."""
+        """Return the plan of one of several processes: partitions of both topics, and settings for a replay."""
         mine = [(topic, number) for topic in self.topics for number in range(part, 6, parts)]
         return {
             "way": way,
@@ -152,17 +152,17 @@ class History:
 
 @dataclass(slots=True)
 class Way:
-    """One way of reading: its processes, and what they have reached in each round."""
+    """One way of reading: its processes, and their results in each round."""
 
-    workers: Crew
+    workers: WorkerPool
     store: str
     rates: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
 
     async def round(self, number: int) -> None:
         """Read everything once."""
-        await self.workers.order(prepare=True, store=f"{self.store}-{number}")
-        answers = await self.workers.order(go=True)
+        await self.workers.request(prepare=True, store=f"{self.store}-{number}")
+        answers = await self.workers.request(go=True)
         if number:
             began, ended = min(a["began"] for a in answers), max(a["ended"] for a in answers)
             records = sum(a["records"] for a in answers)
@@ -170,27 +170,27 @@ class Way:
             self.cpu.append(sum(a["cpu"] for a in answers) / 1000 / records)
 
     def figures(self, factor: float = 1.0) -> Figures:
-        """Rates, and what a record costs."""
+        """Return the rates, and the cost per record."""
         return {**summary([rate * factor for rate in self.rates]), "cpu_us_per_record": percentile(self.cpu, 0.5)}
 
     def ratio(self, other: Way) -> float:
-        """The median of the rounds' ratios: neighbours in time saw the same machine."""
+        """Return the median of the rounds' ratios: within a round the machine is the same for both."""
         return percentile([a / b for a, b in zip(self.rates, other.rates, strict=True)], 0.5)
 
 
 @contextlib.asynccontextmanager
 async def ways(wanted: Mapping[str, tuple[Sequence[dict[str, Any]], str]]) -> AsyncIterator[dict[str, Way]]:
-    """Each way by its name: the plans of its processes, and the store where it has one."""
+    """Start the processes of each way, by its name: their plans, and the store if the way has one."""
     async with contextlib.AsyncExitStack() as stack:
         found = {}
         for name, (plans, store) in wanted.items():
-            workers = await stack.enter_async_context(crew(name, plans, module="benchmarks.reader"))
+            workers = await stack.enter_async_context(worker_pool(name, plans, module="benchmarks.reader"))
             found[name] = Way(workers, store)
         yield found
 
 
 async def take_turns(turns: dict[str, Way], rounds: int) -> None:
-    """The first round warms up."""
+    """Run all rounds; the first one warms up."""
     for number in range(rounds + 1):
         note(f"round {number} of {rounds}" if number else "warming up")
         for way in turns.values():
@@ -198,7 +198,7 @@ async def take_turns(turns: dict[str, Way], rounds: int) -> None:
 
 
 def result(label: str, case: dict[str, Any], ours: Way, anchors: dict[str, Way]) -> Result:
-    """In records per second."""
+    """Return a result in records per second."""
     figures = {name: anchor.figures() for name, anchor in anchors.items()}
     ratios = {name: ours.ratio(anchor) for name, anchor in anchors.items()}
     return Result(label, case, "records/s", ours.figures(), figures, ratios)
@@ -217,7 +217,7 @@ async def _records(store: Server, history: History, effort: Effort, lookahead: i
         "getmany": ([history.plan("getmany")], ""),
         "async-for": ([history.plan("async-for")], ""),
     }
-    if quix and find_spec("quixstreams") is not None:  # which knows no periods: once is enough
+    if quix and find_spec("quixstreams") is not None:  # it has no periods: once is enough
         wanted["quix-concat"] = ([history.plan("quix")], "")
     elif quix:
         note("quixstreams is not installed: measured without it")
@@ -263,7 +263,7 @@ async def _processes(store: Server, history: History, effort: Effort, lookahead:
 
 
 async def _periods(store: Server, kafka: Broker, effort: Effort) -> list[Result]:
-    """One process on ZooKeeper. The floor is measured between the rounds: one write per period, with our own client."""
+    """Measure one process on ZooKeeper, and between the rounds one write per period with our own client."""
     results = []
     note("writing little data")
     cases = (
@@ -296,7 +296,7 @@ async def _periods(store: Server, kafka: Broker, effort: Effort) -> list[Result]
 
 
 def goals(results: Sequence[Result]) -> list[Goal]:
-    """What we want to reach, for what was measured."""
+    """Return the goals for what was measured."""
     wanted: list[Goal] = []
 
     def at_least(text: str, value: float | None, limit: float) -> None:

@@ -1,12 +1,12 @@
-"""What a timer costs: made and cancelled, while many others are pending, against the event loop's own call_later.
+"""Measures making and cancelling a timer while many others are pending, against the event loop's own call_later.
 
-Two habits are measured. *soon*: a timer is cancelled right after it was made, as the timeout of a call that returns. *oldest*:
-the one that has waited longest is cancelled and a new one is made, as idle limits that are pushed back; what that touches has
-long left the processor's caches. All deadlines are an hour or more ahead, so nothing comes while it is measured.
+Two patterns are measured. *soon*: a timer is cancelled right after it was made, as the timeout of a call that returns.
+*oldest*: the one that has waited longest is cancelled and a new one is made, as for idle limits that are extended; its
+memory has left the processor's caches. All deadlines are an hour or more ahead, so no timer fires while it is measured.
 
-Short rounds of ours and of the loop's, alternating, each in a loop of its own that takes a turn after every round, so that what
-it does to tidy up belongs to the round. It is CPU time, with the garbage collector off. The ratio is the median of the rounds'
-ratios.
+Short rounds of ours and of the loop's, alternating, each in a loop of its own that runs once after every round, so that
+its cleaning up belongs to the round. It is CPU time, with the garbage collector off. The ratio is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HOUR: Final = 3600.0
 
 
 class Cancellable(Protocol):
-    """What both give back."""
+    """The handle that both return."""
 
     def cancel(self) -> object: ...
 
@@ -40,7 +40,7 @@ Make = Callable[[float, Callable[[], None]], Cancellable]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only this benchmark takes."""
+    """Add the arguments that only this benchmark has."""
     parser.add_argument(
         "--pending", type=int, nargs="+", metavar="N", help="how many are pending (default 10k 100k 1M)"
     )
@@ -74,7 +74,7 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 
 class Way:
-    """A loop, how timers are made in it, and those that are pending."""
+    """A loop, the way to make timers in it, and the pending timers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, make: Make, pending: int) -> None:
         self.loop, self.make = loop, make
@@ -84,7 +84,7 @@ class Way:
         self.pending = [make(self._delays[n % len(self._delays)], nothing) for n in range(pending)]
 
     def soon(self) -> float:
-        """Nanoseconds for one made and cancelled."""
+        """Return the nanoseconds for one timer made and cancelled."""
         make = self.make
         delays = self._some()
         start = time.thread_time_ns()
@@ -94,7 +94,7 @@ class Way:
         return (time.thread_time_ns() - start) / _BATCH
 
     def oldest(self) -> float:
-        """Nanoseconds for the oldest cancelled and one made."""
+        """Return the nanoseconds for cancelling the oldest timer and making one."""
         make, pending = self.make, self.pending
         delays = self._some()
         at = self._at

@@ -1,18 +1,18 @@
 """A worker process of the period-latency benchmark: one member of the group, in one of three ways.
 
-The first line on standard input is the plan; each further one orders a round. In a round every partition brings one
-record per period, and notes when it arrived and when it was let go, into memory set aside before. Between two records
-it works: each process for another random time, as handlers do that wait for something, so that members arrive one
-after the other and not in a herd; all three ways are given the same. What is answered after the round is the latest
-of both over this worker's partitions, period by period, in nanoseconds of the monotonic clock, which all processes of
-a machine share.
+The first line on standard input is the plan; each further line is the request for a round. In a round every partition has
+one record per period, and records when it arrived and when it was woken, in memory that was allocated before. Between two
+records it works: each process for another random time, like handlers that wait for something, so that members arrive one
+after the other and not all at once. All three ways get the same times. The answer after the round has, for each period,
+the latest of both over this worker's partitions, in nanoseconds of the monotonic clock, which all processes of a machine
+share.
 
 ``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
 ``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
               10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
 ``barrier``   kazoo's DoubleBarrier, one member per process: leave the last one, enter the next one; ``enter`` is what is
-              timed. Each period has a barrier of its own, made before, and nobody leaves before all have entered:
-              otherwise one may wait for ever, because it looked for the node ``ready`` after it had come and gone.
+              timed. Each period has a barrier of its own, made before, and no process leaves before all have entered:
+              otherwise one may wait for ever, because the node ``ready`` was created and deleted before it looked.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ TOPIC: Final = "bench"
 LEADER_POLL: Final = 0.050
 FOLLOWER_POLL: Final = 0.010
 WORK: Final = 0.002
-"""Seconds of work per record and process, on average half of it."""
+"""The most seconds of work per record and process; the average is half of it."""
 _PARTING: Final = 60.0
-"""Seconds in which a worker ends by itself after the last order."""
+"""Seconds within which a worker ends by itself after the last request."""
 
 _clock = time.monotonic_ns
 Wait = Callable[[int], Awaitable[None]]
@@ -51,8 +51,8 @@ def _settle(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-class Orders:
-    """Standard input, read by a thread, so that the harness's end is noticed whatever this process waits for."""
+class Requests:
+    """Reads standard input in a thread, so that this process notices the end of the harness whatever it waits for."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
@@ -69,14 +69,14 @@ class Orders:
         self._arrived()
         if not self.busy:
             threading.Event().wait(_PARTING)  # usually this process has ended by then, and this thread with it
-        os._exit(1)  # nobody is there any more to whom it could be told
+        os._exit(1)  # the harness has ended: nobody reads an error
 
     def next(self) -> dict[str, Any] | None:
-        """The next order; None when there will be no more. Blocks."""
+        """Return the next request; None if there are no more. It blocks."""
         return self._lines.get()
 
     async def wait(self) -> dict[str, Any] | None:
-        """The same, for an event loop."""
+        """Return the next request, without blocking the event loop."""
         loop = asyncio.get_running_loop()
         while True:
             arrived = loop.create_future()
@@ -88,32 +88,32 @@ class Orders:
 
     @staticmethod
     def answer(**facts: Any) -> None:
-        """Tell the harness."""
+        """Send an answer to the harness."""
         sys.stdout.write(json.dumps(facts) + "\n")
         sys.stdout.flush()
 
 
 def works(plan: dict[str, Any], seed: int) -> Iterator[float]:
-    """How long this process works before each record, in seconds: about one arrival every two milliseconds in the group."""
+    """Yield how long this process works before each record, in seconds: the group has about one arrival in 2 ms."""
     chance = random.Random(seed * 1009 + plan["index"])
     while True:
         yield chance.uniform(0.0, WORK * plan["processes"])
 
 
 class Round:
-    """What is noted down in one round. ``stamps`` are the records' timestamps, the same for all partitions."""
+    """The times of one round. ``stamps`` are the records' timestamps, the same for all partitions."""
 
-    def __init__(self, order: dict[str, Any], plan: dict[str, Any]) -> None:
-        count, partitions = order["periods"], plan["partitions"]
-        self._work = works(plan, order["first"])
+    def __init__(self, request: dict[str, Any], plan: dict[str, Any]) -> None:
+        count, partitions = request["periods"], plan["partitions"]
+        self._work = works(plan, request["first"])
         self._working: dict[int, asyncio.Future[None]] = {}
-        self.stamps = [order["first"] + n * order["step"] for n in range(count)]
+        self.stamps = [request["first"] + n * request["step"] for n in range(count)]
         self._arrived = [array("q", bytes(8 * count)) for _ in range(partitions)]
         self._woken = [array("q", bytes(8 * count)) for _ in range(partitions)]
         self._cpu = time.process_time_ns()
 
     async def partition(self, number: int, wait_until: Wait) -> None:
-        """One partition's records, one per period."""
+        """Pass the records of one partition, one per period."""
         arrived, woken = self._arrived[number], self._woken[number]
         for n, ts in enumerate(self.stamps):
             await self._at_work(n)
@@ -132,7 +132,7 @@ class Round:
         return work
 
     def facts(self) -> dict[str, Any]:
-        """The answer."""
+        """Return the answer."""
         return {
             "cpu": time.process_time_ns() - self._cpu,
             "arrived": list(map(max, *self._arrived)) if len(self._arrived) > 1 else list(self._arrived[0]),
@@ -141,34 +141,34 @@ class Round:
 
 
 class Rounds:
-    """Waits until all partitions are there, lets them start a round together, and waits until all have ended it."""
+    """Waits until all partitions are ready, starts a round for all of them, and waits until all have ended it."""
 
-    def __init__(self, orders: Orders, partitions: int) -> None:
-        self._orders = orders
+    def __init__(self, requests: Requests, partitions: int) -> None:
+        self._requests = requests
         self._partitions = partitions
         self._next: asyncio.Future[Round | None] = asyncio.get_running_loop().create_future()
         self._left = partitions
         self._ended = asyncio.Event()
 
     async def drive(self) -> None:
-        """Until there are no more orders."""
+        """Serve requests until there are no more."""
         loop = asyncio.get_running_loop()
         await self._ended.wait()
-        self._orders.answer(ready=True)
-        while (order := await self._orders.wait()) is not None:
-            this = Round(order, self._orders.plan)
+        self._requests.answer(ready=True)
+        while (request := await self._requests.wait()) is not None:
+            this = Round(request, self._requests.plan)
             begin, self._next = self._next, loop.create_future()
             self._left = self._partitions
             self._ended.clear()
-            self._orders.busy = True
+            self._requests.busy = True
             begin.set_result(this)
             await self._ended.wait()
-            self._orders.busy = False
-            self._orders.answer(**this.facts())
+            self._requests.busy = False
+            self._requests.answer(**this.facts())
         self._next.set_result(None)
 
     async def take(self, number: int, wait_until: Wait) -> None:
-        """One partition's part in all rounds."""
+        """Run one partition in all rounds."""
         self._end()
         while (this := await asyncio.shield(self._next)) is not None:
             await this.partition(number, wait_until)
@@ -183,10 +183,10 @@ class Rounds:
 # -- ours --------------------------------------------------------------------------------------------------------------
 
 
-async def gate(orders: Orders) -> None:
-    plan = orders.plan
+async def gate(requests: Requests) -> None:
+    plan = requests.plan
     index, count = plan["index"], plan["partitions"]
-    rounds = Rounds(orders, count)
+    rounds = Rounds(requests, count)
     async with aiokcc.connect(
         plan["url"],
         topics={TOPIC: plan["processes"] * count},
@@ -210,7 +210,7 @@ async def gate(orders: Orders) -> None:
 
 
 class Poller:
-    """A member that polls. One write per period, by its last partition: nothing is made slow on purpose."""
+    """A member that polls. It writes once per period, when its last partition arrives; nothing is slowed on purpose."""
 
     def __init__(self, session: Session, index: int, processes: int, partitions: int, period: int) -> None:
         self._session = session
@@ -271,9 +271,9 @@ class Poller:
             await asyncio.sleep(LEADER_POLL)
 
 
-async def polling(orders: Orders) -> None:
-    plan = orders.plan
-    rounds = Rounds(orders, plan["partitions"])
+async def polling(requests: Requests) -> None:
+    plan = requests.plan
+    rounds = Rounds(requests, plan["partitions"])
     async with aiokcc.open_store(plan["url"]).session() as session:
         poller = Poller(session, plan["index"], plan["processes"], plan["partitions"], plan["period"])
         await poller.join()
@@ -291,27 +291,27 @@ async def polling(orders: Orders) -> None:
 # -- kazoo -------------------------------------------------------------------------------------------------------------
 
 
-def barrier(orders: Orders) -> None:
+def barrier(requests: Requests) -> None:
     from kazoo.client import KazooClient
     from kazoo.recipe.barrier import DoubleBarrier
 
-    plan = orders.plan
+    plan = requests.plan
     client = KazooClient(hosts=plan["hosts"])
     client.start()
     made: list[Any] = []
     work = works(plan, 1)
-    Orders.answer(ready=True)
-    while (order := orders.next()) is not None:
-        orders.busy = True
+    Requests.answer(ready=True)
+    while (request := requests.next()) is not None:
+        requests.busy = True
         facts: dict[str, Any] = {}
-        if "make" in order:
-            for number in range(order["make"]):
+        if "make" in request:
+            for number in range(request["make"]):
                 path = f"{plan['root']}/{number:06}"
                 client.ensure_path(path)
                 made.append(DoubleBarrier(client, path, plan["processes"]))
-                made[-1].assured_path = True  # it is, so that entering need not look
-        elif "enter" in order:
-            number = order["enter"]
+                made[-1].assured_path = True  # the path exists, so that entering need not check
+        elif "enter" in request:
+            number = request["enter"]
             mine = made[number]
             cpu = time.process_time_ns()
             if number:
@@ -322,21 +322,21 @@ def barrier(orders: Orders) -> None:
             woken = _clock()
             facts = {"cpu": time.process_time_ns() - cpu, "arrived": [arrived], "woken": [woken]}
         else:
-            made[order["leave"]].leave()
-        orders.busy = False  # before the answer: after the last one the harness may go at once
-        Orders.answer(**facts)
+            made[request["leave"]].leave()
+        requests.busy = False  # before the answer: after the last one the harness may end at once
+        Requests.answer(**facts)
     client.stop()
     client.close()
 
 
 def main() -> None:
-    """Do what the plan says."""
-    orders = Orders()
-    way = orders.plan["way"]
+    """Run the plan."""
+    requests = Requests()
+    way = requests.plan["way"]
     if way == "barrier":
-        barrier(orders)
+        barrier(requests)
     else:
-        asyncio.run({"gate": gate, "polling": polling}[way](orders))
+        asyncio.run({"gate": gate, "polling": polling}[way](requests))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Runnable examples, one command each, in a checkout of the repository: ``python -m examples.NAME``.
 
-* ``demo``: what the gate is for
+* ``demo``: shows what the gate is for
 * ``windowed_join``, ``month_again``, ``then_follow``, ``after_a_kill``: :func:`aiokcc.replay` on Kafka
-* ``plain_asyncio``, ``own_consumer``: the gate alone, for records from anywhere
+* ``plain_asyncio``, ``own_consumer``: the gate alone, for records from any source
+* ``first_pipeline``, ``orders_and_payments``: :func:`aiokcc.spark.replay`
 """

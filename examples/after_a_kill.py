@@ -1,12 +1,12 @@
-"""Killed in the middle, and started again: nothing is lost, and no more than the open period is handled twice.
+"""A replay is killed in the middle and started again: nothing is lost, and only the open period is handled twice.
 
 In a checkout of the repository::
 
     python -m examples.after_a_kill                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.after_a_kill 127.0.0.1:9092 zk://127.0.0.1:2181/kill
 
-The replay runs in a process of its own, which is killed (SIGKILL) on the way and started again with the same settings. It needs
-no flag for that: under the same root it finds where the last period closed.
+The replay runs in a process of its own, which is killed (SIGKILL) and started again with the same settings. It needs
+no option for that: under the same root it finds where the last period closed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTITIONS = 3
 
 
 async def replay(servers: str, store: str, topic: str) -> None:
-    """The process: it says what it handles."""
+    """Replay the topic and print each record. This runs in the process that is killed."""
 
     async def handle(record: Any) -> None:
         print(f"{record.partition} {record.offset} {record.timestamp}\n", end="", flush=True)
@@ -39,7 +39,7 @@ async def replay(servers: str, store: str, topic: str) -> None:
         start=START,
         end="now",
         period="1m",
-        session_timeout=2,  # how soon the dead process's partitions may be taken over
+        session_timeout=2,  # how soon the dead process's partitions can be claimed again
     ) as it:
         await it.run(handle)
 

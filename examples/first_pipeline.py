@@ -25,7 +25,7 @@ from examples.stack import Event, create, jobs, start_services, wait_for, write
 # ## Something to read
 #
 # A Kafka and a ZooKeeper on this machine, which end with it, and a topic with two days of measurements from 20 sensors.
-# With servers of your own, write their addresses here instead and leave out the next cell.
+# If you have servers of your own, write their addresses here instead and skip the next cell.
 
 # %%
 kafka, store = start_services(sys.argv[1:])
@@ -52,14 +52,14 @@ print(f"{len(measurements):,} measurements in {topic}")
 # %% [markdown]
 # ## A session
 #
-# A plain Spark session with the Kafka connector and settings for many small jobs. One of yours will do as well, if it has the
+# A plain Spark session with the Kafka connector and settings for many small jobs. Your own session works as well, if it has the
 # connector.
 
 # %%
 spark = aiokcc.spark.session(app="first pipeline", progress=print)
 
 # %% [markdown]
-# ## What is computed
+# ## The computation
 #
 # A function from a DataFrame to a DataFrame. The frame has the columns of Spark's Kafka source (`key`, `value`, `topic`,
 # `partition`, `offset`, `timestamp` …) and `period`, the start of the record's period.
@@ -70,7 +70,7 @@ spark = aiokcc.spark.session(app="first pipeline", progress=print)
 
 # %%
 def warmest(frame: DataFrame, period: aiokcc.spark.Periods) -> DataFrame:
-    """By hour and sensor: how often it was measured, and how warm it was at most."""
+    """Compute, by hour and sensor, how many measurements there are and the highest temperature."""
     celsius = F.get_json_object(F.col("value").cast("string"), "$.celsius").cast("double")
     return (
         frame.select("period", F.col("key").cast("string").alias("sensor"), celsius.alias("celsius"))
@@ -82,11 +82,11 @@ def warmest(frame: DataFrame, period: aiokcc.spark.Periods) -> DataFrame:
 # %% [markdown]
 # ## Run it
 #
-# `name` is what the pipeline is known by: started again with the same name and store, it goes on after the last hour that is
-# published. `end="now"` ends at what the topics hold now; without `end` it follows them for ever.
+# `name` identifies the pipeline: started again with the same name and store, it resumes after the last hour that is
+# published. `end="now"` ends where the topics end now; with `end=None` it follows them without an end.
 
 # %%
-directory = tempfile.TemporaryDirectory(prefix="first-pipeline-")  # in earnest: a place that stays
+directory = tempfile.TemporaryDirectory(prefix="first-pipeline-")  # in production: a directory that stays
 out = Path(directory.name) / "warmest"
 
 
@@ -103,8 +103,8 @@ print(f"{summary.periods} hours, {summary.records:,} records, in {jobs(summary.j
 # %% [markdown]
 # ## Look at it
 #
-# The result is Parquet. `aiokcc.spark.read` sees what is published and nothing else; `aiokcc.spark.files` gives the same as a
-# list of files, for pandas, DuckDB or whatever reads Parquet.
+# The result is Parquet. `aiokcc.spark.read` reads only what is published; `aiokcc.spark.files` returns the same as a
+# list of files, for pandas, DuckDB or any other reader of Parquet.
 
 # %%
 result = aiokcc.spark.read(spark, out)
@@ -116,8 +116,8 @@ by_day.orderBy("day").show()
 # %% [markdown]
 # ## Run it again
 #
-# Everything is published already, so nothing is computed. It is the same after a crash: what was published stays, what was
-# not is done, from exactly the records that were decided on.
+# Everything is published already, so nothing is computed. After a crash it is the same: published hours stay, and
+# the others are computed from exactly the records that were recorded for them.
 
 # %%
 summary = run()

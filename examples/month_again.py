@@ -5,8 +5,8 @@ In a checkout of the repository::
     python -m examples.month_again                                        # starts a Kafka and a ZooKeeper itself
     python -m examples.month_again 127.0.0.1:9092 zk://127.0.0.1:2181/january
 
-Two topics, five partitions, one stream: ``async for record in replay`` gives the records day by day. As soon as one of the next
-day comes, the day before is complete in all of them: its sum is final, and can be written away and forgotten.
+Two topics, five partitions, one stream: ``async for record in replay`` gives the records day by day. As soon as the first
+record of the next day comes, the day before is complete in all partitions: its sum is final, and can be stored and forgotten.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ async def main(given: list[str]) -> None:
 
 
 async def write_january(servers: str) -> tuple[str, str, dict[int, int]]:
-    """A month of sales and refunds; the topics, and the right answer for each day."""
+    """Write a month of sales and refunds; return the topics, and the right answer for each day."""
     chance = random.Random(1)
     sales, refunds = await create(servers, "sales", 3), await create(servers, "refunds", 2)
     sold: list[Event] = []

@@ -1,12 +1,12 @@
-"""Bring your own consumer: what a client for any log has to do to take part, also while it has nothing to read.
+"""Your own consumer: what a client for any log has to do to take part, also while it has nothing to read.
 
 In a checkout of the repository::
 
     python -m examples.own_consumer
 
 It starts a real ZooKeeper and three processes. Each reads one partition with a `Client` that stands for yours: an async
-iterator over a log that may still be written while it is read. ``refunds`` is at its end most of the time: it must not stop
-the others, which is what `gate.idle` is for; and the refund that comes late in the day still takes its place in event time.
+iterator over a log that may still be written while it is read. ``refunds`` is at its end most of the time. It must not stop
+the others; `gate.idle` is for that. The refund that is written later is still handled at its event time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINUTE = 60_000
 
 @dataclass
 class Record:
-    """What any client gives you."""
+    """A record, as any client returns it."""
 
     offset: int
     timestamp: int
@@ -43,7 +43,7 @@ class Client:
     _grown: asyncio.Event = field(default_factory=asyncio.Event)
 
     def at_end(self) -> bool:
-        """Whether the position is the end of the log *now*."""
+        """Return True if the position is the end of the log *now*."""
         return self.position >= len(self._log)
 
     async def more(self) -> None:
@@ -63,13 +63,13 @@ class Client:
         return self._log[self.position - 1]
 
     def __post_init__(self) -> None:
-        """What lies in the log when we come: ten minutes of orders and payments, and two refunds."""
+        """Fill the log with ten minutes of orders and payments, and two refunds."""
         for second in {"orders": range(0, 600, 20), "payments": range(10, 600, 20), "refunds": (60, 160)}[self.topic]:
             self._append(second)
         self.complete = self.topic != "refunds"
 
     async def be_written(self) -> None:
-        """Stands for whoever still writes to the log: a third refund."""
+        """Write a third refund, in place of another program that still writes to the log."""
         if not self.complete:
             await asyncio.sleep(0.5)
             self._append(630)
@@ -82,14 +82,13 @@ class Client:
 
 
 async def aligned(client: Client, gate: aiokcc.Gate) -> AsyncIterator[Record]:
-    """The client's records, each when its time has come. This and the next two functions are all that you need to write."""
+    """Yield the client's records, each when the gate is open for it. You write this and the next two functions, and no more."""
     client.position = gate.resume_offset or 0
     while True:
         try:
             record = await next_in_step(client, gate)
-        except (
-            aiokcc.PositionLostError
-        ) as lost:  # we were away for long, and somebody else went on: seek, and go on there
+        except aiokcc.PositionLostError as lost:
+            # This process was frozen for long and another member has run the partition: resume where that one stopped.
             client.position = lost.offset or 0
             continue
         if record is None:
@@ -98,10 +97,10 @@ async def aligned(client: Client, gate: aiokcc.Gate) -> AsyncIterator[Record]:
 
 
 async def next_in_step(client: Client, gate: aiokcc.Gate) -> Record | None:
-    """The next record, when its time has come; None when there will be none."""
+    """Return the next record when the gate is open for it; None if there are no more."""
     while client.at_end():
         if client.complete:
-            gate.finish(client.position)  # for good: the others no longer wait for this partition
+            gate.finish(client.position)  # the others no longer wait for this partition
             return None
         await idle_until_more(client, gate)  # then look again
     record = await anext(client)
@@ -110,21 +109,21 @@ async def next_in_step(client: Client, gate: aiokcc.Gate) -> Record | None:
 
 
 async def idle_until_more(client: Client, gate: aiokcc.Gate) -> None:
-    """Say "the log holds nothing more", until there is a record or the limit has moved, whichever comes first."""
+    """Declare the partition idle until there is a record or the limit has moved, whichever comes first."""
     idle = asyncio.ensure_future(gate.idle(offset=client.position))
     more = asyncio.ensure_future(client.more())
     try:
         await asyncio.wait({idle, more}, return_when=asyncio.FIRST_COMPLETED)
         if idle.done():
-            idle.result()  # raises if the run has ended meanwhile, or the group cannot go on
+            idle.result()  # raises if the run has ended meanwhile, or the group cannot continue
     finally:
         for task in (idle, more):
-            task.cancel()  # to the gate this says: running again
+            task.cancel()  # for the gate the partition is running again
         await asyncio.gather(idle, more, return_exceptions=True)
 
 
 async def member(store: str, topic: str) -> None:
-    """One of the three processes."""
+    """Run one of the three processes."""
     client = Client(topic)
     async with (
         aiokcc.connect(store, topics=TOPICS, start=START, period="1m", member=f"reader-of-{topic}") as group,
@@ -134,12 +133,12 @@ async def member(store: str, topic: str) -> None:
         tasks.create_task(client.be_written())
         async for record in aligned(client, gate):
             line = f"{clock(record.timestamp)}  {topic:<9} offset {record.offset:<3} limit {clock(gate.limit)}\n"
-            print(line, end="", flush=True)  # in one piece: three processes share the terminal
+            print(line, end="", flush=True)  # one write: three processes share the terminal
             await asyncio.sleep(0.03 if topic == "payments" else 0)  # the work; payments take long
 
 
 async def main() -> None:
-    """Start ZooKeeper and the members; in the end, ask how it went."""
+    """Start ZooKeeper and the members, and print the status at the end."""
     async with local.zookeeper() as zookeeper:
         store = zookeeper.url("own-consumer")
         module = (sys.executable, "-m", "examples.own_consumer")

@@ -4,12 +4,12 @@ In one process, in memory, in a checkout of the repository::
 
     python -m examples.plain_asyncio
 
-In as many processes as you like, over ZooKeeper (``aiokcc local zookeeper`` starts one); each takes some of the partitions::
+In several processes, over ZooKeeper (``aiokcc local zookeeper`` starts one); each runs some of the partitions::
 
     python -m examples.plain_asyncio zk://127.0.0.1:2181/try orders.0 orders.1
     python -m examples.plain_asyncio zk://127.0.0.1:2181/try payments.0
 
-Until the second one is started too, the first waits: a partition that nobody has reported is never skipped.
+Until the second process is started, the first one waits: a partition that has not been reported is never skipped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import AsyncIterator
 import aiokcc
 
 TOPICS = {"orders": 2, "payments": 1}
-START = 1_767_225_600_000  # 2026-01-01T00:00Z in milliseconds: what Kafka's timestamps are, too
+START = 1_767_225_600_000  # 2026-01-01T00:00Z in milliseconds, as Kafka's timestamps are
 MINUTE = 60_000
 
 
 async def records(partition: str) -> AsyncIterator[int]:
-    """Ten minutes of event time: the timestamps of made-up records. Some partitions are read much faster than others."""
+    """Yield the timestamps of made-up records, ten minutes of event time. Some partitions are read much faster than others."""
     chance = random.Random(partition)
     ts = START
     while (ts := ts + chance.randrange(20_000, 60_000)) < START + 10 * MINUTE:
@@ -36,13 +36,13 @@ async def records(partition: str) -> AsyncIterator[int]:
 
 
 async def consume(group: aiokcc.Group, partition: str) -> None:
-    """What you write: your own loop, and one line before each record is handled."""
+    """Read one partition: your own loop, with one line before each record is handled."""
     topic, _, number = partition.rpartition(".")
     async with group.gate(topic, int(number)) as gate:
         async for ts in records(partition):
             await gate.wait_until(ts)
             print(f"  {clock(ts)}  {partition:<10}   (the limit is {clock(gate.limit)})\n", end="", flush=True)
-        gate.finish()  # this partition brings nothing more: the others need not wait for it
+        gate.finish()  # this partition has no more records: the others need not wait for it
 
 
 async def main(store: str, partitions: list[str]) -> None:

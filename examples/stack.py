@@ -1,7 +1,7 @@
-"""What the examples stand on: a Kafka and a ZooKeeper, and topics with a history in them.
+"""Services for the examples: a Kafka and a ZooKeeper, and topics with a history in them.
 
 ``python -m examples.NAME`` starts both on this machine (the first time it fetches Kafka, 44 MB);
-``python -m examples.NAME HOST:PORT zk://HOST:PORT/root`` uses yours. Topics and roots get names that nothing else has.
+``python -m examples.NAME HOST:PORT zk://HOST:PORT/root`` uses yours. Topics and roots get unique names.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from anyio.from_thread import start_blocking_portal
 import aiokcc
 from aiokcc import local
 
-logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # what matters is raised
+logging.getLogger("aiokafka").addHandler(logging.NullHandler())  # errors are raised, so its log is not needed
 
 
 T = TypeVar("T")
 
 
 class Services(NamedTuple):
-    """Where they are, as :func:`aiokcc.replay` wants it."""
+    """The addresses, as :func:`aiokcc.replay` takes them."""
 
     bootstrap_servers: str
     store: str
@@ -47,7 +47,7 @@ class Event(NamedTuple):
 
 
 def run(example: Coroutine[Any, Any, None]) -> None:
-    """Run an example; what goes wrong is said in a sentence."""
+    """Run an example, and print an error as one sentence."""
     try:
         asyncio.run(example)
     except (aiokcc.AiokccError, KafkaError) as error:
@@ -58,7 +58,7 @@ def run(example: Coroutine[Any, Any, None]) -> None:
 
 @asynccontextmanager
 async def services(given: list[str]) -> AsyncIterator[Services]:
-    """Those that were given, or new ones that end with the block."""
+    """Use the given services, or start new ones that end with the block."""
     if given:
         servers, store = given
         yield Services(servers, f"{store.rstrip('/')}/{secrets.token_hex(3)}")
@@ -69,7 +69,7 @@ async def services(given: list[str]) -> AsyncIterator[Services]:
 
 
 def start_services(given: list[str]) -> Services:
-    """The same for scripts and notebooks, which have no block around everything: they end with the process."""
+    """Do the same for scripts and notebooks, which have no block around everything: the services end with the process."""
     kept = ExitStack()
     portal = kept.enter_context(start_blocking_portal())
     running = kept.enter_context(portal.wrap_async_context_manager(services(given)))
@@ -78,7 +78,7 @@ def start_services(given: list[str]) -> Services:
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Its result, also in a notebook, where an event loop runs already."""
+    """Return the result of a coroutine, also in a notebook, where an event loop runs already."""
     with start_blocking_portal() as portal:
 
         async def run_it() -> T:
@@ -93,7 +93,7 @@ def jobs(number: int) -> str:
 
 
 def show_progress(line: str) -> None:
-    """What is being fetched: on a terminal in one line that changes."""
+    """Print what is being downloaded, on a terminal in one line that changes."""
     end = "\n"
     if sys.stdout.isatty() and line[:1].isdigit():
         number, _, total = line.partition(":")[0].partition(" of ")
@@ -102,7 +102,7 @@ def show_progress(line: str) -> None:
 
 
 async def create(servers: str, name: str, partitions: int, *, fresh: bool = True) -> str:
-    """A new topic; its name."""
+    """Create a topic and return its name."""
     topic = f"{name}-{secrets.token_hex(3)}" if fresh else name
     admin = AIOKafkaAdminClient(bootstrap_servers=servers)
     await admin.start()
@@ -114,7 +114,7 @@ async def create(servers: str, name: str, partitions: int, *, fresh: bool = True
 
 
 async def write(servers: str, topic: str, events: Iterable[Event]) -> None:
-    """Into a topic, whole batches at a time. Within a partition they stay in order."""
+    """Write events to a topic, in whole batches. Within a partition they stay in order."""
     producer = AIOKafkaProducer(bootstrap_servers=servers, max_batch_size=256 * 1024)
     await producer.start()
     try:

@@ -1,11 +1,11 @@
-"""Replay what there is, then follow the present: the last hour in step, and from then on whatever is written.
+"""Replay the last hour in step, then follow new records as they are written.
 
 In a checkout of the repository::
 
     python -m examples.then_follow                                        # starts a Kafka and a ZooKeeper itself
     python -m examples.then_follow 127.0.0.1:9092 zk://127.0.0.1:2181/live
 
-A replay without an end goes on when it has caught up. What happens then is said by ``caught_up``: here ``"release"`` opens the
+A replay without an end continues when it has caught up. ``caught_up`` says how: here ``"release"`` opens the
 gate, so that new records pass at once. (``"follow"`` keeps the partitions in step with each other and the clock; a duration
 does so with longer periods.)
 """
@@ -46,7 +46,7 @@ async def main(given: list[str]) -> None:
                 enough.set()
 
         async def write_on() -> None:
-            """Stands for whoever writes to these topics all the time."""
+            """Write to the topics, in place of a program that does so all the time."""
             await caught_up.wait()
             for n in range(LIVE):
                 await write(servers, (clicks, views)[n % 2], [Event(0, now(), "new")])

@@ -5,8 +5,8 @@ In a checkout of the repository::
     python -m examples.windowed_join                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.windowed_join 127.0.0.1:9092 zk://127.0.0.1:2181/join
 
-The topics have three and two partitions of very different size. Because all of them are kept in step, the join need only
-remember the orders of the last half hour, and whatever it has not found by then is not there: it does not come later.
+The topics have three and two partitions of very different size. Because all of them are kept in step, the join needs to
+remember only the orders of the last half hour. A payment that has not come by then does not come later.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def main(given: list[str]) -> None:
 
 
 async def write_a_morning(servers: str) -> tuple[str, str, tuple[int, int]]:
-    """Orders and payments, most of them in one partition; the topics, and the right answer."""
+    """Write orders and payments, most of them in one partition; return the topics and the right answer."""
     chance = random.Random(8)
     orders, payments = await create(servers, "orders", 3), await create(servers, "payments", 2)
     made: list[Event] = []

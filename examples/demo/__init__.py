@@ -1,1 +1,1 @@
-"""What the gate is for: the same skewed Kafka topics replayed by three processes, without the gate and with it."""
+"""Shows what the gate is for: the same skewed Kafka topics replayed by three processes, without the gate and with it."""

@@ -39,19 +39,19 @@ class Workers:
         self._processes, self._lines = processes, lines
 
     async def read(self) -> list[str]:
-        """The next line, as words."""
+        """Return the next line, split into words."""
         line = await self._lines.readline()
         if not line:
-            raise SystemExit("the workers have ended early; their complaint stands above")
+            raise SystemExit("the workers have ended early; see their error above")
         return line.decode().split()
 
     async def ready(self) -> None:
-        """Return when all are up."""
+        """Wait until all processes are ready."""
         for _ in self._processes:
             await self.read()
 
     def go(self, servers: str, store: str) -> None:
-        """Start a round; without a store, it is one without the gate."""
+        """Start a round; without a store it runs without the gate."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{servers} {store}\n".encode())
@@ -98,7 +98,7 @@ class Progress:
         self._next = 0.0
 
     def show(self, outcome: Outcome, at: float, *, last: bool = False) -> None:
-        """Draw where everybody is, if the last time is long enough ago."""
+        """Draw the progress of all partitions, if the last time is long enough ago."""
         if at < self._next and not last:
             return
         self._next = at + (_REDRAW if self._terminal else 1.0)
@@ -132,7 +132,7 @@ def _clock(ts: int) -> str:
 
 
 async def write_history(servers: str) -> None:
-    """The log, into Kafka."""
+    """Write the log to Kafka."""
     log = make_log()
     for topic, number in TOPICS.items():
         await create(servers, topic, number, fresh=False)
@@ -147,7 +147,7 @@ async def write_history(servers: str) -> None:
 
 
 async def play(workers: Workers, servers: str, store: str, title: str) -> Outcome:
-    """One round: everything is read once, and joined as it comes."""
+    """Run one round: read everything once, and join the records as they come."""
     outcome, progress = Outcome(make_log()), Progress(title)
     workers.go(servers, store)
     left = len(WORKERS)
@@ -169,7 +169,7 @@ async def play(workers: Workers, servers: str, store: str, title: str) -> Outcom
 
 
 def report(without: list[Outcome], gated: list[Outcome]) -> str:
-    """The table. Every number in it was counted in the rounds above."""
+    """Return the table. Every number in it was counted in the rounds above."""
 
     def row(label: str, *cells: str) -> str:
         return f"  {label:<58} {cells[0]:>18} {cells[1]:>18}"
@@ -198,7 +198,7 @@ def report(without: list[Outcome], gated: list[Outcome]) -> str:
 
 
 async def demo(picture: Path) -> None:
-    """Everything."""
+    """Run the whole demo."""
     print(_INTRODUCTION)
     print("Starting ZooKeeper and Kafka …", flush=True)
     async with start_workers() as workers, local.up(progress=show_progress) as stack:
@@ -218,7 +218,7 @@ async def demo(picture: Path) -> None:
 
 
 def main() -> int:
-    """Run it; the exit code."""
+    """Run the demo and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m examples.demo", description=__doc__)
     parser.add_argument(
         "--picture", type=Path, default=Path("aiokcc-demo.png"), metavar="FILE", help="where the PNG goes"

@@ -13,7 +13,7 @@ START: Final = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1000
 END: Final = START + 120 * MINUTE
 PERIOD: Final = 5 * MINUTE
 PAID_WITHIN: Final = 5 * MINUTE
-"""A payment comes at most so long after its order."""
+"""The longest time from an order to its payment."""
 
 ORDERS: Final = 5000
 SHARES: Final = {
@@ -24,7 +24,7 @@ SHARES: Final = {
     ("payments", 0): 0.67,
     ("payments", 1): 0.33,
 }
-"""Which part of its topic a partition holds: this is the skew."""
+"""The part of its topic that each partition has: this is the skew."""
 
 PARTITIONS: Final = tuple(SHARES)
 TOPICS: Final = {"orders": 4, "payments": 2}
@@ -33,11 +33,11 @@ WORKERS: Final = (
     (("orders", 1), ("orders", 2)),
     (("orders", 3), ("payments", 1)),
 )
-"""Which process reads which partitions."""
+"""The partitions that each process reads."""
 
 
 class Record(NamedTuple):
-    """One record: when it happened, and the order it is about."""
+    """One record: its time, and the number of its order."""
 
     ts: int
     order: int
@@ -45,16 +45,16 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True)
 class Log:
-    """Everything there is, and the right answer."""
+    """All records, and the right answer."""
 
     records: dict[tuple[str, int], list[Record]]
     paid: dict[int, bool]
-    """Of each order, whether there is a payment for it."""
+    """For each order, True if there is a payment for it."""
 
 
 @cache
 def make_log() -> Log:
-    """The same log in every process and every run."""
+    """Return the log, which is the same in every process and every run."""
     chance = random.Random(2026)
     records: dict[tuple[str, int], list[Record]] = {partition: [] for partition in PARTITIONS}
     paid: dict[int, bool] = {}

@@ -1,8 +1,8 @@
-"""Two ways to join orders with their payments, and what each of them suffers when partitions drift apart.
+"""Two ways to join orders with their payments, and how each of them suffers when partitions drift apart.
 
-Both are what stream processors do. The *forgetful* one keeps a record for ten minutes of event time after it happened, by the
-latest time it has seen anywhere: its memory is bounded, and what comes later than that finds nothing. The *patient* one keeps
-it until the slowest partition has passed: its answer is right, and it holds whatever the fast partitions bring meanwhile.
+Stream processors do both. The *forgetful* join keeps a record for ten minutes of event time, measured by the latest time it has
+seen in any partition: its memory is bounded, and a record that comes later finds nothing. The *patient* join keeps a record
+until the slowest partition has passed it: its answer is right, and it holds all records of the fast partitions meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Join:
 
     keep: int
     paid: dict[int, bool] = field(default_factory=dict)
-    """The result: of each order, whether its payment was found."""
+    """The result: for each order, True if its payment was found."""
     most: int = 0
     """The most records that were held at a time."""
     _orders: dict[int, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Join:
     _age: list[tuple[int, int]] = field(default_factory=list)
 
     def take(self, topic: str, ts: int, order: int) -> None:
-        """A record comes in."""
+        """Take one record."""
         mine, other = (self._orders, self._payments) if topic == "orders" else (self._payments, self._orders)
         if other.pop(order, None) is not None:
             self.paid[order] = True
@@ -46,7 +46,7 @@ class Join:
         return len(self._orders) + len(self._payments)
 
     def forget(self, now: int) -> None:
-        """At this event time, let go of what is too old: an order without a payment is called unpaid."""
+        """Drop the records that are too old at this event time. An order without a payment is then unpaid."""
         while self._age and self._age[0][0] + self.keep <= now:
             _, order = heapq.heappop(self._age)
             if self._orders.pop(order, None) is not None:
@@ -56,7 +56,7 @@ class Join:
 
 @dataclass
 class Outcome:
-    """One round: both joins, fed in the order of processing, and where each partition stood when."""
+    """One round: both joins, fed in the order of processing, and the progress of each partition over time."""
 
     log: Log
     forgetful: Join = field(default_factory=lambda: Join(KEEP))
@@ -67,12 +67,12 @@ class Outcome:
         default_factory=lambda: {p: [(0.0, START)] for p in PARTITIONS}
     )
     spread: int = 0
-    """The most event time that ever lay between the first and the last partition."""
+    """The greatest difference of event time between the first and the last partition."""
     seconds: float = 0.0
     latest: int = START
 
     def take(self, partition: tuple[str, int], ts: int, order: int, at: float) -> None:
-        """A record was processed, ``at`` seconds after the start."""
+        """Take a record that was processed ``at`` seconds after the start."""
         self.reached[partition] = ts
         self.history[partition].append((at, ts))
         self.latest = max(self.latest, ts)
@@ -83,7 +83,7 @@ class Outcome:
         self.patient.forget(min(self.reached.values()))
 
     def finish(self, partition: tuple[str, int], at: float) -> None:
-        """A partition has been read to its end."""
+        """Record that a partition has been read to its end."""
         self.finished.add(partition)
         self.reached[partition] = END
         self.history[partition].append((at, END))
@@ -94,9 +94,9 @@ class Outcome:
                 join.forget(END + KEEP)
 
     def wrong(self, join: Join) -> int:
-        """How many orders the join got wrong so far."""
+        """Return the number of orders that the join has wrong so far."""
         return sum(self.log.paid[order] is not paid for order, paid in join.paid.items())
 
     def digest(self) -> str:
-        """A short name for the forgetful join's result: equal results, equal names."""
+        """Return a short digest of the forgetful join's result."""
         return hashlib.sha256(repr(sorted(self.forgetful.paid.items())).encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""The picture: the event time that each partition has reached, against the clock on the wall."""
+"""Draws the event time that each partition has reached, against real time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MANY: Final = 4
 
 
 def draw(outcomes: tuple[Outcome, Outcome], path: Path) -> Path | None:
-    """A PNG, where matplotlib is installed; None where it is not."""
+    """Draw a PNG and return its path; None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -40,7 +40,7 @@ def draw(outcomes: tuple[Outcome, Outcome], path: Path) -> Path | None:
 
 
 def sketch(outcomes: tuple[Outcome, Outcome]) -> str:
-    """The same in letters, for the terminal."""
+    """Return the same picture in letters, for the terminal."""
     seconds = max(outcome.seconds for outcome in outcomes)
     left, right = (_panel(outcome, seconds) for outcome in outcomes)
     lines = [f"        {TITLES[0]:<{_WIDTH}}   {TITLES[1]}"]

@@ -1,4 +1,4 @@
-"""The end of the demo: Spark over the same history, as one more member of a group, a table of every quarter of an hour."""
+"""The end of the demo: Spark reads the same history and computes a table, one row for each quarter of an hour."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Row(NamedTuple):
 
 
 def quarters(frame: DataFrame, period: Any) -> DataFrame:
-    """What the pipeline computes: orders joined with their payments. `period` is in every join and groupBy."""
+    """Join orders with their payments. `period` is in every join and groupBy."""
     from pyspark.sql import functions as F  # noqa: N812
 
     orders = frame.where("topic = 'orders'").select("period", "key", F.lit(1).alias("order"))
@@ -68,7 +68,7 @@ async def compute(servers: str, store: str) -> tuple[list[Row], aiokcc.spark.Sum
 
 
 def right_rows() -> list[Row]:
-    """The same in plain Python, from the history itself."""
+    """Compute the same in plain Python, from the history itself."""
     times: dict[str, dict[int, int]] = {"orders": {}, "payments": {}}
     for (topic, _), records in make_log().records.items():
         times[topic] |= {record.order: record.ts for record in records}
@@ -82,7 +82,7 @@ def right_rows() -> list[Row]:
 
 
 def table(rows: list[Row], summary: aiokcc.spark.Summary) -> str:
-    """For the terminal."""
+    """Return the table for the terminal."""
     lines = [f"  {'from':<8}{'orders':>10}{'payments':>12}{'paid in the same quarter of an hour':>40}"]
     for row in rows:
         minutes = (row.period - START) // MINUTE

@@ -1,7 +1,7 @@
 """One of the three processes. It waits for a line on its standard input, reads its partitions once, and waits again.
 
-What it has processed goes to its standard output, one line a record. The three share one pipe, so that the order in which
-they processed is the order in which the join gets it.
+It writes one line for each record that it has processed to its standard output. The three share one pipe, so the join gets the
+records in the order in which they were processed.
 """
 
 from __future__ import annotations
@@ -18,27 +18,25 @@ import aiokcc
 from examples.demo.data import END, PERIOD, START, TOPICS, WORKERS, make_log
 
 RECORDS_PER_SECOND: Final = 1000
-"""How fast the handler is, in each partition: one that holds six times as many records takes six times as long."""
+"""The speed of the handler in each partition: a partition with six times as many records takes six times as long."""
 
 
 def say(line: str) -> None:
-    """Into the shared pipe: so short a line is written whole."""
+    """Write a line to the shared pipe. A line as short as this is written in one piece."""
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 class Handler:
-    """What is done with each record, with the gate and without: tell it, and take about a millisecond."""
+    """Handles a record, with the gate and without: prints it, and takes about a millisecond."""
 
     def __init__(self) -> None:
         self._owed: dict[tuple[str, int], float] = {}
 
     async def __call__(self, record: Any) -> None:
-        """Handle one."""
+        """Handle one record."""
         where = record.topic, record.partition
         say(f"{record.topic} {record.partition} {record.timestamp} {record.value.decode()}")
-        owed = (
-            self._owed.get(where, 0.0) + random.uniform(0.5, 1.5) / RECORDS_PER_SECOND
-        )  # no two runs alike, as in life
+        owed = self._owed.get(where, 0.0) + random.uniform(0.5, 1.5) / RECORDS_PER_SECOND  # no two runs are the same
         if owed > 0.01:
             await asyncio.sleep(owed)
             owed = 0.0
@@ -48,7 +46,7 @@ class Handler:
 
 
 async def read_plainly(servers: str, topic: str, number: int) -> None:
-    """One partition through plain aiokafka, to its end."""
+    """Read one partition with plain aiokafka, to its end."""
     partition = TopicPartition(topic, number)
     consumer = AIOKafkaConsumer(bootstrap_servers=servers, enable_auto_commit=False)
     await consumer.start()
@@ -66,7 +64,7 @@ async def read_plainly(servers: str, topic: str, number: int) -> None:
 
 
 async def work(worker: int, servers: str, store: str) -> None:
-    """Read this process's partitions, one task each: without a store plainly, with one in step."""
+    """Read this process's partitions, one task each: with plain aiokafka if there is no store, otherwise in step."""
     mine = WORKERS[worker]
     if not store:
         async with asyncio.TaskGroup() as tasks:
@@ -87,9 +85,9 @@ async def work(worker: int, servers: str, store: str) -> None:
 
 
 async def main(worker: int) -> None:
-    """One round for each line of input."""
+    """Run one round for each line of input."""
     make_log()
-    aiokcc.open_store("zk://127.0.0.1/demo")  # loads what it needs; nothing is connected
+    aiokcc.open_store("zk://127.0.0.1/demo")  # imports the modules it needs; nothing is connected
     say("ready")
     while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
         servers, _, store = line.partition(" ")

@@ -1,1 +1,1 @@
-"""A pipeline on Spark: revenue by hour and country, from orders and the payments that come for them, some of them late."""
+"""A Spark pipeline: revenue by hour and country, from orders and their payments, some of them late."""

@@ -1,4 +1,4 @@
-"""Orders and the payments for them, hour by hour, on Spark; a table, Parquet files and a picture.
+"""Joins orders and their payments, hour by hour, on Spark; writes a table, Parquet files and a picture.
 
 In a checkout of the repository::
 
@@ -6,7 +6,7 @@ In a checkout of the repository::
     python -m examples.orders_and_payments 127.0.0.1:9092 zk://127.0.0.1:2181/shop
     python -m examples.orders_and_payments --master spark://127.0.0.1:7077       # on a cluster, see `aiokcc local spark`
 
-Run again with the same servers, topics and directory it goes on after the last hour that is published.
+Run again with the same servers, topics and directory, it resumes after the last hour that is published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> int:
 
 
 def example(given: list[str], master: str, out: Path) -> None:
-    """Everything."""
+    """Run the whole example."""
     servers, store = start_services(given)
     history = make_history()
     topics = [wait_for(create(servers, topic, number)) for topic, number in PARTITIONS.items()]
@@ -62,7 +62,7 @@ def example(given: list[str], master: str, out: Path) -> None:
 
 
 def read_result(spark: SparkSession, out: Path) -> dict[tuple[int, str], Figures]:
-    """By hour and country."""
+    """Return the published rows, by hour and country."""
     frame = aiokcc.spark.read(spark, out).selectExpr("unix_millis(period) AS hour", "* EXCEPT (period)")
     rows = (row.asDict() for row in frame.collect())
     return {(row.pop("hour"), row.pop("country")): Figures(**row) for row in rows}

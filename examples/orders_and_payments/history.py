@@ -1,7 +1,7 @@
-"""A day of orders and payments, made up but always the same, and what the pipeline must find in it.
+"""A day of orders and payments, made up but always the same, and the result that the pipeline must have.
 
-Most orders are paid within minutes, some after hours, some never. A payment says when its order was made, and that time is its
-event time: it belongs to the hour of its order. So payments stand out of order in their log.
+Most orders are paid within minutes, some after hours, some never. A payment contains the time of its order, and that time is
+its event time: it belongs to the hour of its order. So payments are out of order in their log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MINUTE: Final = 60_000
 START: Final = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp()) * 1000
 HOURS: Final = 24
 LATENESS: Final = HOUR
-"""So long after its order a payment is waited for."""
+"""How long after its order a payment still counts."""
 
 ORDERS: Final = 6000
 PARTITIONS: Final = {"orders": 3, "payments": 2}
@@ -40,7 +40,7 @@ class Figures:
 
 
 def make_history() -> dict[str, list[Event]]:
-    """The records by topic; each partition in the order in which they were written."""
+    """Return the records by topic; each partition is in the order of writing."""
     chance = random.Random(2026)
     events: dict[str, list[Event]] = {"orders": [], "payments": []}
     for number in range(ORDERS):
@@ -52,13 +52,13 @@ def make_history() -> dict[str, list[Event]]:
         if chance.random() < 0.95:
             delay = chance.expovariate(1 / 10) if chance.random() < 0.9 else chance.expovariate(1 / 240)
             paid_at = ordered_at + int((0.2 + delay) * MINUTE)
-            if paid_at < START + HOURS * HOUR:  # what comes tomorrow is not in the log yet
+            if paid_at < START + HOURS * HOUR:  # a payment of tomorrow is not in the log yet
                 events["payments"].append(Event(chance.choice((0, 1)), paid_at, f"o-{number}", value))
     return {topic: sorted(found, key=lambda event: event.timestamp) for topic, found in events.items()}
 
 
 def _busy(chance: random.Random) -> float:
-    """An hour of the day: the evening is busier than the night."""
+    """Return a random hour of the day: the evening is busier than the night."""
     while True:
         hour = chance.random() * HOURS
         if chance.random() < (0.15 if hour < 7 else 0.6 if hour < 17 else 1.0):
@@ -66,7 +66,7 @@ def _busy(chance: random.Random) -> float:
 
 
 def right_answer(history: dict[str, list[Event]]) -> dict[tuple[int, str], Figures]:
-    """By hour and country, in plain Python: what the pipeline must give, record by record as the logs have them."""
+    """Compute the result of the pipeline in plain Python, by hour and country, from the records as they are in the logs."""
     rows: dict[tuple[int, str], Figures] = defaultdict(Figures)
     hours: dict[str, int] = {}
     for event in history["orders"]:
@@ -78,7 +78,7 @@ def right_answer(history: dict[str, list[Event]]) -> dict[tuple[int, str], Figur
     newest: dict[int, int] = defaultdict(int)
     for event in history["payments"]:
         payment = json.loads(event.value)
-        # An hour is closed once its partition has shown an event time of more than `LATENESS` after its end.
+        # An hour is closed once its partition has had an event time of more than `LATENESS` after its end.
         closed = (newest[event.partition] - LATENESS) // HOUR * HOUR
         newest[event.partition] = max(newest[event.partition], payment["ordered_at"])
         hour = max(payment["ordered_at"] // HOUR * HOUR, closed)

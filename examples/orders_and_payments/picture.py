@@ -1,4 +1,4 @@
-"""The result as a table and as a picture."""
+"""Shows the result as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from examples.orders_and_payments.history import COUNTRIES, Figures
 
 
 def by_hour(rows: dict[tuple[int, str], Figures]) -> dict[int, Figures]:
-    """All countries together."""
+    """Return the sums of all countries, by hour."""
     hours: dict[int, Figures] = {}
     for (hour, _), row in sorted(rows.items()):
         total = hours.setdefault(hour, Figures())
@@ -19,7 +19,7 @@ def by_hour(rows: dict[tuple[int, str], Figures]) -> dict[int, Figures]:
 
 
 def table(rows: dict[tuple[int, str], Figures]) -> str:
-    """For the terminal."""
+    """Return the table for the terminal."""
     lines = ["hour     orders    ordered  paid orders       paid  late payments      late"]
     for hour, row in by_hour(rows).items():
         lines.append(
@@ -30,7 +30,7 @@ def table(rows: dict[tuple[int, str], Figures]) -> str:
 
 
 def draw(rows: dict[tuple[int, str], Figures], path: Path) -> Path | None:
-    """A PNG, where matplotlib is installed; None where it is not."""
+    """Draw a PNG and return its path; None if matplotlib is not installed."""
     try:
         import matplotlib as mpl
     except ImportError:

@@ -1,4 +1,4 @@
-"""The pipeline itself: what a data engineer writes. It is plain PySpark; only the column ``period`` is new."""
+"""The pipeline, as a data engineer writes it. It is plain PySpark; only the column ``period`` is new."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 RECORD = "order string, country string, cents long, ordered_at long"
 
-# When the order was made, in orders and in payments: so a payment belongs to the hour of its order, whenever it comes.
+# The time of the order, in orders and in payments: so a payment belongs to the hour of its order, whenever it comes.
 ORDERED_AT = "timestamp_millis(cast(get_json_object(cast(value AS string), '$.ordered_at') AS bigint))"
 
 
 def revenue(frame: DataFrame, period: Any) -> DataFrame:
-    """Hour by hour and by country: what was ordered, what of it was paid, and what was paid too late to count there.
+    """Compute, by hour and country, what was ordered, how much of it was paid, and what was paid too late to count there.
 
-    In catch-up a frame holds many hours at once. `period` is in every join and groupBy, so they do not mix.
+    While the pipeline catches up, a frame holds many hours. `period` is in every join and groupBy, so they do not mix.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -34,7 +34,7 @@ def revenue(frame: DataFrame, period: Any) -> DataFrame:
     )
     joined = orders.join(payments, ["period", "order"], "full_outer")
     was_paid = F.col("cents").isNotNull() & F.col("paid").isNotNull()
-    is_late = F.col("cents").isNull()  # its order stood in an hour that is closed
+    is_late = F.col("cents").isNull()  # the hour of its order is closed
     return joined.groupBy("period", F.coalesce("country", "paid_in").alias("country")).agg(
         F.count("cents").alias("orders"),
         F.coalesce(F.sum("cents"), F.lit(0)).alias("ordered"),
@@ -48,7 +48,7 @@ def revenue(frame: DataFrame, period: Any) -> DataFrame:
 def run(
     spark: SparkSession, topics: list[str], bootstrap_servers: str, store: str, out: Path, **settings: Any
 ) -> aiokcc.spark.Summary:
-    """All hours that are not published yet, into Parquet files."""
+    """Compute all hours that are not published yet, and write them to Parquet files."""
     with aiokcc.spark.replay(
         spark,
         *topics,

@@ -1,4 +1,4 @@
-"""The benchmarks run, and say what they promise to say. How fast anything is is not tested here: machines differ."""
+"""The benchmarks run and print what they should. Speed is not tested here, because machines differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from aiokcc import open_store
 from benchmarks import harness
 from benchmarks.__main__ import main
-from benchmarks.crew import crew
+from benchmarks.worker_pool import worker_pool
 
 if TYPE_CHECKING:
     from aiokcc import local
@@ -276,12 +276,12 @@ async def _descendants(pid: int) -> list[int]:
     return found
 
 
-async def test_a_failing_worker_ends_the_run_and_its_last_words_are_shown() -> None:
+async def test_a_failing_worker_ends_the_run_and_its_error_output_is_shown() -> None:
     plans = [{"way": "no such way"}] * 2
     with pytest.raises(
         harness.BenchmarkError, match=r"worker broken/\d ended with exit code 1(.|\n)*KeyError: 'no such way'"
     ):
-        async with crew("broken", plans, patience=30):
+        async with worker_pool("broken", plans, timeout=30):
             pytest.fail("it cannot be ready")
 
 

@@ -1,7 +1,8 @@
-"""Worker processes as the harness sees them: start, give orders to all, gather answers; they end with the harness.
+"""Starts worker processes for the harness, sends requests to all of them and collects the answers.
 
-One line of JSON per order and per answer, over the worker's standard input and output. Nothing is sent while something is
-being measured. A worker that fails ends the run, and what it wrote to its standard error is shown.
+The workers end with the harness. A request and an answer are one line of JSON each, over the worker's standard input and
+output. Nothing is sent while something is measured. A worker that fails ends the run, and the end of its standard error
+is shown.
 """
 
 from __future__ import annotations
@@ -19,28 +20,28 @@ from typing import IO, Any, Final
 
 from benchmarks.harness import BenchmarkError
 
-__all__ = ["Crew", "crew"]
+__all__ = ["WorkerPool", "worker_pool"]
 
 _HOME: Final = Path(__file__).resolve().parent.parent
 _LINE: Final = 1 << 26
-_LAST_WORDS: Final = 4000
+_STDERR_TAIL: Final = 4000
 
 
 class _Worker:
     def __init__(self, name: str, process: asyncio.subprocess.Process, errors: IO[bytes]) -> None:
         self.name, self.process, self.errors = name, process, errors
 
-    def tell(self, order: dict[str, Any]) -> None:
+    def send(self, request: dict[str, Any]) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order).encode() + b"\n")
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
 
-    async def hear(self, patience: float) -> dict[str, Any]:
+    async def receive(self, timeout: float) -> dict[str, Any]:
         assert self.process.stdout is not None
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 line = await self.process.stdout.readline()
         except TimeoutError:
-            raise self.failed(f"gave no answer within {patience:g} s") from None
+            raise self.failed(f"gave no answer within {timeout:g} s") from None
         if not line:
             code = await self.process.wait()
             raise self.failed(f"ended with exit code {code}")
@@ -49,32 +50,37 @@ class _Worker:
 
     def failed(self, what: str) -> BenchmarkError:
         self.errors.seek(0)
-        words = self.errors.read().decode(errors="replace").strip()[-_LAST_WORDS:]
-        return BenchmarkError(f"worker {self.name} {what}" + (f"; its last words:\n{words}" if words else ""))
+        words = self.errors.read().decode(errors="replace").strip()[-_STDERR_TAIL:]
+        return BenchmarkError(
+            f"worker {self.name} {what}" + (f"; the end of its standard error:\n{words}" if words else "")
+        )
 
 
-class Crew:
-    """Several workers with the same task. Made by :func:`crew`."""
+class WorkerPool:
+    """Several workers with the same task. Made by :func:`worker_pool`."""
 
-    def __init__(self, workers: list[_Worker], patience: float) -> None:
+    def __init__(self, workers: list[_Worker], timeout: float) -> None:
         self._workers = workers
-        self._patience = patience
+        self._timeout = timeout
 
-    async def order(self, **order: Any) -> list[dict[str, Any]]:
-        """Tell all of them the same, at once; all answers, in the workers' order. Fails as soon as one of them does."""
+    async def request(self, **request: Any) -> list[dict[str, Any]]:
+        """Send the same request to all workers, and return their answers in the order of the workers.
+
+        Raises BenchmarkError as soon as one of them fails.
+        """
         for worker in self._workers:
-            worker.tell(order)
+            worker.send(request)
         return await self.answers()
 
     async def answers(self) -> list[dict[str, Any]]:
-        """One answer of each."""
-        asking = [asyncio.create_task(worker.hear(self._patience)) for worker in self._workers]
+        """Return the next answer of each worker."""
+        receiving = [asyncio.create_task(worker.receive(self._timeout)) for worker in self._workers]
         try:
-            return list(await asyncio.gather(*asking))
+            return list(await asyncio.gather(*receiving))
         finally:
-            for task in asking:
+            for task in receiving:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*receiving, return_exceptions=True)
 
     async def kill(self) -> None:
         """End all of them at once, as a crash would."""
@@ -84,26 +90,29 @@ class Crew:
         for worker in workers:
             await worker.process.wait()
 
-    async def dismiss(self) -> None:
-        """Let them end by themselves, and see to it that they did so without an error."""
+    async def close(self) -> None:
+        """Wait until all workers have ended by themselves. Raises BenchmarkError if one ends with an error."""
         for worker in self._workers:
             assert worker.process.stdin is not None
             worker.process.stdin.close()
         for worker in self._workers:
             try:
-                async with asyncio.timeout(self._patience):
+                async with asyncio.timeout(self._timeout):
                     code = await worker.process.wait()
             except TimeoutError:
-                raise worker.failed(f"did not end within {self._patience:g} s") from None
+                raise worker.failed(f"did not end within {self._timeout:g} s") from None
             if code:
                 raise worker.failed(f"ended with exit code {code}")
 
 
 @contextlib.asynccontextmanager
-async def crew(
-    name: str, plans: Iterable[dict[str, Any]], *, patience: float = 120, module: str = "benchmarks.worker"
-) -> AsyncIterator[Crew]:
-    """One process of the module per plan, all ready. On leaving they end: by themselves, or killed after an error."""
+async def worker_pool(
+    name: str, plans: Iterable[dict[str, Any]], *, timeout: float = 120, module: str = "benchmarks.worker"
+) -> AsyncIterator[WorkerPool]:
+    """Start one process of the module for each plan, and wait until all are ready.
+
+    When the block ends the processes end by themselves; after an error they are killed.
+    """
     path = os.pathsep.join(filter(None, [str(_HOME), os.environ.get("PYTHONPATH")]))
     workers: list[_Worker] = []
     try:
@@ -125,11 +134,11 @@ async def crew(
                 errors.close()
                 raise
             workers.append(_Worker(f"{name}/{number}", process, errors))
-            workers[-1].tell(plan)
-        gathered = Crew(workers, patience)
-        await gathered.answers()
-        yield gathered
-        await gathered.dismiss()
+            workers[-1].send(plan)
+        pool = WorkerPool(workers, timeout)
+        await pool.answers()
+        yield pool
+        await pool.close()
     finally:
         for worker in workers:
             if worker.process.returncode is None:

@@ -1,10 +1,11 @@
-"""A worker process of the rebalance benchmark: one member of a group that shares topics, ours or Kafka's.
+"""A worker process of the rebalance benchmark: one member of a group, ours or Kafka's, that reads a topic.
 
-The first line on standard input is the plan; ``go`` makes it join and read, ``leave`` makes it leave in good order. How far
-it has come in each partition, and when, stands in a file that outlives it: for each partition the next offset and the time of
+The first line on standard input is the plan. The request ``go`` makes it join and read, ``leave`` makes it leave
+normally. It writes its progress into a file that survives the process: for each partition the next offset and the time of
 the last record, in nanoseconds of the monotonic clock.
 
-Both handle the records of each partition one after the other, at the same pace, and the partitions side by side.
+Both kinds of members handle the records of a partition one after the other, at the same rate, and the partitions
+concurrently.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer
 
 import aiokcc
-from benchmarks.worker import Orders
+from benchmarks.worker import Requests
 
 _clock = time.monotonic_ns
 
 
 class Marks:
-    """Where this process stands in each partition."""
+    """Writes the progress of this process in each partition."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         with Path(plan["marks"]).open("r+b") as file:
@@ -33,14 +34,14 @@ class Marks:
         self._pause = plan["pause"]
 
     async def handle(self, record: Any) -> None:
-        """One record."""
+        """Handle one record."""
         await asyncio.sleep(self._pause)
         self._cells[2 * record.partition] = record.offset + 1
         self._cells[2 * record.partition + 1] = _clock()
 
 
 async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
-    """Ours."""
+    """Read as a member of our managed group."""
     marks = Marks(plan)
     async with aiokcc.replay(
         plan["topic"],
@@ -67,7 +68,7 @@ async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
 
 
 async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
-    """Kafka's own group protocol, through aiokafka."""
+    """Read as a member of a Kafka consumer group, through aiokafka."""
     marks = Marks(plan)
     consumer = AIOKafkaConsumer(
         plan["topic"],
@@ -96,28 +97,28 @@ async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
 WAYS: dict[str, Callable[[dict[str, Any], asyncio.Event], Awaitable[None]]] = {"managed": managed, "group": group}
 
 
-async def serve(orders: Orders) -> None:
-    """Join when told to, leave when told to."""
-    plan = orders.plan
-    orders.answer(ready=True)
-    if await orders.wait() is None:
+async def serve(requests: Requests) -> None:
+    """Join at the first request, leave at the second."""
+    plan = requests.plan
+    requests.answer(ready=True)
+    if await requests.wait() is None:
         return
     leaving = asyncio.Event()
     reading = asyncio.ensure_future(WAYS[plan["way"]](plan, leaving))  # type: ignore[arg-type]
-    orders.answer(going=True)
-    if await orders.wait() is not None:
+    requests.answer(going=True)
+    if await requests.wait() is not None:
         began = _clock()
         leaving.set()
         await reading
-        orders.answer(began=began, ended=_clock())
+        requests.answer(began=began, ended=_clock())
     else:
         reading.cancel()
         await asyncio.wait([reading])
 
 
 def main() -> None:
-    """Do what the plan says."""
-    asyncio.run(serve(Orders()))
+    """Run the plan."""
+    asyncio.run(serve(Requests()))
 
 
 if __name__ == "__main__":
