@@ -93,38 +93,40 @@ def replay(
 ) -> AbstractAsyncContextManager[Replay]:
     """Replay topics in step: ``async with aiokcc.replay("orders", "payments", ...) as replay: await replay.run(handler)``.
 
-    Any number of processes with the same settings form one group under the store's root. What is passed is checked at once.
+    Any number of processes with the same settings form one group under the store's root. The arguments are checked at once.
 
     :param pattern: instead of topics, a regular expression over the cluster's topics
     :param bootstrap_servers: ``"host:port"``, or several
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
-    :param start: a time, ``"earliest"``, or ``"committed"``: what stands in ``offset_storage`` when the run is founded, whoever
-        has put it there; a partition for which nothing does starts at its earliest record
+    :param start: a time, ``"earliest"``, or ``"committed"``: the offsets in ``offset_storage`` when the run is founded, whoever
+        committed them; a partition without one starts at its earliest record
     :param end: a time, ``"now"`` (the default: the ends of the logs when the group is founded; a transaction whose marker has
         not been written by then, which may be a moment after its commit was answered, lies beyond it), or None to follow
         until :meth:`Replay.stop`: then new partitions, and new topics that match the pattern, join while the replay runs
-    :param partitions: which partitions this process runs; by default all. A list, or a function of topic and number that says
-        whether they are ours, as ``lambda topic, number: number % 3 == 0``: only such a rule, or the default, takes
-        partitions that join later. One that is in no process's list blocks the group until somebody is started who has it
-    :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` it also
-        says which partitions are ours: Kafka assigns them, and may move them while the replay runs
-    :param assignment: ``"managed"``: the group's own leader shares the partitions out among all processes that are there, and
-        hands them over as processes come and go; ``"group"``: Kafka's consumer group does; ``"fixed"``: ``partitions`` says. By
+    :param partitions: which partitions this process runs; by default all. A list, or a function of topic and number that
+        returns whether this process runs it, as ``lambda topic, number: number % 3 == 0``: only such a rule, or the default,
+        claims partitions that join later. A partition in no process's list blocks the group until a process is started that
+        has it
+    :param group_id: the Kafka consumer group that offsets are committed for as periods close. Without ``partitions`` Kafka
+        also assigns the partitions, and may move them while the replay runs
+    :param assignment: ``"managed"``: the group's own leader assigns the partitions to the processes that are there, and moves
+        them as processes come and go; ``"group"``: Kafka's consumer group does; ``"fixed"``: ``partitions`` lists them. By
         default ``"group"`` if there is a ``group_id`` and no ``partitions``, otherwise ``"fixed"``
-    :param subscription: managed: what this process may be given; see :func:`aiokcc.connect`, also for ``assignor``, ``weight``,
-        ``join_window`` and ``expect``
+    :param subscription: managed: the partitions that may be assigned to this process; see :func:`aiokcc.connect`, also for
+        ``assignor``, ``weight``, ``join_window`` and ``expect``
     :param commit: whether offsets are committed at all
-    :param offset_storage: where: ``"kafka"``, under ``group_id`` if there is one, or ``"store"``: in the store, below its
-        root as ``offsets/<topic>/<partition>``. Either way a run goes on by its last cut, or by what it has committed past it
+    :param offset_storage: where offsets are committed: ``"kafka"``, under ``group_id`` if there is one, or ``"store"``: in the
+        store, below its root as ``offsets/<topic>/<partition>``. Either way a run resumes at its last cut, or at what it has
+        committed past it
     :param timestamp: event time from a record, in milliseconds; Kafka's own timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
-    :param late: what becomes of a record whose period has closed
-    :param poison: what becomes of a record without a usable timestamp. ``"cap"`` gives it the greatest one its partition has
-        shown so far, or the start of the open period; after a restart that is the same period. What counts as too far
-        ahead goes by the clock, though: a timestamp beyond it now may be a usable one after a restart
-    :param on_error: what becomes of a record whose handler raised, after ``retries`` more tries
-    :param dead_letter: a function of (record, reason), for the policies that say so
+    :param late: what is done with a record whose period has closed
+    :param poison: what is done with a record without a usable timestamp. ``"cap"`` gives it the greatest one of its partition
+        so far, or the start of the open period; after a restart that is the same period. But the clock decides what is too far
+        ahead: a timestamp that is too far ahead now may be usable after a restart
+    :param on_error: what is done with a record whose handler raised, after ``retries`` more tries
+    :param dead_letter: a function of (record, reason), for the policies ``"dead-letter"``
     :param buffer_records: how many records of a partition are unpacked at a time, and held at most while it waits
     :param buffer_bytes: how much of a partition is held at most beside them, as the broker has sent it, a single larger batch
         excepted. In a run with an end half of it is used up while the other half is fetched, so it sets aiokafka's
@@ -230,7 +232,7 @@ async def _replaying(
         for topic, number in sorted(everything):
             by_topic.setdefault(topic, []).append(number)
         async with join(topics=by_topic, offsets=resolve) as group:
-            if settings.end is not None:  # what has come to be since the run was founded is not part of it
+            if settings.end is not None:  # partitions that were created after the run was founded are not part of it
                 mine &= group._member.settings.partitions
                 newer = sorted((settings.partitions or mine) - mine)
                 if newer:
@@ -242,7 +244,7 @@ async def _replaying(
 
 
 class Replay:
-    """A replay in this process. Read it in one of three ways, once."""
+    """A replay in this process. Read it once, with :meth:`run`, :meth:`run_batches`, ``async for`` or :meth:`periods`."""
 
     def __init__(
         self,
@@ -264,12 +266,12 @@ class Replay:
         self._partition_tasks: PartitionTasks | None = None
         self._until_stopped = anyio.CancelScope()
         self._period_lock = anyio.Lock()
-        """Held while the user works on a period: what it brought is not processed before that."""
+        """Held while the user works on a period: its records are not processed before that ends."""
         self.summary = Summary()
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """The partitions this process runs: while it reads, those it has; before that, those it is going to ask for."""
+        """The partitions that this process runs: those it owns while it reads, and those it will claim before that."""
         return tuple(sorted(self._mine if self._partition_tasks is None else self._partition_tasks.partitions))
 
     @property
@@ -284,24 +286,24 @@ class Replay:
 
     @property
     def bounds(self) -> Mapping[Partition, Bounds]:
-        """What of each log the run replays, of all partitions: the first offset, and the one it ends before, if it ends."""
+        """The part of each log that the run replays, for all partitions: the first offset, and the offset behind the last."""
         return self._member.bounds
 
     def stop(self) -> None:
-        """End the reading in this process in good order; call it from anywhere in its event loop, a handler too.
+        """Stop reading in this process in good order; call it from anywhere in its event loop, also from a handler.
 
-        No further record is started, and running handlers end: ``async for`` with the records it has in hand, :meth:`periods`
-        with the period it has in hand. Where offsets are committed, they are committed up to here. Then the partitions are
-        given up, and :meth:`run` returns, or the loop ends. Other processes are not stopped, and the limit waits until
-        somebody runs the partitions again. Who does goes on here if offsets are committed, and otherwise where the last
-        period closed. To end at once, without waiting for anybody's handler, cancel instead.
+        No further record starts, and running handlers end: ``async for`` ends with its present list of records, :meth:`periods`
+        with its present period. If offsets are committed, they are committed up to here. Then the locks are released, and
+        :meth:`run` returns, or the loop ends. Other processes are not stopped, and the limit waits until the partitions are
+        owned again. Their next owner resumes here if offsets are committed, and otherwise where the last period closed. To end
+        at once, without waiting for a handler, cancel instead.
         """
         self._until_stopped.cancel()
         if self._partition_tasks is not None:
             self._partition_tasks.revoke()
 
     async def run(self, handler: Callable[[Any], Any]) -> Summary:
-        """Hand every record to the handler, one task per partition; what was done, when the run has ended.
+        """Hand every record to the handler, in one task per partition; return the summary when the run has ended.
 
         The handler may be a coroutine function or a plain one. When it returns, the record counts as processed. If it raises,
         the replay stops with a HandlerError that names the record, or does what ``on_error`` says; the limit does not pass
@@ -329,9 +331,9 @@ class Replay:
         return self.summary
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
-        """One stream of all records in the order of periods. Asking for the next says that the last is processed.
+        """Iterate over all records in the order of periods. Asking for the next record says that the last one is processed.
 
-        Leaving the loop early gives the partitions up, at the latest when the block ends.
+        If the loop is left early, the partitions are released, at the latest when the block ends.
         """
         handoff = Handoff[tuple[PartitionConsumer, list[Any]]]()
 
@@ -351,10 +353,11 @@ class Replay:
             await handoff.close()
 
     async def periods(self) -> AsyncGenerator[Period, None]:
-        """Each period that has records here, whole, with its records by partition and its cut.
+        """Iterate over the periods that have records here, each complete, with its records by partition and its cut.
 
-        Asking for the next says that this one is processed; only then does the group move on. Leaving the loop early gives the
-        partitions up, at the latest when the block ends. After a release there are no periods: records come as they are read.
+        Asking for the next period says that this one is processed; only then does the limit move. If the loop is left early,
+        the partitions are released, at the latest when the block ends. After a release there are no periods: records come as
+        they are read. Raises UsageError with lookahead, and where partitions may move.
         """
         if self._lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
@@ -372,7 +375,7 @@ class Replay:
             await handoff.close()
 
     async def _collect(self, collected: dict[Partition, list[Any]], handoff: Handoff[Period]) -> None:
-        """Gather until every partition has arrived, hand the period over, and report only when it has been processed."""
+        """Gather records until every partition has arrived, hand the period over, and report only when it is processed."""
         member_progress, member = self._member.progress, self._member
         complete = Signal()
         taken = asyncio.Event()
@@ -398,7 +401,7 @@ class Replay:
                 tasks.start_soon(read)
                 while True:
                     await complete.wait()
-                    if self._until_stopped.cancel_called:  # what was gathered since is no whole period: it comes again
+                    if self._until_stopped.cancel_called:  # the records are no complete period: they are read again
                         taken.set()
                         continue
                     released = member_progress.limit.mode is Mode.OPEN
@@ -418,7 +421,7 @@ class Replay:
                             member.report_if_due()
         finally:
             member.on_complete = None
-            if member_progress.withheld:  # what was not processed has not finished either
+            if member_progress.withheld:  # a period that was not processed must not count as finished
                 await member.release_all()
             member_progress.withheld = False
 
@@ -435,8 +438,9 @@ class Replay:
         fetch_ahead = settings.fetches_ahead
         size = max(1, settings.buffer_bytes // 2) if fetch_ahead else settings.buffer_bytes
         bounded = {"max_partition_fetch_bytes": size, **consumer_settings(settings)}
-        # Nobody polls while all wait at the gate or in a handler: aiokafka would leave Kafka's group then, and would not join
-        # again before it is polled, which nobody does who has no partitions. Whether we live, the store's session tells.
+        # Nothing polls while all partitions wait at the gate or in a handler. aiokafka would leave Kafka's group then, and
+        # would join again only when it is polled, which a process without partitions never does. The store's session shows
+        # that we live.
         consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)
         async with stopping(consumer):
             await self._cluster.ask(consumer.start(), "connect to")
@@ -452,7 +456,7 @@ class Replay:
                     released.set()
 
             member.on_close = moved
-            moved({})  # what was so before we looked
+            moved({})  # the state before the callback was set
             partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
@@ -474,9 +478,9 @@ class Replay:
                     tasks.cancel_scope.cancel()
             finally:
                 member.leave()
-                member.on_complete = None  # a period is not whole because those that lack are given up
+                member.on_complete = None  # a period does not become complete because partitions are released
                 if partition_tasks is not None:
-                    await partition_tasks.close()  # now that no task is in a gate any more
+                    await partition_tasks.close()  # only now: no task waits in a gate any more
                 member.on_close = None
                 if self.summary.late:
                     log.warning("%s: %d records came late in this replay", member.name, self.summary.late)

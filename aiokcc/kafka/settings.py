@@ -1,4 +1,4 @@
-"""What a replay is told, checked before anything is connected."""
+"""The settings of a replay, checked before anything is connected."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from typing import Any, Final, Literal, TypeAlias
 
 from aiokafka import AIOKafkaConsumer
@@ -21,11 +20,9 @@ from aiokcc.errors import UsageError
 __all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
 
 Timestamp: TypeAlias = "Callable[[Any], int]"
-Duration: TypeAlias = "str | int | timedelta"
-Time: TypeAlias = "str | int | datetime"
 
 _STARTS: Final = ("earliest", "committed")
-_OURS: Final = {
+_FIXED_SETTINGS: Final = {
     "auto_offset_reset": "start= says where to begin, and a log that moves under a replay is an error",
     "enable_auto_commit": "offsets are committed when a period closes; commit=False turns that off",
     "group_id": "group_id is an argument of its own",
@@ -34,8 +31,8 @@ _OURS: Final = {
     "max_poll_interval_ms": "a partition is not polled while it waits for the others, however long that takes",
     "consumer_timeout_ms": "a replay waits for the group, not for a clock",
 }
-_MOST_BYTES: Final = 2**31 - 1
-"""Kafka's protocol counts what is to be fetched in 32 bits. With more aiokafka fetches nothing, and says nothing."""
+_MAX_BYTES: Final = 2**31 - 1
+"""Kafka's protocol has 32 bits for the size of a fetch. With a larger value aiokafka fetches nothing and raises nothing."""
 _IN_32_BITS: Final = ("max_partition_fetch_bytes", "fetch_max_bytes", "fetch_min_bytes", "fetch_max_wait_ms")
 _CHOICES: Final = {
     "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
@@ -48,25 +45,25 @@ class ReplaySettings:
     """The consumer's side of a replay; the barrier's settings go to :func:`aiokcc.connect`."""
 
     topics: tuple[str, ...]
-    """Empty if a pattern says which."""
+    """The topics to replay; empty if there is a pattern."""
     bootstrap_servers: str
     pattern: re.Pattern[str] | None = None
     start: int | Literal["earliest", "committed"] = "earliest"
     end: int | Literal["now"] | None = None
     partitions: frozenset[Partition] | None = None
-    """Which of them this process runs; None: all, or those that the rule says."""
+    """The partitions that this process runs; None: all, or those for which the rule is true."""
     rule: Callable[[str, int], object] | None = None
-    """Says of each partition, also of one that joins later, whether this process runs it."""
+    """Returns for a partition, also for one that joins later, whether this process runs it."""
     group_id: str | None = None
     by_group: bool = False
-    """Whether Kafka's group protocol says which partitions are ours."""
+    """True if Kafka's group protocol assigns the partitions."""
     managed: bool = False
-    """Whether the group's own leader says which partitions are ours."""
+    """True if the group's own leader assigns the partitions."""
     commit: bool = True
     offset_storage: str = "kafka"
     timestamp: Timestamp | None = None
     lateness: Mapping[str, int] = field(default_factory=dict)
-    """By topic."""
+    """The bound on lateness in milliseconds, by topic."""
     late: str = "deliver"
     poison: str = "raise"
     on_error: str = "raise"
@@ -80,13 +77,13 @@ class ReplaySettings:
 
     @property
     def fetches_ahead(self) -> bool:
-        """Whether a partition is fetched while what was fetched of it is used up."""
+        """True if a partition is fetched while its last fetch is still being used up."""
         plain = not any(self.consumer.get(name) for name in ("key_deserializer", "value_deserializer"))
         return plain and self.end is not None and not self.by_group
 
     @property
     def source(self) -> str:
-        """What all members must share, in words."""
+        """The settings that all members must share, as text. It stands in the ``run`` node, and members compare it."""
         start = self.start if isinstance(self.start, str) else format_time(self.start)
         end = self.end if self.end is None or isinstance(self.end, str) else format_time(self.end)
         lateness = ",".join(f"{topic}:{format_duration(ms)}" for topic, ms in sorted(self.lateness.items()) if ms)
@@ -94,15 +91,15 @@ class ReplaySettings:
         what = "" if self.pattern is None else f" pattern={self.pattern.pattern}"
         late = lateness or "none"
         if self.offset_storage != "kafka":
-            what += " offsets=zookeeper"  # the text in the run node for "store": members of all versions compare it
+            what += " offsets=zookeeper"  # the run node has this word for "store"
         return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
     def replays(self, topic: str) -> bool:
-        """Whether the topic is among those that are replayed."""
+        """Return whether the topic is replayed."""
         return topic in self.topics if self.pattern is None else self.pattern.fullmatch(topic) is not None
 
     def wants(self, partition: Partition) -> bool:
-        """Whether this process runs the partition, where nobody assigns it."""
+        """Return whether this process runs the partition, if neither Kafka nor the leader assigns it."""
         if self.rule is not None:
             return bool(self.rule(partition.topic, partition.number))
         return self.partitions is None or partition in self.partitions
@@ -133,7 +130,7 @@ class ReplaySettings:
         isolation_level: object,
         consumer: Mapping[str, Any],
     ) -> ReplaySettings:
-        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        """Return the settings from the user's arguments. Raises UsageError for the first invalid one."""
         if pattern is not None:
             if topics:
                 raise UsageError("name the topics or give a pattern, not both")
@@ -173,7 +170,7 @@ class ReplaySettings:
         _choice("offset_storage", offset_storage, ("kafka", "store"))
         if begin == "committed" and group_id is None and offset_storage == "kafka":
             raise UsageError(
-                'start="committed" needs group_id: whose committed offsets? Or offset_storage="store": those under the root'
+                'start="committed" needs group_id, for offsets in Kafka, or offset_storage="store", for those under the root'
             )
         if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
             raise UsageError(
@@ -211,19 +208,19 @@ class ReplaySettings:
             _count("retries", retries, 0),
             dead_letter,
             _count("buffer_records", buffer_records, 1),
-            _count("buffer_bytes", buffer_bytes, 1, _MOST_BYTES),
+            _count("buffer_bytes", buffer_bytes, 1, _MAX_BYTES),
             str(isolation_level),
             dict(consumer),
         )
 
 
 def _pattern(value: object) -> re.Pattern[str]:
-    """As members subscribe by one: a text, or compiled without flags, so that all of a group can compare it."""
+    """Return the compiled pattern. Like a subscription it has no flags, so that all members of a group can compare it."""
     return re.compile(Subscription.check(pattern=value).pattern or "")
 
 
 def _check_replayed(what: str, topic: object, wanted: Sequence[str] | re.Pattern[str]) -> None:
-    """UsageError for a topic that is not among those that are replayed."""
+    """Raise UsageError for a topic that is not replayed."""
     if isinstance(wanted, re.Pattern):
         if not isinstance(topic, str) or wanted.fullmatch(topic) is None:
             raise UsageError(f"{what} names the topic {topic!r}, which does not match the pattern {wanted.pattern!r}")
@@ -241,12 +238,12 @@ def _time(value: object, what: str, words: Sequence[str]) -> int:
 
 
 def consumer_keywords() -> frozenset[str]:
-    """The settings of aiokafka's consumer."""
+    """Return the names of the settings of aiokafka's consumer."""
     return frozenset(inspect.signature(AIOKafkaConsumer).parameters) - {"topics", "loop"}
 
 
 def check_handler(handler: object, method: str, gets: str) -> None:
-    """UsageError for what cannot handle records, before anything is read."""
+    """Raise UsageError if this cannot be called with records, before anything is read."""
     if not callable(handler):
         raise UsageError(
             f"{method}() got {handler!r}, which cannot be called; expected a function of {gets}, with or without async"
@@ -259,11 +256,11 @@ def check_handler(handler: object, method: str, gets: str) -> None:
 
 
 def check_consumer(settings: Mapping[str, Any]) -> None:
-    """What goes to aiokafka is checked by aiokafka, but only once it is connected; a mistyped name is told at once."""
+    """Raise UsageError for settings that aiokafka does not have, or that we fix. aiokafka checks the others on connecting."""
     known = consumer_keywords()
     for name, value in settings.items():
-        if name in _OURS:
-            raise UsageError(f"{name} cannot be passed through: {_OURS[name]}")
+        if name in _FIXED_SETTINGS:
+            raise UsageError(f"{name} cannot be passed through: {_FIXED_SETTINGS[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; {near[0]}?" if near else ""
@@ -271,7 +268,7 @@ def check_consumer(settings: Mapping[str, Any]) -> None:
         if name in _CHOICES:
             _choice(name, value, _CHOICES[name])
         if name in _IN_32_BITS:
-            _count(name, value, 0, _MOST_BYTES)
+            _count(name, value, 0, _MAX_BYTES)
 
 
 def _choice(what: str, value: object, choices: Sequence[str]) -> None:
@@ -310,7 +307,7 @@ def _rule(value: Callable[..., Any]) -> Callable[[str, int], object]:
         inspect.signature(value).bind("topic", 0)
     except TypeError:
         raise UsageError(wrong) from None
-    except ValueError:  # a function written in C may not tell what it takes
+    except ValueError:  # a function written in C may have no signature
         pass
     return value
 
