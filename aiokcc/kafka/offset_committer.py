@@ -162,7 +162,7 @@ class Committer:
                 self._summary.commit_error = None
 
     def _failed(self, why: str) -> None:
-        text = f"could not commit offsets: {why}; the cuts in the store are what a restart goes by"
+        text = f"could not commit offsets: {why}; a restart resumes at the last cut in the store"
         self._summary.commit_error = text
         log.warning("%s", text)
 

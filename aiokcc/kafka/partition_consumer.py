@@ -411,7 +411,7 @@ class PartitionConsumer:
         policy = self._settings.poison
         if policy == "raise":
             raise PoisonTimestampError(
-                f'{wrong}; timestamp= can read it from the record, poison="skip", "cap" or "dead-letter" goes on without',
+                f'{wrong}; timestamp= can read it from the record, poison="skip", "cap" or "dead-letter" continues without it',
                 record.topic,
                 record.partition,
                 record.offset,

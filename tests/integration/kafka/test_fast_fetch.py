@@ -1,4 +1,4 @@
-"""Records made the short way are the records that aiokafka makes, on a real broker, and so are those that we take ourselves."""
+"""The fast path gives the same records as aiokafka, on a real broker, whether aiokafka or we take them from a fetch."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.K
 
 
 @pytest.mark.parametrize("unknown", ["", "_RESULT_PARAMETERS", "_RESULT_ATTRIBUTES", "_METHODS"])
-async def test_a_replay_takes_what_is_at_hand_or_asks_for_it(
+async def test_a_replay_takes_fetched_records_or_asks_aiokafka(
     kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, unknown: str
 ) -> None:
     name = await topic(kafka, [at(n / 100) for n in range(2000)])

@@ -1,4 +1,4 @@
-"""Offsets in Kafka and in ZooKeeper: where a run goes on, where a new one starts, what a former owner may still do."""
+"""Offsets in Kafka and in the store: where a run resumes, where a new one starts, what a former owner may still do."""
 
 from __future__ import annotations
 

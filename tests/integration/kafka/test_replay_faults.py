@@ -200,7 +200,7 @@ async def test_a_broker_killed_frozen_and_back_in_the_middle_of_a_period(
 
 
 @pytest.mark.timeout(90)
-async def test_semantics_15_the_store_unreachable(kafka: local.Kafka, private_zookeeper: local.ZooKeeper) -> None:
+async def test_the_store_unreachable(kafka: local.Kafka, private_zookeeper: local.ZooKeeper) -> None:
     """Below the known limit work goes on until the deadline; nothing passes it; then it resumes by itself."""
     zk = private_zookeeper
     name = await topic(kafka, [at(0, n) for n in range(2000)] + [at(m) for m in range(1, 6)], [at(m) for m in range(6)])

@@ -93,7 +93,7 @@ async def test_stop_of_periods_ends_with_the_period_in_hand(kafka: local.Kafka, 
 
 
 async def until_given_up(replay: Replay) -> None:
-    """As long as it takes the streams to end, which is when they have been told."""
+    """Wait until all partition tasks have ended, which they do once they are revoked."""
     while any(not running.ended.is_set() for running in replay._partition_tasks._running.values()):  # type: ignore[union-attr]
         await replay.group.status()
 
@@ -247,7 +247,7 @@ async def member(kafka: local.Kafka, name: str, store: str, seen: Seen, **settin
             await running
 
 
-async def test_semantics_12_new_partitions_go_to_whoever_has_a_rule_for_them(kafka: local.Kafka, zk_root: str) -> None:
+async def test_new_partitions_go_to_whoever_has_a_rule_for_them(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0)], [at(0)])
     evens, odds = Seen(), Seen()
     async with (
@@ -266,9 +266,7 @@ async def test_semantics_12_new_partitions_go_to_whoever_has_a_rule_for_them(kaf
     assert {r.partition for r in odds.records} == {1, 3}
 
 
-async def test_semantics_12_the_one_that_reads_all_the_rest_waits_for_its_first(
-    kafka: local.Kafka, zk_root: str
-) -> None:
+async def test_the_one_that_reads_all_the_rest_waits_for_its_first(kafka: local.Kafka, zk_root: str) -> None:
     """A rule that fits nothing yet is no reason to end."""
     name = await topic(kafka, [at(0)])
     first, later = Seen(), Seen()
@@ -285,7 +283,7 @@ async def test_semantics_12_the_one_that_reads_all_the_rest_waits_for_its_first(
     assert places(later.records) == [(name, 1, 0)]
 
 
-async def test_semantics_12_a_partition_added_while_nobody_was_there_joins_at_the_next_start(
+async def test_a_partition_added_while_nobody_was_there_joins_at_the_next_start(
     kafka: local.Kafka, zk_root: str
 ) -> None:
     """Kafka has it, and the set that was agreed on does not yet."""
@@ -302,7 +300,7 @@ async def test_semantics_12_a_partition_added_while_nobody_was_there_joins_at_th
                 await again.until(len(again.records) + 1)
 
 
-async def test_semantics_12_a_partition_joins_after_a_release_too(kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_partition_joins_after_a_release_too(kafka: local.Kafka, zk_root: str) -> None:
     """Released is how history is followed into the present; a new partition must not be passed over there."""
     name = await topic(kafka, [at(0)])
     seen = Seen()

@@ -1,4 +1,4 @@
-"""What must hold for a replay, one test or more for each of the semantics, on a real broker."""
+"""The semantics of a replay, section by section, on a real broker: periods, idle partitions, ends, lateness, timestamps."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ async def everything(*args: Any, **settings: Any) -> tuple[list[Any], Replay]:
     return seen, replay
 
 
-# 1 ---------------------------------------------------------------------------------------------------------------------
+# -- periods are half-open ---------------------------------------------------------------------------------------------
 
 
-async def test_semantics_01_half_open(kafka: local.Kafka) -> None:
+async def test_periods_are_half_open(kafka: local.Kafka) -> None:
     """A record at T waits for the next period; one a millisecond before does not."""
     name = await topic(kafka, [at(1, -1), at(1)], [at(0), at(1)])
     async with replaying(kafka, name) as replay:
@@ -97,10 +97,10 @@ async def test_semantics_01_half_open(kafka: local.Kafka) -> None:
     assert found == [(at(1), [(0, 0), (1, 0)]), (at(2), [(0, 1), (1, 1)])]
 
 
-# 2 ---------------------------------------------------------------------------------------------------------------------
+# -- waiting, idle, finished -------------------------------------------------------------------------------------------
 
 
-async def test_semantics_02_waiting_idle_and_finished_are_distinct(kafka: local.Kafka, zk_root: str) -> None:
+async def test_waiting_idle_and_finished_are_distinct(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(5)], [at(0)], [])
     async with Following(kafka, name, store=zk_root, end=None) as follower:
         await follower.seen.reach(3)
@@ -112,7 +112,7 @@ async def test_semantics_02_waiting_idle_and_finished_are_distinct(kafka: local.
         assert status.state == "held"
 
 
-async def test_semantics_02_a_finished_partition_is_not_waited_for(kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_finished_partition_is_not_waited_for(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0)], [at(m) for m in range(5)])
     seen: list[Any] = []
     found: list[dict[str, str]] = []
@@ -128,23 +128,23 @@ async def test_semantics_02_a_finished_partition_is_not_waited_for(kafka: local.
     assert found == [{"0": "finished", "1": "running"}]
 
 
-# 3 ---------------------------------------------------------------------------------------------------------------------
+# -- partitions without records ----------------------------------------------------------------------------------------
 
 
-async def test_semantics_03_an_empty_partition_and_one_that_starts_at_its_end(kafka: local.Kafka) -> None:
+async def test_an_empty_partition_and_one_that_starts_at_its_end(kafka: local.Kafka) -> None:
     name = await topic(kafka, [], [at(0)], [at(m) for m in range(3, 6)])
     seen, _ = await everything(kafka, name, start=at(2))
     assert sorted(places(seen)) == [(name, 2, n) for n in range(3)]
 
 
-async def test_semantics_03_nothing_at_all_ends_at_once(kafka: local.Kafka) -> None:
+async def test_nothing_at_all_ends_at_once(kafka: local.Kafka) -> None:
     name = await topic(kafka, [], [])
     seen, replay = await everything(kafka, name)
     assert seen == []
     assert replay.summary.records == replay.summary.periods == 0
 
 
-async def test_semantics_03_idle_by_offsets_lets_the_others_go_on(kafka: local.Kafka) -> None:
+async def test_idle_by_offsets_lets_the_others_go_on(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [])
     async with Following(kafka, name, end=None) as follower:
         await follower.seen.reach(1)
@@ -153,10 +153,10 @@ async def test_semantics_03_idle_by_offsets_lets_the_others_go_on(kafka: local.K
     assert in_step(r.timestamp for r in follower.seen)
 
 
-# 4 ---------------------------------------------------------------------------------------------------------------------
+# -- gaps in the offsets, transactions ---------------------------------------------------------------------------------
 
 
-async def test_semantics_04_compaction_leaves_gaps(kafka: local.Kafka) -> None:
+async def test_compaction_leaves_gaps(kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(
         kafka.bootstrap,
         cleanup_policy="compact",
@@ -179,7 +179,7 @@ async def test_semantics_04_compaction_leaves_gaps(kafka: local.Kafka) -> None:
     assert replay.summary.records == len(seen)
 
 
-async def test_semantics_04_transaction_markers_and_aborted_records(kafka: local.Kafka) -> None:
+async def test_transaction_markers_and_aborted_records(kafka: local.Kafka) -> None:
     name = await topic(kafka, [])
     await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(0)), Row(0, at(1))])
     await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(2)), Row(0, at(2))], abort=True)
@@ -190,7 +190,7 @@ async def test_semantics_04_transaction_markers_and_aborted_records(kafka: local
 
 
 @pytest.mark.parametrize("end", [3.5, 5, 100])
-async def test_semantics_04_markers_do_not_end_a_run_before_its_end(kafka: local.Kafka, end: float) -> None:
+async def test_markers_do_not_end_a_run_before_its_end(kafka: local.Kafka, end: float) -> None:
     """A marker carries the time of its writing, so the time index returns the first one for any end that is long over."""
     name = await topic(kafka, [])
     for n in range(6):
@@ -202,7 +202,7 @@ async def test_semantics_04_markers_do_not_end_a_run_before_its_end(kafka: local
     assert replay.group.ended
 
 
-async def test_semantics_04_a_marker_behind_the_records_of_another_transaction(kafka: local.Kafka) -> None:
+async def test_a_marker_behind_the_records_of_another_transaction(kafka: local.Kafka) -> None:
     """Markers are written some time after the commit: 2 and 3 are aborted at 4, 0 and 1 committed at 5."""
     name = await topic(kafka, [])
     async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(0)), Row(0, at(1))]):
@@ -215,7 +215,7 @@ async def test_semantics_04_a_marker_behind_the_records_of_another_transaction(k
     assert [r.offset for r in seen] == [0, 1, 2, 3]
 
 
-async def test_semantics_04_what_the_tests_write_in_a_transaction_counts_at_once(kafka: local.Kafka) -> None:
+async def test_what_the_tests_write_in_a_transaction_counts_at_once(kafka: local.Kafka) -> None:
     """With a commit that was answered and a marker that was not written, the tests around this one fail now and then."""
     name = await topic(kafka, [])
     ends = []
@@ -236,7 +236,7 @@ async def asking(kafka: local.Kafka) -> AsyncIterator[AIOKafkaConsumer]:
         await consumer.stop()
 
 
-async def test_semantics_04_an_open_transaction_is_beyond_the_end(kafka: local.Kafka) -> None:
+async def test_an_open_transaction_is_beyond_the_end(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [at(0), at(5)])
     async with kafka_topics.open_transaction(kafka.bootstrap, name, [Row(0, at(1)), Row(0, at(2))]):
         seen, _ = await everything(kafka, name)
@@ -245,7 +245,7 @@ async def test_semantics_04_an_open_transaction_is_beyond_the_end(kafka: local.K
     assert len(seen) == 5
 
 
-async def test_semantics_04_following_an_open_transaction_waits_idle(kafka: local.Kafka) -> None:
+async def test_following_an_open_transaction_waits_idle(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [at(0)])
     async with Following(kafka, name, end=None) as follower:
         await follower.seen.reach(2)
@@ -257,12 +257,10 @@ async def test_semantics_04_following_an_open_transaction_waits_idle(kafka: loca
     assert follower.replay.summary.records == 6
 
 
-# 5 ---------------------------------------------------------------------------------------------------------------------
+# -- the end of a run --------------------------------------------------------------------------------------------------
 
 
-async def test_semantics_05_a_bounded_replay_ends_where_the_log_ended_in_every_process(
-    kafka: local.Kafka, zk_root: str
-) -> None:
+async def test_a_bounded_replay_ends_where_the_log_ended_in_every_process(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(1)], [at(0), at(4)])
     seen: list[Any] = []
 
@@ -297,13 +295,13 @@ async def test_semantics_05_a_bounded_replay_ends_where_the_log_ended_in_every_p
         assert (mark.offset, mark.finished) == (2, True)
 
 
-async def test_semantics_05_a_time_ends_it_too(kafka: local.Kafka) -> None:
+async def test_a_past_time_ends_a_replay(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(m) for m in range(10)], [at(m, 1) for m in range(0, 10, 4)])
     seen, _ = await everything(kafka, name, start=at(2), end=at(5))
     assert sorted(r.timestamp for r in seen) == [at(2), at(3), at(4), at(4, 1)]
 
 
-async def test_semantics_05_a_time_to_come_ends_it_when_it_has_been_reached(kafka: local.Kafka) -> None:
+async def test_a_time_to_come_ends_it_when_it_has_been_reached(kafka: local.Kafka) -> None:
     now = int(time.time() * 1000)
     end = now + MINUTE
     name = await topic(kafka, [now - 5 * MINUTE, end - 1, end + 5], [now - MINUTE, end, end + 1])
@@ -311,7 +309,7 @@ async def test_semantics_05_a_time_to_come_ends_it_when_it_has_been_reached(kafk
     assert sorted(places(seen)) == [(name, 0, 0), (name, 0, 1), (name, 1, 0)]
 
 
-async def test_semantics_05_a_time_to_come_ends_it_also_where_nothing_comes_any_more(kafka: local.Kafka) -> None:
+async def test_a_time_to_come_ends_it_also_where_nothing_comes_any_more(kafka: local.Kafka) -> None:
     now = int(time.time() * 1000)
     name = await topic(kafka, [now - 5 * MINUTE], [now - MINUTE, now], [])
     end = int(time.time() * 1000) + 2000
@@ -321,13 +319,11 @@ async def test_semantics_05_a_time_to_come_ends_it_also_where_nothing_comes_any_
     assert replay.summary.records == 3
 
 
-# 6 ---------------------------------------------------------------------------------------------------------------------
+# -- an idle partition that wakes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("late", ["deliver", "drop"])
-async def test_semantics_06_an_idle_partition_that_wakes_is_late_and_moves_nothing_back(
-    kafka: local.Kafka, late: str
-) -> None:
+async def test_an_idle_partition_that_wakes_is_late_and_moves_nothing_back(kafka: local.Kafka, late: str) -> None:
     name = await topic(kafka, [at(0), at(5), at(6)], [at(0)])
     async with Following(kafka, name, end=None, late=late) as follower:
         await follower.seen.reach(4)
@@ -338,13 +334,13 @@ async def test_semantics_06_an_idle_partition_that_wakes_is_late_and_moves_nothi
     assert follower.seen[-1].timestamp == at(7)
 
 
-# 7 ---------------------------------------------------------------------------------------------------------------------
+# -- lateness ----------------------------------------------------------------------------------------------------------
 
 MIXED = [at(0), at(2), at(1, 59_000), at(0, 30_000), at(4), at(2, 1), at(9)]
 """Out of order by a minute at most, but for the fourth, ninety seconds late, and the sixth, two minutes late."""
 
 
-async def test_semantics_07_out_of_order_within_the_bound_comes_in_its_period(kafka: local.Kafka) -> None:
+async def test_out_of_order_within_the_bound_comes_in_its_period(kafka: local.Kafka) -> None:
     name = await topic(kafka, MIXED, [at(m) for m in range(10)])
     other = await topic(kafka, [at(3), at(1), at(4)])
     seen: list[Any] = []
@@ -359,7 +355,7 @@ async def test_semantics_07_out_of_order_within_the_bound_comes_in_its_period(ka
     assert replay.summary.late == 1, "the other topic has no bound: its second record is late"
 
 
-async def test_semantics_07_the_first_late_record_is_told_and_the_end_says_how_many(
+async def test_the_first_late_record_is_told_and_the_end_says_how_many(
     kafka: local.Kafka, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = await topic(kafka, [at(0), at(3), at(1), at(1, 1)], [at(m) for m in range(4)])
@@ -373,7 +369,7 @@ async def test_semantics_07_the_first_late_record_is_told_and_the_end_says_how_m
     assert told[1].endswith(": 2 records came late in this replay")
 
 
-async def test_semantics_07_later_than_the_bound_is_counted_and_goes_where_the_policy_says(kafka: local.Kafka) -> None:
+async def test_later_than_the_bound_is_counted_and_goes_where_the_policy_says(kafka: local.Kafka) -> None:
     name = await topic(kafka, MIXED, [at(m) for m in range(10)])
     seen, replay = await everything(kafka, name, lateness="1m")
     assert len(seen) == 17
@@ -390,14 +386,14 @@ async def test_semantics_07_later_than_the_bound_is_counted_and_goes_where_the_p
     assert (replay.summary.dead_lettered, replay.summary.skipped, replay.summary.records) == (2, 0, 15)
 
 
-async def test_semantics_07_without_a_bound_an_earlier_record_behind_a_later_one_is_late(kafka: local.Kafka) -> None:
+async def test_without_a_bound_an_earlier_record_behind_a_later_one_is_late(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0), at(3), at(1), at(3, 1)], [at(m) for m in range(4)])
     seen, replay = await everything(kafka, name)
     assert [r.offset for r in seen if r.partition == 0] == [0, 1, 2, 3]
     assert replay.summary.late == 1
 
 
-async def test_semantics_07_held_back_records_come_when_the_log_is_quiet(kafka: local.Kafka) -> None:
+async def test_held_back_records_come_when_the_log_is_quiet(kafka: local.Kafka) -> None:
     """Following a log of old records, what is held back waits for nothing that could still come."""
     name = await topic(kafka, [at(0), at(2), at(1)], [at(0)])
     async with Following(kafka, name, end=None, lateness="5m") as follower:
@@ -406,7 +402,7 @@ async def test_semantics_07_held_back_records_come_when_the_log_is_quiet(kafka: 
     assert follower.replay.summary.late == 0
 
 
-async def test_semantics_07_following_the_present_a_record_waits_for_earlier_ones(kafka: local.Kafka) -> None:
+async def test_following_the_present_a_record_waits_for_earlier_ones(kafka: local.Kafka) -> None:
     now = int(time.time() * 1000)
     period = 200
     name = await topic(kafka, [now])
@@ -418,14 +414,14 @@ async def test_semantics_07_following_the_present_a_record_waits_for_earlier_one
     assert time.time() * 1000 >= now + 2000 - period, "not before the bound had passed by the clock"
 
 
-# 8 ---------------------------------------------------------------------------------------------------------------------
+# -- unusable timestamps -----------------------------------------------------------------------------------------------
 
 FAR = 4_000_000_000_000
 """The year 2096."""
 
 
 @pytest.mark.parametrize("poison", [-1, -5, FAR])
-async def test_semantics_08_a_poison_timestamp_raises_with_its_place(kafka: local.Kafka, poison: int) -> None:
+async def test_a_poison_timestamp_raises_with_its_place(kafka: local.Kafka, poison: int) -> None:
     name = await topic(kafka, [at(0)], [at(0), poison, at(1)])
     with pytest.raises(aiokcc.PoisonTimestampError, match=f"{name}.1 at offset 1: .*poison=") as caught:
         await everything(kafka, name)
@@ -435,7 +431,7 @@ async def test_semantics_08_a_poison_timestamp_raises_with_its_place(kafka: loca
 @pytest.mark.parametrize("poison", [-1, -5, FAR])
 @pytest.mark.parametrize("policy", ["skip", "cap", "dead-letter"])
 @pytest.mark.parametrize("lateness", [None, "1m"])
-async def test_semantics_08_or_does_what_the_policy_says(
+async def test_a_poison_timestamp_goes_where_the_policy_says(
     kafka: local.Kafka, poison: int, policy: str, lateness: str | None
 ) -> None:
     name = await topic(kafka, [at(0), at(1)], [at(0), poison, at(1)])
@@ -450,10 +446,10 @@ async def test_semantics_08_or_does_what_the_policy_says(
     assert replay.summary.skipped == (1 if policy == "skip" else 0)
 
 
-# 9 ---------------------------------------------------------------------------------------------------------------------
+# -- event time by a function ------------------------------------------------------------------------------------------
 
 
-async def test_semantics_09_event_time_by_a_function(kafka: local.Kafka) -> None:
+async def test_event_time_by_a_function(kafka: local.Kafka) -> None:
     """The log's own timestamps, all of them of today, mean nothing here."""
     today = int(time.time() * 1000)
     name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
@@ -465,7 +461,7 @@ async def test_semantics_09_event_time_by_a_function(kafka: local.Kafka) -> None
     assert replay.summary.periods == 6
 
 
-async def test_semantics_09_start_and_end_go_by_the_function_too(kafka: local.Kafka) -> None:
+async def test_start_and_end_go_by_the_function_too(kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, -1, str(at(m)).encode()) for m in range(10)])
     seen, replay = await everything(kafka, name, timestamp=lambda r: int(r.value), start=at(3), end=at(7))
@@ -473,7 +469,7 @@ async def test_semantics_09_start_and_end_go_by_the_function_too(kafka: local.Ka
     assert replay.summary.outside == 3
 
 
-async def test_semantics_09_a_function_that_raises_has_found_no_timestamp(kafka: local.Kafka) -> None:
+async def test_a_function_that_raises_has_found_no_timestamp(kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0), b"12"), Row(0, at(0), b"twelve")])
     with pytest.raises(
@@ -486,10 +482,10 @@ async def test_semantics_09_a_function_that_raises_has_found_no_timestamp(kafka:
     assert replay.summary.poisoned == 1
 
 
-# 10 --------------------------------------------------------------------------------------------------------------------
+# -- gaps in time ------------------------------------------------------------------------------------------------------
 
 
-async def test_semantics_10_a_gap_is_one_step(kafka: local.Kafka) -> None:
+async def test_a_gap_is_one_step(kafka: local.Kafka) -> None:
     year = 365 * 24 * 60
     name = await topic(kafka, [at(0), at(year / 2)], [at(0), at(year / 2, 30_000)])
     seen, replay = await everything(kafka, name)
@@ -497,10 +493,10 @@ async def test_semantics_10_a_gap_is_one_step(kafka: local.Kafka) -> None:
     assert replay.summary.periods == 2
 
 
-# 11 --------------------------------------------------------------------------------------------------------------------
+# -- bounded buffers ---------------------------------------------------------------------------------------------------
 
 
-async def test_semantics_11_the_fast_partition_is_bounded_and_the_awaited_one_never_starved(kafka: local.Kafka) -> None:
+async def test_the_fast_partition_is_bounded_and_the_awaited_one_never_starved(kafka: local.Kafka) -> None:
     value = b"x" * 1000
     name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
     fast = [Row(0, at(0), value)] + [Row(0, at(60, n), value) for n in range(30_000)]
@@ -518,7 +514,7 @@ async def test_semantics_11_the_fast_partition_is_bounded_and_the_awaited_one_ne
     assert 0 < most <= 300
 
 
-async def test_semantics_11_bounded_in_bytes(kafka: local.Kafka) -> None:
+async def test_bounded_in_bytes(kafka: local.Kafka) -> None:
     value = b"x" * 50_000
     name = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
     rows = [*(Row(0, at(60), value) for _ in range(200)), *(Row(1, at(m), b"") for m in range(60))]
@@ -538,10 +534,10 @@ async def test_semantics_11_bounded_in_bytes(kafka: local.Kafka) -> None:
     assert 0 < most <= 600_000
 
 
-# 13 --------------------------------------------------------------------------------------------------------------------
+# -- control at run time -----------------------------------------------------------------------------------------------
 
 
-async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kafka, zk_root: str) -> None:
+async def test_period_hold_and_release_at_run_time(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(m) for m in range(60)], [at(m) for m in range(60)])
     limits: list[tuple[int, int]] = []
     held, far, released = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -579,7 +575,7 @@ async def test_semantics_13_period_hold_and_release_at_run_time(kafka: local.Kaf
     assert {limit for ts, limit in limits if ts > at(30)} == {MAX_LIMIT}
 
 
-# 14 --------------------------------------------------------------------------------------------------------------------
+# -- caught up with the present ----------------------------------------------------------------------------------------
 
 
 def present(minutes: float, ms: int = 0) -> int:
@@ -587,7 +583,7 @@ def present(minutes: float, ms: int = 0) -> int:
     return at(10 + minutes, ms)
 
 
-async def test_semantics_14_caught_up_follow(kafka: local.Kafka) -> None:
+async def test_caught_up_follow(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0)) as follower:
         await follower.seen.reach(3)
@@ -597,7 +593,7 @@ async def test_semantics_14_caught_up_follow(kafka: local.Kafka) -> None:
         assert follower.replay.group.limit == present(2)
 
 
-async def test_semantics_14_caught_up_release(kafka: local.Kafka) -> None:
+async def test_caught_up_release(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="release") as follower:
         await follower.seen.reach(3)
@@ -606,7 +602,7 @@ async def test_semantics_14_caught_up_release(kafka: local.Kafka) -> None:
         await follower.seen.reach(5)
 
 
-async def test_semantics_14_caught_up_longer_period(kafka: local.Kafka) -> None:
+async def test_caught_up_longer_period(kafka: local.Kafka) -> None:
     name = await topic(kafka, [present(-1), present(0, 1)], [present(-2)])
     async with Following(kafka, name, end=None, clock=lambda: present(0), caught_up="1h") as follower:
         await follower.seen.reach(3)
@@ -614,7 +610,7 @@ async def test_semantics_14_caught_up_longer_period(kafka: local.Kafka) -> None:
         assert (await follower.replay.group.status()).period == 3_600_000
 
 
-async def test_semantics_14_periods_go_on_after_a_release(kafka: local.Kafka) -> None:
+async def test_periods_go_on_after_a_release(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(m) for m in range(5)])
     found = []
     async with asyncio.timeout(20), replaying(kafka, name, end=None) as replay:
@@ -627,12 +623,10 @@ async def test_semantics_14_periods_go_on_after_a_release(kafka: local.Kafka) ->
     assert found == [0, 1, 2, 3, 4]
 
 
-# 15 is in test_replay_faults.py ----------------------------------------------------------------------------------------
-
-# 16 --------------------------------------------------------------------------------------------------------------------
+# -- status ------------------------------------------------------------------------------------------------------------
 
 
-async def test_semantics_16_status_tells_who_blocks(kafka: local.Kafka, zk_root: str) -> None:
+async def test_status_tells_who_blocks(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(1)], [at(0), at(1)])
     stuck, go_on = asyncio.Event(), asyncio.Event()
 
@@ -664,24 +658,24 @@ async def test_semantics_16_status_tells_who_blocks(kafka: local.Kafka, zk_root:
         go_on.set()
 
 
-# 17: every bad setting at the call is in tests/unit/kafka/test_settings.py; here what only the cluster knows -----------------
+# -- settings that only the cluster can check; tests/unit/kafka/test_settings.py has the others ---------------------------
 
 
-async def test_semantics_17_an_unknown_topic_is_named_with_what_there_is(kafka: local.Kafka) -> None:
+async def test_an_unknown_topic_is_named_with_what_there_is(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], stem="0orders")
     with pytest.raises(aiokcc.UsageError, match=r"no topic 'ordres'; it has .*0orders"):
         async with replaying(kafka, name, "ordres"):
             pass
 
 
-async def test_semantics_17_a_partition_out_of_range(kafka: local.Kafka) -> None:
+async def test_a_partition_out_of_range(kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)], [])
     with pytest.raises(aiokcc.PartitionError, match=f"{name}.7 does not exist; {name} has 2 partitions"):
         async with replaying(kafka, name, partitions={name: [0, 7]}):
             pass
 
 
-async def test_semantics_17_other_settings_than_the_group_has(kafka: local.Kafka, zk_root: str) -> None:
+async def test_other_settings_than_the_group_has(kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0)])
     async with replaying(kafka, name, store=zk_root):
         with pytest.raises(aiokcc.GroupMismatchError, match="lateness"):

@@ -1,4 +1,4 @@
-"""Semantic 12, and who says which partitions are ours: sets that grow, and Kafka's consumer group, on the real broker."""
+"""New partitions and topics join a replay, and Kafka's consumer group assigns partitions, on a real broker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def row(partition: int, minute: float, value: bytes = b"") -> Row:
 
 
 class Seen:
-    """What the handlers of a group saw, and the moments a test waits for."""
+    """The records that the handlers of a group saw, and the events that a test waits for."""
 
     def __init__(self) -> None:
         self.records: list[Any] = []
@@ -43,7 +43,7 @@ async def add_partitions(bootstrap: str, topic: str, total: int) -> None:
         await client.create_partitions({topic: NewPartitions(total)})
 
 
-async def test_semantics_12_a_new_partition_joins_at_the_limit(kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_new_partition_joins_at_the_limit(kafka: local.Kafka, zk_root: str) -> None:
     topic = await create_fresh(kafka.bootstrap, partitions=1)
     await write(kafka.bootstrap, topic, [row(0, minute) for minute in range(5)])
     seen = Seen()
@@ -63,7 +63,7 @@ async def test_semantics_12_a_new_partition_joins_at_the_limit(kafka: local.Kafk
     assert replay.summary.late == 1, "what lay before the limit when the partition joined is late"
 
 
-async def test_semantics_12_a_new_topic_that_matches_the_pattern_joins(kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_new_topic_that_matches_the_pattern_joins(kafka: local.Kafka, zk_root: str) -> None:
     stem = fresh_name("grow")
     await create(kafka.bootstrap, f"{stem}-a")
     await write(kafka.bootstrap, f"{stem}-a", [row(0, minute) for minute in range(3)])

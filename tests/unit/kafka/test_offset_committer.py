@@ -1,4 +1,4 @@
-"""When offsets are committed: the newest ones, one commit at a time, and only in the session in which they were noted."""
+"""The committer commits the newest offsets, one commit at a time, and only in the session in which they were noted."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_commit_that_fails_is_told_and_stops_nothing(
     storage.error = error
     commits = committer(storage, member)
     await commits.flush({ORDERS: 1})
-    assert "the cuts in the store are what a restart goes by" in caplog.text
+    assert "a restart resumes at the last cut in the store" in caplog.text
     storage.error = None
     await commits.flush({ORDERS: 2})
     assert storage.commits == [("first session", {ORDERS: 2})]

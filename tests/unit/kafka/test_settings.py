@@ -1,4 +1,4 @@
-"""What a replay is told is checked when it is told, before anything is connected; the message says what would be right."""
+"""The settings of a replay are checked at the call, before anything is connected; the message says what would be right."""
 
 from __future__ import annotations
 
@@ -251,16 +251,16 @@ def test_lateness_is_for_all_topics_or_by_topic() -> None:
         {"timestamp": lambda r: r.timestamp},
     ],
 )
-def test_what_all_members_must_share_differs_in_words(changed: dict[str, Any]) -> None:
+def test_settings_that_all_members_must_share_are_in_the_source(changed: dict[str, Any]) -> None:
     assert settings_of("orders", **changed).source != settings_of("orders").source
 
 
 @pytest.mark.parametrize("changed", [{"lateness": 0}, {"retries": 3}, {"late": "drop"}, {"buffer_records": 99}])
-def test_what_is_a_members_own_business_does_not(changed: dict[str, Any]) -> None:
+def test_settings_of_one_member_are_not_in_the_source(changed: dict[str, Any]) -> None:
     assert settings_of("orders", **changed).source == settings_of("orders").source
 
 
-def test_a_rule_says_of_every_partition_whether_it_is_ours() -> None:
+def test_a_rule_selects_partitions() -> None:
     settings = settings_of("orders", "payments", partitions=lambda topic, number: topic == "orders" and number % 2)
     assert settings.partitions is None
     assert [settings.wants(Partition("orders", n)) for n in range(3)] == [False, True, False]
@@ -270,7 +270,7 @@ def test_a_rule_says_of_every_partition_whether_it_is_ours() -> None:
     )
 
 
-def test_a_list_says_it_too_and_without_either_all_are_ours() -> None:
+def test_a_list_selects_partitions_and_without_either_all_are_ours() -> None:
     assert settings_of("orders", "payments").wants(Partition("orders", 9))
     assert settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 1))
     assert not settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 0))
