@@ -20,6 +20,7 @@ import anyio
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
+from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -67,15 +68,19 @@ async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> 
 async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callable[[Partition], bool]) -> None:
     """Read our partitions of the set, and those that join it later. Runs until cancelled.
 
-    It starts one group of partitions after the other, so that no partition is started twice.
+    Those that join are claimed at once, in a task of their own: the earlier ones may still wait for locks that others hold.
     """
     grown = Signal()
     member = group._member
     member.on_set = grown.set
+    claimed = set[Partition]()
     try:
-        while True:
-            if new := set(filter(wants, group.partitions - partition_tasks.partitions)):
-                await partition_tasks.start_each(new)
-            await grown.wait()
+        async with unwrapped() as tasks:
+            while True:
+                new = set(filter(wants, group.partitions - claimed))
+                if new:
+                    claimed |= new  # before it is read: a partition that waits for its lock must not be claimed twice
+                    tasks.start_soon(partition_tasks.start_each, new)
+                await grown.wait()
     finally:
         member.on_set = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -15,7 +16,8 @@ from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.stores import Session, SessionState
 from tests.faults import Proxy
-from tests.replays import all_places, at, cuts, memory, places, replaying, topic
+from tests.integration.kafka.test_topic_discovery import add_partitions
+from tests.replays import all_places, append, at, cuts, memory, places, replaying, topic
 
 PERIOD = 1000
 PERIODS = 150
@@ -219,3 +221,39 @@ async def test_one_replay_stands_by_for_two_others(kafka: local.Kafka, zk_root: 
         tasks.create_task(stand_by())
     assert {record.partition for record in taken_over} == {0}
     assert set(places(seen + taken_over)) == set(all_places(name, 40, 40))
+
+
+async def test_a_standby_takes_a_new_partition_while_it_waits_for_the_others(kafka: local.Kafka) -> None:
+    """Two replays run a partition each, and a third one waits for both. Nobody else wants the partition that is added."""
+    name = await topic(kafka, [at(0)], [at(0)])
+    settings = {"store": memory(), "claim_timeout": math.inf, "end": None, "metadata_max_age_ms": 300}
+    runs, looked, got = [asyncio.Event(), asyncio.Event()], asyncio.Event(), asyncio.Event()
+    answers: list[int] = []
+
+    def wants_all(_: str, number: int) -> bool:
+        answers.append(number)
+        if len(answers) == 4:  # twice for each: when it joins, and when it asks for the locks
+            looked.set()
+        return True
+
+    async def run(wants: Callable[[str, int], bool], handler: Callable[[Any], Any]) -> None:
+        async with replaying(kafka, name, partitions=wants, **settings) as replay:
+            await replay.run(handler)
+
+    async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(run(lambda _, number: number == 0, lambda _: runs[0].set())),
+            tasks.create_task(run(lambda _, number: number == 1, lambda _: runs[1].set())),
+        ]
+        for runs_by_now in runs:
+            await runs_by_now.wait()
+        running.append(tasks.create_task(run(wants_all, lambda record: got.set() if record.partition == 2 else None)))
+        await looked.wait()
+        await add_partitions(kafka.bootstrap, name, 3)
+        await append(kafka, name, 2, [at(0)])
+        try:
+            async with asyncio.timeout(10):
+                await got.wait()
+        finally:
+            for task in running:
+                task.cancel()
