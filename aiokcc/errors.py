@@ -263,7 +263,7 @@ class PoisonTimestampError(RecordError):
 
 
 class HandlerError(RecordError):
-    """The handler raised while it had this record; what it raised is the cause."""
+    """The handler raised while it had this record; what it raised is the cause. Or it has returned a generator for it."""
 
 
 class PartitionRevoked(AiokccError):  # noqa: N818 - not a fault: what a partition's task ends with

@@ -219,19 +219,21 @@ class CountingHandler:
         self._waits = inspect.iscoroutinefunction(handler)
         self.records = 0
 
-    async def handle(self, record: Any) -> None:
-        """Handle one record."""
+    async def handle(self, record: Any) -> Any:
+        """Handle one record. The replay checks what the handler returns."""
         result = self._handler(record)
         if self._waits or inspect.isawaitable(result):
-            await result
+            result = await result
         self.records += 1
+        return result
 
-    async def handle_list(self, records: list[Any]) -> None:
+    async def handle_list(self, records: list[Any]) -> Any:
         """Handle a list of records."""
         result = self._handler(records)
         if inspect.isawaitable(result):
-            await result
+            result = await result
         self.records += len(records)
+        return result
 
 
 async def _send_counts(replay: Any, counting: CountingHandler, reports: ReportWriter) -> None:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.periods import format_duration, format_time
+from aiokcc.core.periods import format_duration, format_time, looks_like_seconds
 from aiokcc.core.report import Span
 from aiokcc.errors import HandlerError, PoisonTimestampError
 from aiokcc.kafka.lateness_buffer import LatenessBuffer
+from aiokcc.kafka.settings import check_result
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import boottime
 
@@ -40,7 +41,7 @@ __all__ = ["Handler", "PartitionConsumer"]
 
 log = logging.getLogger("aiokcc.kafka")
 
-Handler = Callable[[Any], Awaitable[None]]
+Handler = Callable[[Any], Awaitable[Any]]
 
 
 class PartitionConsumer:
@@ -241,7 +242,7 @@ class PartitionConsumer:
             try:
                 result = handler(records)
                 if inspect.isawaitable(result):
-                    await result
+                    result = await result
             except Exception as error:
                 if internal:
                     raise
@@ -253,6 +254,7 @@ class PartitionConsumer:
                     first.offset,
                 ) from error
             if not internal:
+                check_result(result, records[0])
                 self._summary.records += len(records)
             self.next_offset = done if self._lateness else records[-1].offset + 1
 
@@ -280,10 +282,13 @@ class PartitionConsumer:
                         left_out += 1
                         continue
                     try:
-                        await handle(record)
+                        result = await handle(record)
                     except Exception as error:  # noqa: BLE001 - a handler may raise anything
                         if not await self._retry(record, error, handle):
                             left_out += 1
+                    else:
+                        if result is not None:
+                            check_result(result, record)
             except BaseException:
                 if self._flush is None:  # otherwise flush, or the internal handler, counts them
                     summary.records += len(chunk) - length_hint(records) - 1 - left_out
@@ -353,9 +358,11 @@ class PartitionConsumer:
                 return
         handled = True
         try:
-            await handle(record)
+            result = await handle(record)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             handled = await self._retry(record, error, handle)
+        else:
+            check_result(result, record)
         if handled and self._flush is None:
             self._summary.records += 1
 
@@ -398,6 +405,8 @@ class PartitionConsumer:
         if type(ts) is int and 0 <= ts <= ceiling:
             if ts < self._start:  # the log's index gives the first record at or after a time; earlier ones may follow
                 self._summary.outside += 1
+                if looks_like_seconds(ts) and not self._member.warned_of_seconds:
+                    self._warn_of_seconds(record, ts)
                 return None
             self._greatest = max(self._greatest, ts)
             return ts
@@ -424,6 +433,18 @@ class PartitionConsumer:
             self._summary.skipped += 1
         return None
 
+    def _warn_of_seconds(self, record: Any, ts: int) -> None:
+        self._member.warned_of_seconds = True
+        log.warning(
+            "%s: the timestamp %d of the record at offset %d is read as milliseconds, %s, and lies before the start of the "
+            "replay, so the record is left out; it looks like seconds, %s: then have timestamp= multiply it by 1000",
+            self.partition,
+            ts,
+            record.offset,
+            format_time(ts),
+            format_time(ts * 1000),
+        )
+
     async def _admit_late(self, record: Any, ts: int) -> bool:
         """Do what the policy says about a late record, and return whether it is to be processed."""
         if not self._summary.late:  # only the first one of this process is logged: the others are counted
@@ -449,10 +470,11 @@ class PartitionConsumer:
             self._summary.retried += 1
             await self._wait_until_owned(record.offset)
             try:
-                await handle(record)
+                result = await handle(record)
             except Exception as again:  # noqa: BLE001
                 error = again
             else:
+                check_result(result, record)
                 return True
         if self._settings.on_error == "dead-letter":
             await self._dead_letter(record, repr(error))
@@ -474,10 +496,9 @@ class PartitionConsumer:
 
 
 def _as_coroutine(handler: Callable[[Any], Any]) -> Handler:
-    async def handle(record: Any) -> None:
+    async def handle(record: Any) -> Any:
         result = handler(record)
-        if inspect.isawaitable(result):
-            await result
+        return await result if inspect.isawaitable(result) else result
 
     return handle
 

@@ -281,7 +281,7 @@ class Replay:
         return tuple(
             partition
             for partition, progress in member_progress.partitions.items()
-            if not progress.arrived(member_progress.limit)
+            if progress.owned and not progress.arrived(member_progress.limit)
         )
 
     @property
@@ -484,6 +484,12 @@ class Replay:
                 member.on_close = None
                 if self.summary.late:
                     log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
+                if self.summary.outside:
+                    log.info(
+                        "%s: %d records lay before the start of this replay and were left out",
+                        member.name,
+                        self.summary.outside,
+                    )
                 self.summary.seconds += time.monotonic() - began
 
     async def _until_done(self, partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer) -> None:

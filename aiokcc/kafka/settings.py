@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -15,7 +16,7 @@ from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.errors import UsageError
+from aiokcc.errors import HandlerError, UsageError
 
 __all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
 
@@ -248,10 +249,27 @@ def check_handler(handler: object, method: str, gets: str) -> None:
         raise UsageError(
             f"{method}() got {handler!r}, which cannot be called; expected a function of {gets}, with or without async"
         )
-    if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
-        name = getattr(handler, "__qualname__", repr(handler))
-        raise UsageError(
-            f"{name} is a generator: it has a yield in it, so a call would do nothing; leave out the yield"
+    bare: object = handler
+    while isinstance(bare, functools.partial):
+        bare = bare.func
+    for function in (bare, type(bare).__call__):  # an object is called by the method of its class
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            name = getattr(bare, "__qualname__", repr(bare))
+            raise UsageError(
+                f"{name} is a generator: it has a yield in it, so a call would do nothing; leave out the yield"
+            )
+
+
+def check_result(result: object, record: Any) -> None:
+    """HandlerError if a handler has returned a generator for this record: nothing of it has run, and nobody would run it."""
+    if isinstance(result, Generator | AsyncGenerator):
+        name = getattr(result, "__qualname__", repr(result))
+        raise HandlerError(
+            f"the handler has returned a generator, {name}, so nothing was done with the record; leave out the yield in it, "
+            f"or run it in the handler: '{'async ' * isinstance(result, AsyncGenerator)}for _ in {name}(...): pass'",
+            record.topic,
+            record.partition,
+            record.offset,
         )
 
 

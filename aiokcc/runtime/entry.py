@@ -36,6 +36,7 @@ class Block(AbstractAsyncContextManager[T]):
         self._inner = inner
         self._call = call
         self._name = name
+        self._entered = False
 
     async def __aenter__(self) -> T:
         try:
@@ -45,6 +46,12 @@ class Block(AbstractAsyncContextManager[T]):
                 f"{self._call}(...) runs on asyncio, and there is no asyncio event loop here; start the program with "
                 f"asyncio.run(main()), or with anyio.run(main) and the backend 'asyncio' instead of trio"
             ) from None
+        if self._entered:
+            raise UsageError(
+                f"this {self._call}(...) was entered before, and each one is entered once; make a new one: "
+                f"{self._what_to_write()}"
+            )
+        self._entered = True
         return await self._inner.__aenter__()
 
     async def __aexit__(
@@ -56,6 +63,10 @@ class Block(AbstractAsyncContextManager[T]):
         return f"write 'async with {self._call}(...) as {self._name}:', and use {self._name} in that block"
 
     def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith(
+            "_"
+        ):  # asked by Python itself, as copy does; also before __init__, when we have no attributes
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise NotEnteredError(f"{self._call}(...) is not entered, so it has no {name!r}; {self._what_to_write()}")
 
     def __await__(self) -> NoReturn:

@@ -41,9 +41,9 @@ async def recorded(member: Member) -> None:
         await _no_cut_can_come(member)
         if member.failure is None and member.progress.limit.mode is Mode.GATED:
             log.info(
-                "%s leaves before the group has recorded that %s has finished; the next owner says so again",
+                "%s leaves before the group has recorded that %s; the next owner says so again",
                 member.name,
-                listing(map(str, sorted(_finished(member)))),
+                _have_finished(_finished(member)),
             )
         tasks.cancel_scope.cancel()
 
@@ -62,6 +62,10 @@ async def recorded(member: Member) -> None:
 
 def _finished(member: Member) -> set[Partition]:
     return {p for p, progress in member.progress.partitions.items() if progress.state is PartitionState.FINISHED}
+
+
+def _have_finished(partitions: set[Partition]) -> str:
+    return f"{listing(map(str, sorted(partitions)))} {'has' if len(partitions) == 1 else 'have'} finished"
 
 
 async def _in_a_cut(member: Member) -> None:
@@ -84,8 +88,7 @@ async def _in_a_cut(member: Member) -> None:
                 member.released_unfinished -= cut.finished().keys()
         if not told:
             told = True
-            names = listing(map(str, sorted(finished)))
-            log.info("%s: waiting until the group has recorded that %s has finished", member.name, names)
+            log.info("%s: waiting until the group has recorded that %s", member.name, _have_finished(finished))
         await member.moved.wait()
 
 

@@ -229,6 +229,7 @@ async def test_a_standby_takes_a_new_partition_while_it_waits_for_the_others(kaf
     settings = {"store": memory(), "claim_timeout": math.inf, "end": None, "metadata_max_age_ms": 300}
     runs, looked, got = [asyncio.Event(), asyncio.Event()], asyncio.Event(), asyncio.Event()
     answers: list[int] = []
+    busy: list[set[int]] = []
 
     def wants_all(_: str, number: int) -> bool:
         answers.append(number)
@@ -240,6 +241,16 @@ async def test_a_standby_takes_a_new_partition_while_it_waits_for_the_others(kaf
         async with replaying(kafka, name, partitions=wants, **settings) as replay:
             await replay.run(handler)
 
+    async def stand_by() -> None:
+        async with replaying(kafka, name, partitions=wants_all, **settings) as standby:
+
+            def handle(record: Any) -> None:
+                busy.append({number for _, number in standby.busy})
+                assert record.partition == 2
+                got.set()
+
+            await standby.run(handle)
+
     async with asyncio.timeout(40), asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(run(lambda _, number: number == 0, lambda _: runs[0].set())),
@@ -247,7 +258,7 @@ async def test_a_standby_takes_a_new_partition_while_it_waits_for_the_others(kaf
         ]
         for runs_by_now in runs:
             await runs_by_now.wait()
-        running.append(tasks.create_task(run(wants_all, lambda record: got.set() if record.partition == 2 else None)))
+        running.append(tasks.create_task(stand_by()))
         await looked.wait()
         await add_partitions(kafka.bootstrap, name, 3)
         await append(kafka, name, 2, [at(0)])
@@ -257,3 +268,4 @@ async def test_a_standby_takes_a_new_partition_while_it_waits_for_the_others(kaf
         finally:
             for task in running:
                 task.cancel()
+    assert busy == [{2}], "nobody waits for it because of what it waits for itself"

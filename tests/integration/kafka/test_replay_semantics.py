@@ -681,3 +681,60 @@ async def test_other_settings_than_the_group_has(kafka: local.Kafka, zk_root: st
         with pytest.raises(aiokcc.GroupMismatchError, match="lateness"):
             async with replaying(kafka, name, store=zk_root, lateness="1m"):
                 pass
+
+
+# What the user's functions return
+
+
+def _generate(record: Any) -> Any:
+    yield record
+
+
+async def _generate_async(record: Any) -> AsyncIterator[Any]:
+    yield record
+
+
+def _return_a_generator(record: Any) -> Any:
+    return _generate(record)
+
+
+def _return_an_async_generator(record: Any) -> Any:
+    return _generate_async(record)
+
+
+async def _await_and_return_a_generator(record: Any) -> Any:
+    return _generate(record)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lateness": "1m"}, {"retries": 2}])
+@pytest.mark.parametrize("method", ["run", "run_batches"])
+@pytest.mark.parametrize("handler", [_return_a_generator, _return_an_async_generator, _await_and_return_a_generator])
+async def test_a_handler_that_returns_a_generator_has_done_nothing(
+    kafka: local.Kafka, handler: Callable[[Any], Any], method: str, settings: dict[str, Any]
+) -> None:
+    name = await topic(kafka, [at(0), at(1)])
+    async with asyncio.timeout(20), replaying(kafka, name, **settings) as replay:
+        with pytest.raises(
+            aiokcc.HandlerError, match=rf"{name}.0.*has returned a generator, _generate.*leave out the yield"
+        ):
+            await getattr(replay, method)(handler)
+        assert replay.summary.records == replay.summary.retried == 0
+
+
+async def test_a_timestamp_in_seconds_before_the_start_is_told_once_and_counted(
+    kafka: local.Kafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "aiokcc.kafka")
+    name = await topic(kafka, [at(m) for m in range(5)], [at(m) for m in range(5)])
+    seen: list[Any] = []
+    async with (
+        asyncio.timeout(20),
+        replaying(kafka, name, start=at(0), timestamp=lambda record: record.timestamp // 1000) as replay,
+    ):
+        summary = await replay.run(seen.append)
+    assert (seen, summary.outside) == ([], 10)
+    warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING" and r.name == "aiokcc.kafka"]
+    assert len(warned) == 1
+    assert "it looks like seconds, 2023-11-14" in warned[0]
+    assert "timestamp= multiply it by 1000" in warned[0]
+    assert "10 records lay before the start of this replay and were left out" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import re
 from collections.abc import AsyncIterator
@@ -280,12 +281,24 @@ async def _generates(record: Any) -> AsyncIterator[Any]:
     yield record
 
 
+class _Generates:
+    async def __call__(self, record: Any) -> AsyncIterator[Any]:
+        yield record
+
+    def __repr__(self) -> str:
+        return "_Generates()"
+
+
 @pytest.mark.parametrize(
     ("handler", "message"),
     [
         (None, r"got None, which cannot be called; expected a function of a (list of )?records?"),
         ("handle", "got 'handle', which cannot be called"),
         (_generates, "_generates is a generator: it has a yield in it"),
+        (functools.partial(_generates), "_generates is a generator: it has a yield in it"),
+        (_Generates(), r"_Generates\(\) is a generator: it has a yield in it"),
+        (functools.partial(_Generates()), r"_Generates\(\) is a generator: it has a yield in it"),
+        (_Generates().__call__, "_Generates.__call__ is a generator"),
     ],
 )
 @pytest.mark.parametrize("method", ["run", "run_batches"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,24 @@ async def test_a_forgotten_async_with_is_named(block: Callable[..., Any], name: 
         with block():
             pass
     assert not hasattr(block(), "run")  # still an AttributeError, for whoever only looks
+
+
+@pytest.mark.parametrize("block", [connecting, replaying])
+def test_a_block_can_be_copied_and_has_no_private_attributes(block: Callable[..., Any]) -> None:
+    assert isinstance(copy.copy(block()), type(block()))
+    assert not hasattr(block(), "_ipython_display_")
+    with pytest.raises(AttributeError, match="has no attribute '__array__'"):
+        block().__array__  # noqa: B018
+
+
+async def test_a_block_is_entered_once() -> None:
+    block = connecting()
+    async with block:
+        with pytest.raises(UsageError, match=r"was entered before.*make a new one: write 'async with aiokcc\.connect"):
+            await block.__aenter__()
+    with pytest.raises(UsageError, match="make a new one"):
+        async with block:
+            pass
 
 
 def test_another_event_loop_than_asyncios_is_named() -> None:

@@ -69,6 +69,22 @@ async def test_who_leaves_early_does_not_wait_for_a_cut_that_cannot_come(world: 
     assert c.ended
 
 
+@pytest.mark.parametrize(
+    ("finished", "said"), [([0], "that orders.0 has finished;"), ([0, 2], "that orders.0, orders.2 have finished;")]
+)
+async def test_what_was_not_recorded_is_named_by_who_leaves(
+    world: World, caplog: pytest.LogCaptureFixture, finished: list[int], said: str
+) -> None:
+    caplog.set_level("INFO", "aiokcc.member")
+    async with asyncio.timeout(100), world.connect(topics={"orders": 3}) as group:
+        for number in finished:
+            async with group.gate("orders", number) as gate:
+                gate.finish(0)
+        async with group.gate("orders", 1) as gate:
+            await gate.wait_until(0, 0)
+    assert said in caplog.text
+
+
 @pytest.mark.parametrize("leads", ["who leaves", "who stays"])
 async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world: World, leads: str) -> None:
     """Another member runs a partition; nobody takes the one that was given up, so no cut can come."""
