@@ -1,7 +1,7 @@
 """A batch: the neighbouring periods that one Spark job computes, each as exact offset ranges.
 
-What a batch holds is decided once and recorded in the store before anything is published. A retry, or the next driver, reads
-that and never resolves it again; so however often a batch is run, its periods hold the same records.
+The content of a batch is decided once and recorded in the store before anything is published. A retry, or the next driver,
+reads that record and never resolves the offsets again. So a batch holds the same records however often it is run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Batch", "Slice"]
 class Slice:
     """One period: ``[start, end)`` in event time, and per partition the offsets it is read from, the second exclusive.
 
-    Empty ranges are left out. Under a bound on lateness neighbouring ranges overlap: a row's label then decides.
+    Empty ranges are left out. Under a bound on lateness neighbouring ranges overlap; then the time of a row decides, too.
     """
 
     start: int
@@ -34,27 +34,27 @@ class Batch:
     number: int
     periods: tuple[Slice, ...]
     behind: Mapping[Partition, int] = field(default_factory=dict)
-    """Under a bound on lateness, the upper offset of the boundary where the batch starts: of the records before it, those older
-    than ``start`` belong to earlier batches. Where it is left out, all of the first range belongs to this one."""
+    """Under a bound on lateness, the upper offset of the boundary at which the batch starts. Records before it that are older
+    than ``start`` belong to earlier batches. If a partition is not in it, all of its first range belongs to this batch."""
 
     @property
     def start(self) -> int:
-        """Where the first period starts."""
+        """The start of the first period."""
         return self.periods[0].start
 
     @property
     def end(self) -> int:
-        """Where the last period ends."""
+        """The end of the last period."""
         return self.periods[-1].end
 
     @property
     def is_empty(self) -> bool:
-        """Whether no period holds a record."""
+        """True if no period holds a record."""
         return not any(period.ranges for period in self.periods)
 
     @property
     def ranges(self) -> dict[Partition, tuple[int, int]]:
-        """What the batch is read from: per partition the first offset of its first range and the end of its last."""
+        """The offsets that the batch is read from: per partition the start of its first range and the end of its last one."""
         result: dict[Partition, tuple[int, int]] = {}
         for period in self.periods:
             for partition, (low, high) in period.ranges.items():
@@ -62,7 +62,7 @@ class Batch:
         return result
 
     def part(self, first: int, count: int = 1) -> Batch:
-        """Some of its periods by themselves, each with exactly the records that it has in the whole."""
+        """Return a batch of only these periods, each with exactly the records that it has in the whole batch."""
         behind = dict(self.behind)
         for period in self.periods[:first]:
             behind |= {partition: high for partition, (_, high) in period.ranges.items()}

@@ -1,16 +1,16 @@
-"""What a pipeline keeps in the store, under ``pipelines/<name>``, and how its writes are fenced.
+"""The nodes that a pipeline keeps in the store, under ``pipelines/<name>``, and how its writes are fenced.
 
 ==============  ====================================================================================================
-``definition``  topics, period, event time and sink, as JSON: what a name stands for does not change
-``attempt``     a counter and who took it. Taking it is a conditional write that adds one
+``definition``  topics, period, event time and sink, as JSON. The definition of a name does not change
+``attempt``     a counter and the driver that took it. A driver takes it by a conditional write that adds one
 ``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
 ``published``   the number of the last batch that is published
-``run``         a random text: what a sink holds is compared with it, for a name can be used again under another root
+``run``         a random text. Sinks compare their results with it, because another root may use the same name
 ==============  ====================================================================================================
 
-Every write is one transaction that checks the version of ``attempt``: a driver that was asleep while its successor began is
-refused, whatever session it writes in. A write whose outcome is not known is looked up and, if need be, made again; it
-can be, because only the holder of the attempt writes these nodes, one write at a time.
+Every write is one transaction that checks the version of ``attempt``. So a driver that was suspended while its successor began
+is refused, in whatever session it writes. After a write with unknown outcome the driver reads the node and writes again if
+needed. That is safe because only the holder of the attempt writes these nodes, one write at a time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NOTHING: Final = -1
 
 @dataclass(slots=True)
 class _Written:
-    """A node that only we write: what it holds."""
+    """A node that only this driver writes, with the content and version that it wrote last."""
 
     path: str
     data: bytes = b""
@@ -52,12 +52,12 @@ class _Written:
 
 
 class Checkpoint:
-    """The nodes of one pipeline. Call :meth:`begin` first."""
+    """Reads and writes the nodes of one pipeline. Call :meth:`begin` first."""
 
     def __init__(self, store: Store, name: str, session: Callable[[], Awaitable[Session]]) -> None:
         self._store = store
         self._session = session
-        """Waits for a session, where there is none at present."""
+        """Returns the present session; waits while there is none."""
         self.name = name
         base = f"{ROOT}/{name}"
         self._definition = f"{base}/definition"
@@ -67,9 +67,9 @@ class Checkpoint:
         self._published = _Written(f"{base}/published")
         self._run = f"{base}/run"
         self.run = ""
-        """The run that results belong to. Another one for each root, and after starting from scratch."""
+        """The run that the results belong to. It differs for each root, and after each start from scratch."""
         self.attempt = 0
-        """Ours. Greater than that of every driver before us."""
+        """The number of this driver's attempt, greater than that of every earlier driver."""
         self.intent: Intent | None = None
         """The batch that was decided last."""
         self.published = NOTHING
@@ -77,7 +77,7 @@ class Checkpoint:
 
     @property
     def pending(self) -> Intent | None:
-        """The batch that was decided and may not be published."""
+        """The last decided batch, if it may not be published yet; else None."""
         return self.intent if self.intent is not None and self.intent.number > self.published else None
 
     async def begin(
@@ -89,10 +89,11 @@ class Checkpoint:
         past: int = 0,
         ready: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """Take over: compare what the name stands for, fence out whoever drove it before, and read where they left it.
+        """Take over the pipeline: compare its definition, fence out earlier drivers by a new attempt, and read its state.
 
-        The attempt is greater than ``past``, too. ``ready`` waits until we may take over: asked again after a lost session, in
-        which somebody else may have come to drive. PipelineMismatchError if the name stands for something else.
+        The new attempt is greater than ``past``, too. ``ready`` waits until this driver may take over; it is called again after
+        a lost session, because another driver may have taken over meanwhile. Raise PipelineMismatchError if the name was used
+        with another definition. Cancelling is safe: an attempt that was taken stays taken.
         """
         while True:
             if ready is not None:
@@ -101,7 +102,7 @@ class Checkpoint:
             try:
                 await self._begin(session, definition, who, from_scratch, past)
             except (SessionLostError, OutcomeUnknownError, BadVersionError, NodeExistsError):
-                continue  # another attempt of ours or of somebody else: the greater number wins
+                continue  # another driver, or an earlier try of this one, has written: the greater number wins
             return
 
     async def _begin(
@@ -125,11 +126,11 @@ class Checkpoint:
         number = max(self._number(held), past) + 1
         self._attempt_version = await session.set(self._attempt, f"{number} {who}".encode(), held.version)
         self.attempt = number
-        # Read after the fence: what our predecessor still has under way is refused from here on.
+        # Read after the fence: writes that our predecessor still has under way are refused from here on.
         for written in (self._intent, self._published):
             found = await self._get(session, written.path)
             written.data, written.version = found.data, found.version
-        if await session.find(self._run) is None:  # a pipeline that began before runs were told apart
+        if await session.find(self._run) is None:  # a pipeline that an earlier version started, without a run
             await session.commit(Check(self._attempt, self._attempt_version), Create(self._run, _new_run()))
         run = await self._get(session, self._run)
         self.run = run.data.decode(errors="replace")
@@ -148,14 +149,14 @@ class Checkpoint:
         self._read()
 
     async def check(self, session: Session, definition: Mapping[str, Any]) -> bool:
-        """Whether there is such a pipeline; without taking over. PipelineMismatchError as in :meth:`begin`."""
+        """Return whether the pipeline exists, without taking over. Raise PipelineMismatchError as :meth:`begin` does."""
         node = await session.find(self._definition)
         if node is not None:
             self._compare(node, definition)
         return node is not None
 
     async def is_complete(self, definition: Mapping[str, Any]) -> bool:
-        """Whether everything that was decided is published; without taking over. PipelineMismatchError as in :meth:`begin`."""
+        """Return whether all that was decided is published, without taking over. PipelineMismatchError as in :meth:`begin`."""
         session = await self._session()
         if not await self.check(session, definition):
             return False
@@ -173,7 +174,7 @@ class Checkpoint:
         try:
             theirs: Any = json.loads(node.data)
             if not isinstance(theirs, dict):
-                raise ValueError(theirs)  # noqa: TRY004 - of the content, not of an argument
+                raise ValueError(theirs)  # noqa: TRY004 - the content is wrong, not an argument
         except ValueError:
             raise CorruptNodeError(where, node.data, "a pipeline's definition as JSON") from None
         wanted = json.loads(json.dumps(mine))
@@ -189,7 +190,7 @@ class Checkpoint:
             )
 
     async def record_intent(self, intent: Intent) -> None:
-        """Record a batch: from now on it is what the next driver does, if we do not."""
+        """Record a batch before it is published. From now on a later driver carries out this batch if this driver does not."""
         await self._write(self._intent, intent.encode())
         self.intent = intent
 
@@ -199,7 +200,7 @@ class Checkpoint:
         self.published = number
 
     async def is_superseded(self) -> bool:
-        """Whether another driver has begun since."""
+        """Return whether another driver has taken over since."""
         try:
             await self.confirm()
         except FencedError:
@@ -207,7 +208,7 @@ class Checkpoint:
         return False
 
     async def confirm(self) -> None:
-        """FencedError if another driver has begun since. Asked right before publishing."""
+        """Raise FencedError if another driver has taken over since. Called right before publishing."""
         while True:
             session = await self._session()
             try:
@@ -239,7 +240,7 @@ class Checkpoint:
                 return
 
     async def _landed(self, written: _Written, data: bytes) -> bool:
-        """Whether a write of ours was applied, although we were not told. FencedError if we are no longer to write."""
+        """Return whether a write with unknown outcome was applied. Raise FencedError if another driver has taken over."""
         await self.confirm()
         while True:
             session = await self._session()

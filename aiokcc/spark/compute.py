@@ -1,9 +1,9 @@
-"""The user's function, and the rule that makes many periods in one job the same as one job for each.
+"""Applies the user's function, and checks that one job for many periods gives the same result as one job for each.
 
-In catch-up a frame holds several periods, told apart by the column ``period``. A function that keeps this column in every
-``groupBy``, join and window gives each period what it would give it alone. Two things guard the rule. A result without the
-column cannot be told apart at all: then each period is computed on its own, and later jobs hold one. And before the first job
-with several periods is published, one of them is computed alone and compared.
+In catch-up a frame holds several periods, which the column ``period`` distinguishes. A function that keeps this column in every
+``groupBy``, join and window gives each period the same rows as if it were computed alone. Two checks guard this rule. If the
+result has no such column, each period is computed alone, and later jobs hold one period. And before the first job with several
+periods is published, one of them is computed alone and compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Computation", "Periods"]
 log = logging.getLogger("aiokcc.spark")
 
 _FEW: Final = 100_000
-"""So many records are checked in one task."""
+"""The check runs in one task up to this number of records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Periods:
     start: int
     end: int
     boundaries: tuple[int, ...]
-    """Where each period ends, ascending; the last is ``end``."""
+    """The end of each period, ascending; the last is ``end``."""
     number: int
-    """Of the batch. The same number always has the same periods and records."""
+    """The number of the batch. The same number always has the same periods and records."""
 
     @classmethod
     def of(cls, batch: Batch) -> Periods:
-        """Those of a batch."""
+        """Return the periods of a batch."""
         return cls(batch.start, batch.end, tuple(period.end for period in batch.periods), batch.number)
 
     def __str__(self) -> str:
@@ -66,10 +66,10 @@ class Computation:
         self._read = read
         self._unchecked = check
         self.one_by_one = one_by_one
-        """Whether each period is computed on its own: as asked for, or because the result does not tell them apart."""
+        """True if each period is computed alone: by the user's choice, or because the result has no column ``period``."""
 
     def result(self, batch: Batch) -> DataFrame:
-        """The function's result for a batch, with the column ``period``."""
+        """Return the function's result for a batch, with the column ``period``. Raise UsageError if it is no DataFrame."""
         if not self.one_by_one:
             result = self._apply(batch)
             if PERIOD in result.columns:
@@ -85,7 +85,7 @@ class Computation:
         return reduce(lambda a, b: a.unionByName(b), [self._alone(batch.part(n)) for n in full])
 
     def verify(self, batch: Batch) -> None:
-        """Before the first job with several periods: UsageError if the function mixes them."""
+        """Before the first job with several periods, raise UsageError if the function mixes them. Later calls do nothing."""
         full = [n for n, period in enumerate(batch.periods) if period.ranges]
         if not self._unchecked or self.one_by_one or len(full) < 2:
             return
@@ -97,7 +97,7 @@ class Computation:
         try:
             together = self._call(frame, pair)
             if PERIOD not in together.columns:
-                return  # result() sees that too
+                return  # result() handles that
             alone = frame.where(frame[PERIOD] == start)
             few = sum(_size(batch.periods[n]) for n in (first, second)) <= _FEW
             both, one = _digests(
@@ -143,8 +143,10 @@ def _instant(millis: int) -> Any:
 
 
 def _digests(*frames: DataFrame, few: bool) -> list[tuple[Any, ...]]:
-    """One for each frame, in one job; equal for equal rows in any order. Sums of floats depend on the order of addition, so
-    those count to nine digits. Few rows are summed in one task: to bring them together would cost more.
+    """Return a digest of each frame, computed in one job; equal rows in any order give equal digests.
+
+    Sums of floats depend on the order of addition, so floats count with nine digits. ``few`` rows are summed in one task,
+    because a shuffle would cost more.
     """
     from pyspark.sql import functions as F  # noqa: N812
 

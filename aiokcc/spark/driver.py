@@ -1,8 +1,8 @@
 """A driver: a replay in an asyncio program, from joining the group to the end of the run.
 
-Everything that is told apart in other modules is put together here. The order matters in one place: the locks of the partitions
-are taken first, so that a driver of the same pipeline that is alive keeps its attempt; only then is the attempt taken, which
-fences out whoever is not; and only then does the sink begin, and anything happen.
+This module puts the parts of a pipeline together. The order of three steps matters. The driver first claims the locks of the
+partitions, so that it does not fence out another driver of the same pipeline that is alive. Then it takes a new attempt, which
+fences out a driver that lost its locks. Then the sink begins, and the first job may run.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ log = logging.getLogger("aiokcc.spark")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is checked and not the group's business."""
+    """The checked arguments of a replay that the group does not need."""
 
     spark: Any
     name: str
@@ -84,12 +84,12 @@ class Options:
     clock: Callable[[], int]
     join: Callable[..., AbstractAsyncContextManager[Group]]
     subscription: Subscription | None
-    """In a managed group: what the pipeline runs."""
+    """In a managed group, the partitions that the pipeline runs; else None."""
 
 
 @asynccontextmanager
 async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
-    """Join the group, or found it; leave it at the end."""
+    """Join the group, or found it, and give the replay; leave the group at the end of the block."""
     settings = options.settings
     cluster = Cluster(settings, options.connect_timeout)
     async with cluster.connected():
@@ -131,7 +131,7 @@ class AsyncReplay:
         self._options = options
         self._cluster = cluster
         self.group = group
-        """This driver's place in the group; None if the run had ended before."""
+        """This driver as a member of the group; None if the run had ended before."""
         self._ended = ended
         self._used = False
         self.summary = Summary()
@@ -147,10 +147,10 @@ class AsyncReplay:
 
         The function gets a frame and :class:`Periods`, and returns a frame. The frame has the columns of Spark's Kafka source
         and ``period``, the start of the row's period. **In catch-up one frame holds several periods: keep ``period`` in every
-        groupBy, join and window.** Without a sink, the function itself does what is to be done with the frame; it must
-        bear to be called again for the same periods.
+        groupBy, join and window.** Without a sink, the function itself writes the result; it must be idempotent, because it
+        may be called again for the same periods.
 
-        Cancelling stops the running job and leaves no period half published; started again, the pipeline goes on there.
+        Cancelling stops the running job and leaves no period half published; started again, the pipeline continues there.
         """
         if self._used:
             raise UsageError("this replay has been run already; open another one")
@@ -185,7 +185,7 @@ class AsyncReplay:
         finally:
             member.on_set = None
             line.end()
-            member.leave()  # in a managed group: what we give back goes to whoever stands by
+            member.leave()  # in a managed group the released partitions then go to a driver that stands by
             with anyio.CancelScope(shield=True):
                 await participant.close()
             spark_thread.close()
@@ -201,7 +201,7 @@ class AsyncReplay:
         line: Line,
         mine: frozenset[Partition],
     ) -> None:
-        """Take these partitions, fence out whoever drove before us, go on where it stopped, to the end."""
+        """Claim these partitions, fence out the previous driver, and continue where it stopped, to the end of the run."""
         options, settings = self._options, self._options.settings
         is_managed = options.subscription is not None
         member = participant.member
@@ -250,7 +250,7 @@ class AsyncReplay:
             after=self.after_step,
         )
         async with sampler.open():
-            # The locks first: while another driver of this pipeline lives, it is not to be fenced out.
+            # The locks first: a driver of this pipeline that is alive must not be fenced out.
             await (claim_all(participant, mine) if is_managed else participant.open(mine))
             definition = self._definition(sink)
             past = await spark_thread.call(sink.last_attempt, options.name) if options.from_scratch else 0
@@ -264,7 +264,7 @@ class AsyncReplay:
                 await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
                 await pipeline.run()
             except FencedError as fenced:
-                if is_managed and await checkpoint.is_superseded():  # else it is the sink that knows another driver
+                if is_managed and await checkpoint.is_superseded():  # else the sink has refused us
                     raise PartitionRevoked(str(fenced)) from fenced
                 raise
             except KafkaError as error:
@@ -277,7 +277,7 @@ class AsyncReplay:
                 raise
 
     async def _check_group(self, participant: Participant, subscription: Subscription, sink: Sink) -> None:
-        """Whether the pipeline fits in with the others of the group, and with what its name stands for."""
+        """Raise an error if the pipeline conflicts with others of the group, or with the definition of its name."""
         member = participant.member
         checkpoint = Checkpoint(member.store, self._options.name, participant.session)
         while True:
@@ -300,7 +300,7 @@ class AsyncReplay:
             )
 
     def _finder(self, spark_thread: SparkThread, participant: Participant, sampler: RecordSampler) -> Finder:
-        """What finds boundaries: Kafka's index, or a scan where event time is not Kafka's or the index misleads."""
+        """Return what finds boundaries: Kafka's index, or a scan if event time is not Kafka's or the index is misleading."""
         options, settings = self._options, self._options.settings
 
         def bounds(partition: Partition) -> tuple[int, int | None]:
@@ -325,7 +325,7 @@ class AsyncReplay:
         return CheckedFinder(self._cluster, sampler, options.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
-        """The run has ended: that is no error for a pipeline that has published all of it, unless it is to start again."""
+        """Return if the pipeline has published all of the ended run; raise RunEnded otherwise, or with from_scratch."""
         options = self._options
         if self._ended is not None and options.from_scratch:
             raise self._ended
@@ -346,7 +346,7 @@ class AsyncReplay:
             log.info("%s: everything is published already", options.name)
 
     def _definition(self, sink: Sink) -> dict[str, Any]:
-        """What the pipeline's name stands for."""
+        """Return the definition that is recorded for the pipeline's name."""
         options, settings = self._options, self._options.settings
         mine = settings.partitions
         return {

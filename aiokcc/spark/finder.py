@@ -1,11 +1,11 @@
-"""Where boundaries lie in the logs, by Kafka's own index of times.
+"""Finds where boundaries lie in the logs, by Kafka's own index of times.
 
-``offsets_for_times(T)`` gives the first offset in log order with ``ts >= T``, and that record's timestamp. That is worth as
-much as the offset: no boundary up to it needs a question of its own, so a gap in event time costs one question however
-many periods it has. Several questions are on their way at once; the answers do not depend on each other.
+``offsets_for_times(T)`` gives the first offset in log order with ``ts >= T``, and that record's timestamp. The timestamp is as
+useful as the offset: no boundary up to it needs a request of its own, so a gap in event time costs one request however many
+periods it has. Several requests are on their way at once; the answers do not depend on each other.
 
-What is found does not change: no earlier record can come to stand before it. What is *not* found may come later, so there the
-end of the log counts, which must be read after the limit was seen.
+A record that was found stays the first one, because records are only appended. A record that was *not* found may be appended
+later. Then the end of the log counts, which must be read after the limit was read.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from aiokcc.kafka.partition_tasks import unwrapped
 __all__ = ["Finder", "Found"]
 
 _AT_ONCE: Final = 16
-"""Questions on their way at a time: more only queue in the broker."""
+"""The number of requests on their way at once; more would only wait in the broker."""
 
 
 class Found(NamedTuple):
-    """A record: where it stands and of what time it is."""
+    """The offset and the timestamp of a record."""
 
     offset: int
     ts: int
 
 
 class Finder:
-    """Asks the cluster."""
+    """Finds records by time, and the ends of logs, by requests to the cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a question is cheap enough to be asked while a job runs, for the batch after it."""
+        """True if a request is cheap enough to be made for the next batch while a job runs."""
         return False
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where the logs end now."""
+        """Return the present end offsets of the logs."""
         wanted = list(partitions)
         return await self._cluster.ends(wanted) if wanted else {}
 
     async def begins(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Where the logs begin now."""
+        """Return the present first offsets of the logs."""
         wanted = list(partitions)
         return await self._cluster.begins(wanted) if wanted else {}
 
     async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
-        """The first record at or past a time, of each partition; None where there is none."""
+        """Return the first record at or past a time, for each partition; None where there is none."""
         return await self._ask(times)
 
     async def _ask(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
@@ -72,9 +72,9 @@ class Finder:
     async def across(
         self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
     ) -> dict[Partition, list[Found | None]]:
-        """For each boundary, ascending, the first record at or past it; None where there is none.
+        """Return for each boundary, ascending, the first record at or past it; None where there is none.
 
-        ``known`` is the first record that was found before, so that boundaries up to its time need no question.
+        ``known`` is the first record that was found before; boundaries up to its time need no request.
         """
         searches = {p: _PartitionSearch(boundaries, found) for p, found in known.items()}
         running = 0
@@ -102,22 +102,22 @@ class Finder:
 
 
 class _PartitionSearch:
-    """One partition's answers. Those for later boundaries may come first."""
+    """The answers for one partition. Answers for later boundaries may come first."""
 
     def __init__(self, boundaries: Sequence[int], known: Found | None) -> None:
         self._boundaries = boundaries
         self.found: list[Found | None] = [None] * len(boundaries)
         self._answered = [False] * len(boundaries)
         self._next = 0
-        """All before it are answered or asked about."""
+        """The index of the first boundary that is neither answered nor asked for."""
         self._running = 0
         self._wide = 1
-        """So many questions may be on their way: more and more while each boundary is found to have records of its own."""
+        """The number of requests that may be on their way. It grows as long as each answer serves one boundary only."""
         if known is not None and boundaries:
             self._learn(boundaries[0], known)
 
     def question(self) -> int | None:
-        """The next boundary to ask about; None if there is none, or if answers are to be awaited first."""
+        """Return the next boundary to ask for; None if none is left, or if answers must come first."""
         while self._next < len(self._boundaries) and self._answered[self._next]:
             self._next += 1
         if self._next == len(self._boundaries) or self._running >= self._wide:
@@ -127,15 +127,15 @@ class _PartitionSearch:
         return self._boundaries[self._next - 1]
 
     def answer(self, ts: int, found: Found | None) -> None:
-        """What came of a question."""
+        """Record the answer to a request."""
         self._running -= 1
         if self._learn(ts, found) > 1:
-            self._wide = 1  # a gap: the next question may well answer many again
+            self._wide = 1  # a gap: the next answer is likely to serve many boundaries, too
         else:
             self._wide = min(_AT_ONCE, self._wide + 1)
 
     def _learn(self, ts: int, found: Found | None) -> int:
-        """The answer for one boundary holds for all later ones up to the found record's time, or for all if there is none."""
+        """Record an answer for its boundary and for all later ones up to the time of the found record; return their number."""
         first = bisect.bisect_left(self._boundaries, ts)
         last = len(self._boundaries) if found is None else bisect.bisect_right(self._boundaries, found.ts)
         for n in range(first, last):

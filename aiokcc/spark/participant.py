@@ -1,11 +1,11 @@
-"""The driver's place in the group: one member, with the gates of all its partitions, and where each of them stands.
+"""The driver as one member of the group: the gates of all its partitions, and the position of each of them.
 
-Asynchronous consumers walk record by record and wait in each partition's gate. A Spark driver walks batch by batch, and what
-it has to say it says for all partitions at once, when a batch is published: where each boundary was crossed, and which time
-comes next. So nothing waits in a gate here; the driver tells the member's member's progress, and waits for the limit to move.
+Asynchronous consumers process record by record and wait in each partition's gate. A Spark driver processes batch by batch. When
+a batch is published, it reports for all partitions at once: where each boundary was crossed, and the time of the next record.
+So nothing waits in a gate here; the driver updates the member's progress and waits for the limit to move.
 
-Everything told is true however late it is told: a crossing is where a published period ends, the next time is that of a record
-that stands in the log, and *idle* is said only of an end that was read under the present limit.
+Every report stays true however late it is written: a crossing is the end of a published period, the next time is that of a
+record in the log, and a partition is reported *idle* only if its log's end was read under the present limit.
 """
 
 from __future__ import annotations
@@ -46,81 +46,81 @@ _CLOSE_SECONDS = 5.0
 
 @dataclass(slots=True)
 class Track:
-    """One partition: what is published of it, and what comes next."""
+    """One partition: its gate, the place up to which it is published, and its next record."""
 
     gate: Gate
     bounds: Bounds
     place: Place
-    """Where what is published ends."""
+    """The end of what is published."""
     next: Found | None = None
-    """The first record at or past the published time; None if none is known: the log ends there, or it was not read yet."""
+    """The first record at or past the published time; None if the log ends there, or if it was not read yet."""
     end_seen: Limit | None = None
-    """The limit under which the log was last read, and nothing stood behind the place; None if it was not read, or has more."""
+    """The limit under which the log was last read, if it had nothing behind the place; None if it has more or was not read."""
 
     @property
     def partition(self) -> Partition:
-        """Which one."""
+        """The partition."""
         return self.gate.partition
 
     @property
     def is_finished(self) -> bool:
-        """Whether it will bring nothing more."""
+        """True if the partition is reported as finished: it has no more records in this run."""
         return self.gate.progress.state is PartitionState.FINISHED
 
     @property
     def is_complete(self) -> bool:
-        """Whether all that the run replays of it is published."""
+        """True if everything that the run replays of the partition is published."""
         return self.bounds.end is not None and self.place.low >= self.bounds.end
 
 
 class Participant:
-    """The gates of one driver, as one member of the group."""
+    """The gates of one driver, which is one member of the group."""
 
     def __init__(self, group: Group, store_timeout: float) -> None:
         self.group = group
         self.member = group._member
         self._progress = self.member.progress
-        # What a batch has brought is told at once: it comes in one go, and then nothing for long.
+        # Boundaries are reported without a delay: a batch crosses them all at once, and the next batch may take long.
         self._progress.milestone_interval = 0
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
         self._subscription = None if self.member.group is None else self.member.group.subscription
         self._asked = frozenset[Partition]()
-        """The partitions whose locks we have, or are about to take."""
+        """The partitions whose locks this driver holds or is claiming."""
 
     # -- in a managed group ---------------------------------------------------------------------------------------------
 
     def whole(self, agreed: frozenset[Partition]) -> frozenset[Partition]:
-        """All partitions of the pipeline, of a managed group's agreed set."""
+        """Return all partitions of the pipeline that are in the agreed set. Only in a managed group."""
         assert self._subscription is not None
         return frozenset(filter(self._subscription.covers, agreed))
 
     @property
     def is_revoked(self) -> bool:
-        """Whether one of our partitions has been taken away."""
+        """True if the leader has revoked one of our partitions."""
         return self.member.assigned is not None and not self._asked <= self.member.assigned
 
     @property
     def is_done(self) -> bool:
-        """Whether we run partitions, and all of them will bring nothing more."""
+        """True if this driver has partitions and all of them are finished."""
         return bool(self.tracks) and all(track.is_finished for track in self.tracks.values())
 
     @property
     def unopened(self) -> frozenset[Partition]:
-        """Partitions that are to be run as well: they have joined the set, and in a managed group they are given to us."""
+        """Partitions to open: they have joined the set, and in a managed group they are assigned to this driver."""
         if self._subscription is None:
             return self.group.partitions - self.tracks.keys()
         return (self.member.assigned or frozenset()) - self.tracks.keys()
 
     async def release(self) -> None:
-        """Nothing runs any more: give the locks back, finished partitions too, in one transaction."""
+        """Release all locks, those of finished partitions too, in one transaction. Call it when no job runs any more."""
         tracks, self.tracks, self._asked = self.tracks, {}, frozenset()
         async with unwrapped() as tasks:
             for partition in tracks:
                 tasks.start_soon(self.member.release_partition, partition)
 
     async def wait_until_settled(self) -> None:
-        """All of ours is done: return when we may leave. In a managed group that is the end of the run, as for all."""
+        """Return when a driver whose partitions are all finished may leave. In a managed group that is the end of the run."""
         if self._subscription is None:
             await self.member.settled()
             return
@@ -131,11 +131,14 @@ class Participant:
     # -- gates ----------------------------------------------------------------------------------------------------------
 
     async def open(self, partitions: Iterable[Partition]) -> None:
-        """Take the locks of these partitions, side by side. They stand at the run's start until something else is known."""
+        """Claim the locks of these partitions, all at once. Each partition is at the run's start until a batch is resumed.
+
+        If one fails, or on cancelling, the locks that were claimed here are released.
+        """
         gates = {p: self.group.gate(p.topic, p.number) for p in sorted(partitions)}
         for gate in gates.values():
-            gate.mark = object  # never twice the same: a job may take long, and does not stand still
-            gate.skips_closed = True  # what is published is recorded elsewhere
+            gate.mark = object  # each call gives another object: a job may take long and is no standstill
+            gate.skips_closed = True  # the checkpoint records what is published
         self._asked |= gates.keys()
         opened: list[Gate] = []
 
@@ -154,9 +157,9 @@ class Participant:
             self.tracks[partition] = Track(gate, bounds, Place(bounds.start, bounds.start))
 
     async def close(self) -> None:
-        """Close all gates: finished ones keep their word, the others are given up.
+        """Close all gates: finished partitions stay finished, the locks of the others are released.
 
-        In a managed group all are: the next driver needs the finished ones too, or it could not start.
+        In a managed group all locks are released: the next driver cannot start without those of finished partitions.
         """
         if self._subscription is not None:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
@@ -167,20 +170,20 @@ class Participant:
         await _close(track.gate for track in tracks.values())
 
     async def _deregister(self) -> None:
-        """If we leave the group: say so, unless that has gone with the locks. Else we might still be given something."""
+        """Delete our registration, unless it went with the locks. Otherwise the leader might still assign partitions to us."""
         member_session = self.member.member_session
-        share = None if member_session is None else member_session.assignment_follower
-        if member_session is None or share is None:
+        follower = None if member_session is None else member_session.assignment_follower
+        if member_session is None or follower is None:
             return
         try:
-            for operation in share.deregistration():
+            for operation in follower.deregistration():
                 await member_session.session.commit(operation)
         except (NoNodeError, SessionLostError, OutcomeUnknownError):
-            pass  # gone already, or with the session: it ends with the block at the latest
-        share.deregistered = self.member.leaving
+            pass  # deleted already, or it goes with the session, which ends with the block at the latest
+        follower.deregistered = self.member.leaving
 
     def check(self) -> None:
-        """Raise what stands in the way of going on: the group's failure, or a lock that is lost to somebody else."""
+        """Raise the group's failure, or the error of a gate whose lock another member has taken."""
         if self.member.failure is not None:
             raise self.member.failure
         for track in self.tracks.values():
@@ -194,19 +197,19 @@ class Participant:
 
     @property
     def has_arrived(self) -> bool:
-        """Whether everybody here has arrived: then the limit moves without our doing anything more."""
+        """True if all partitions of this member have arrived at the limit: it then moves without any further report from us."""
         return self._progress.complete
 
     # -- the session ----------------------------------------------------------------------------------------------------
 
     async def session(self) -> Session:
-        """The present session; waits while there is none. StoreUnreachableError if that takes too long."""
+        """Return the present session; wait while there is none. Raise StoreUnreachableError after ``store_timeout``."""
         with anyio.move_on_after(self._store_timeout):
             while True:
                 self.check()
                 session = self.member.session
                 if not isinstance(session, NoSession) and session.state is not SessionState.LOST:
-                    return session  # one that is lost would refuse at once, and again, before the member has noticed
+                    return session  # a lost session would refuse every call until the member has noticed
                 await self.member.moved.wait()
         raise self._unreachable()
 
@@ -217,7 +220,10 @@ class Participant:
         )
 
     async def ready(self) -> None:
-        """Return once a job may start: we hold all locks, in a session that can be relied on."""
+        """Return when a job may start: this driver owns all partitions, in a session that is confirmed.
+
+        Raise PartitionOwnedError or StoreUnreachableError after ``store_timeout``.
+        """
         with anyio.move_on_after(self._store_timeout):
             while True:
                 self.check()
@@ -239,7 +245,7 @@ class Participant:
         raise self._unreachable()
 
     async def moved(self, seconds: float | None) -> None:
-        """Wait until the limit has moved or something else has happened, or for so long."""
+        """Wait until the limit moves or another event of the group happens, at most for these seconds."""
         if seconds is None:
             await self.member.moved.wait()
             return
@@ -249,65 +255,65 @@ class Participant:
         except TimeoutError:
             pass
 
-    # -- what is said ---------------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------------
 
-    def report_crossings(self, stretches: Sequence[CrossedPeriod]) -> None:
-        """Say where the boundaries of published periods were crossed. The gate may be behind them, or ahead."""
+    def report_crossings(self, periods: Sequence[CrossedPeriod]) -> None:
+        """Report where the boundaries of published periods were crossed. The limit may be before or past them."""
         limit = self._progress.limit
         if limit.mode is not Mode.GATED:
             return
-        stretches = [stretch for stretch in stretches if stretch.end >= limit.floor]
-        # The store keeps so many cuts. Those before them nobody could read: there the limit need not stop for our sake.
-        reached = stretches[-CUT_SLOTS - 1].end if len(stretches) > CUT_SLOTS else 0
+        periods = [period for period in periods if period.end >= limit.floor]
+        # The store keeps CUT_SLOTS cuts. Nobody could read earlier ones, so the limit need not stop at those boundaries.
+        reached = periods[-CUT_SLOTS - 1].end if len(periods) > CUT_SLOTS else 0
         for partition, track in self.tracks.items():
             if not track.is_finished:
-                steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, stretches)]
+                steps = [(ts, Span.of(*place)) for ts, place in _steps(partition, periods)]
                 self._progress.walk(track.gate.progress, steps, reached)
 
     def report_next(self, track: Track, ts: int) -> None:
-        """Say that a partition's next record is of this time; it may lie below the limit."""
+        """Report the time of a partition's next record; it may be below the limit."""
         progress, where = track.gate.progress, Span.of(*track.place)
         if progress.state is not PartitionState.BLOCKED or (progress.ts, progress.offset) != (ts, where):
             self._progress.approach(progress, ts, where)
 
     def report_idle(self, track: Track) -> None:
-        """Say that a partition's log holds nothing more, if that was looked up under the present limit."""
+        """Report that a partition's log has no more records, if it was read under the present limit."""
         if track.end_seen is not None:
             self._progress.idle(track.gate.progress, track.end_seen, Span.of(*track.place))
 
     def report_finished(self, track: Track) -> None:
-        """Say that a partition brings nothing more before the run's end."""
+        """Report that a partition has no more records before the run's end."""
         self._progress.finish(track.gate.progress, Span.of(*track.place))
 
     def write_report(self) -> None:
-        """All has been said: if that makes a report, it is written."""
+        """Write the member's report, if the calls before have made one necessary."""
         self.member.report_if_due()
 
 
 async def _close(gates: Iterable[Gate]) -> None:
-    """Close gates side by side, also where we are being cancelled; a store that is away does not keep us."""
+    """Close gates all at once, also when cancelled; give up after a few seconds if the store does not answer."""
     with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
         async with anyio.create_task_group() as tasks:
             for gate in gates:
                 tasks.start_soon(gate.__aexit__, None, None, None)
 
 
-def _steps(partition: Partition, stretches: Sequence[CrossedPeriod]) -> list[tuple[int, Place]]:
-    """For each crossing that differs from the one before: no record of the partition is left before that time, and where.
+def _steps(partition: Partition, periods: Sequence[CrossedPeriod]) -> list[tuple[int, Place]]:
+    """Return the partition's crossings that differ from the one before, each as a time and a place.
 
-    The time is where the period of the next record starts. It is as good as the record's own for deciding which boundary
-    comes next, and it is known without asking.
+    No record before the time is behind the place. The time is the start of the period that holds the next record. It serves as
+    well as the record's own time to decide which boundary comes next, and it is known without a request.
     """
     result: list[tuple[int, Place]] = []
-    for n, stretch in enumerate(stretches):
-        place = stretch.places.get(partition)
+    for n, period in enumerate(periods):
+        place = period.places.get(partition)
         if place is None:
             continue
-        if n + 1 < len(stretches):
-            after = stretches[n + 1]
+        if n + 1 < len(periods):
+            after = periods[n + 1]
             if after.places.get(partition) == place:
-                continue  # nothing of it in the next period: the crossing there holds for this one too
-            result.append((max(stretch.end, after.start), place))
+                continue  # no record in the next period: the crossing there holds for this one, too
+            result.append((max(period.end, after.start), place))
         else:
-            result.append((stretch.end, place))
+            result.append((period.end, place))
     return result

@@ -1,17 +1,17 @@
-"""The pipeline: batch by batch through event time, in step with the group.
+"""The pipeline computes batch after batch, in the order of event time, in step with the group.
 
 The steps of a batch, by name:
 
-``planned``       which periods are open, and where their ends lie in the logs
-``intended``      recorded in the store, and from now on never resolved again
-``staged``        the Spark job has run; its result stands where nobody looks, so it may run while the intent is recorded
-``published``     the sink has made it visible, at once and idempotently
-``checkpointed``  recorded as published
-``reported``      the gate was told for all partitions where the boundaries were crossed: the limit may move
+``planned``       it is decided which periods it holds, and where their ends lie in the logs
+``intended``      it is recorded in the store, and its offsets are never resolved again
+``staged``        the Spark job has run. Readers do not see its result yet, so it may run while the intent is recorded
+``published``     the sink has made it visible, all at once and idempotently
+``checkpointed``  it is recorded as published
+``reported``      the crossings of its boundaries are reported for all partitions: the limit may move
 
-A driver may die after any of them. Its successor takes a new attempt, which fences it out, and does the recorded batch again
-unless the sink says that it is published. So a period is published once, and from exactly the records that were recorded.
-A batch without a record needs no job, but is recorded like any other.
+A driver may die after any step. Its successor takes a new attempt, which fences it out, and carries out the recorded batch
+again unless the sink says that it is published. So a period is published once, from exactly the offsets that were recorded.
+A batch without records needs no job, but is recorded like any other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ log = logging.getLogger("aiokcc.spark")
 
 
 class BatchStep(enum.Enum):
-    """What has been done of a batch."""
+    """The last step that was completed for a batch."""
 
     PLANNED = "planned"
     INTENDED = "intended"
@@ -58,7 +58,7 @@ class BatchStep(enum.Enum):
 
 
 class Pipeline:
-    """One run through event time."""
+    """Plans, computes and publishes batches until the run ends."""
 
     def __init__(
         self,
@@ -91,15 +91,15 @@ class Pipeline:
         self._grows = grows
         self._retries = retries
         self._start = start
-        """The time at which the run starts; None: wherever the logs begin."""
+        """The time at which the run starts; None if it starts where the logs begin."""
         self._sample = sample
         self._on_progress = on_progress
         self._after = after or _nothing
-        """Called after each step. Tests stop the driver there."""
+        """Called after each step; tests stop the driver there."""
         self._began = time.monotonic()
 
     async def run(self) -> None:
-        """Go on after what is published, until nothing more will come."""
+        """Continue after what is published, and return when the run has ended or all partitions are finished."""
         participant, planner, checkpoint = self._participant, self._planner, self._checkpoint
         participant.check()
         await self._resume()
@@ -138,7 +138,7 @@ class Pipeline:
         participant.check()
 
     async def _resume(self) -> None:
-        """Do what our predecessor had decided, unless it is published; then stand where it would stand."""
+        """Carry out the batch that our predecessor had recorded, unless it is published, and continue behind it."""
         intent = self._checkpoint.intent
         if intent is None:
             return
@@ -159,12 +159,12 @@ class Pipeline:
         await self._conclude(Plan(intent), batch, again=self._checkpoint.pending is None)
 
     async def _grow(self) -> None:
-        """Take the partitions that have joined the set since."""
+        """Open the partitions that have joined the set since."""
         if self._grows and (new := self._participant.unopened):
             await self._participant.open(new)
 
     async def _measure(self) -> None:
-        """Look at how large records are, where the next batch begins."""
+        """Measure the size of records where the next batch begins."""
         tracks = self._participant.tracks.values()
         rest = {t.partition: (t.place.low, t.place.low + 1 if t.bounds.end is None else t.bounds.end) for t in tracks}
         size = await self._sample(rest)
@@ -174,9 +174,9 @@ class Pipeline:
     # -- one batch ------------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, batch: Batch, intent: Intent | None = None) -> None:
-        """Compute and publish, as often as it takes and may take. SparkJobError: nothing of it is visible.
+        """Compute and publish a batch; retry a failed job. Raise SparkJobError after too many failures, with nothing visible.
 
-        The intent is recorded before anything is published, or may be seen, unless it was recorded before.
+        ``intent`` is recorded before a reader can see anything of the batch. It is None if it was recorded before.
         """
         failures = 0
         while True:
@@ -198,7 +198,7 @@ class Pipeline:
             await self._failed(batch, error, failures)
 
     async def _intend_and_stage(self, batch: Batch, intent: Intent | None) -> tuple[object | None, Exception | None]:
-        """What was staged, or why it could not be. Where staging shows nothing, the intent is recorded meanwhile."""
+        """Return the staged result, or the error. If staging shows nothing to readers, record the intent meanwhile."""
         if intent is None:
             return await self._try_to_stage(batch)
         if batch.is_empty or not getattr(self._sink, "exactly_once", False):
@@ -207,7 +207,7 @@ class Pipeline:
         async with unwrapped() as tasks:
             tasks.start_soon(self._intend, intent, batch)
             staged = await self._try_to_stage(batch)
-        return staged  # noqa: RET504 - not before the intent stands
+        return staged  # noqa: RET504 - not before the intent is recorded
 
     async def _intend(self, intent: Intent, batch: Batch) -> None:
         await self._checkpoint.record_intent(intent)
@@ -220,7 +220,7 @@ class Pipeline:
             return None, error
 
     async def _failed(self, batch: Batch, error: Exception, failures: int) -> None:
-        """Return if it may be tried again; raise what the caller should know otherwise."""
+        """Return if the job may be tried again; raise the error otherwise."""
         if isinstance(error, AiokccError):
             raise error
         await self._check_log(batch, error)
@@ -228,7 +228,7 @@ class Pipeline:
         if failures > self._retries:
             raise SparkJobError(
                 f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
-                f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline goes on there. "
+                f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline continues there. "
                 f"{offsets_text(batch)}",
                 batch.pipeline,
                 batch.start,
@@ -249,14 +249,14 @@ class Pipeline:
         return await self._spark_thread.job(description, run)
 
     async def _check_log(self, batch: Batch, error: Exception) -> None:
-        """A job that failed because of its records, or because they are gone, will always fail: say so at once."""
+        """Raise an error at once if the job failed because of a bad or a deleted record: it would always fail."""
         poison = poison_in(error)
         if poison is not None:
             raise poison from error
         wanted = {partition: start for partition, (start, _) in batch.ranges.items()}
         try:
             begins = await self._finder.begins(wanted)
-        except KafkaError as gone:  # the likely reason; what the job said stands below it
+        except KafkaError as gone:  # the likely reason; the job's own error is its cause
             raise gone from error
         for partition, begin in begins.items():
             if begin > wanted[partition]:
@@ -264,7 +264,7 @@ class Pipeline:
                 raise deleted_error(partition, wanted[partition], begin, what) from error
 
     async def _conclude(self, plan: Plan, batch: Batch, *, again: bool = False) -> None:
-        """Record that the batch is published, and only then tell the gate."""
+        """Record that the batch is published, and only then report its crossings."""
         if not again:
             await self._checkpoint.record_published(batch.number)
             self._after(BatchStep.CHECKPOINTED, batch)
@@ -319,7 +319,7 @@ def _nothing(_step: BatchStep, _batch: Batch) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    """What went wrong, without the stack: the first line, and the last cause that Java or Python names."""
+    """Return the error without its stack: the first line, and the last cause that Java or Python names."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
     causes = [
         line for line in lines[1:] if line.startswith("Caused by:") or re.match(r"[\w.]+(Error|Exception): ", line)

@@ -1,12 +1,12 @@
-"""What a batch holds: pure arithmetic over boundaries and where they lie in the logs.
+"""The content of a batch: pure arithmetic over boundaries and their places in the logs.
 
-A boundary ``T`` lies in a partition at a :class:`Place`: ``low`` is the first offset of a record of a later period, ``high``
-the first offset from which on none belongs to an earlier one. Without a bound on lateness the two are the same:
-the first offset with ``ts >= T``. Neighbouring places give the exact range of a period, so periods tile a partition.
+A boundary ``T`` lies in a partition at a :class:`Place`. ``low`` is the first offset of a record of a later period. ``high`` is
+the offset from which on no record belongs to an earlier period. Without a bound on lateness the two are the same: the first
+offset with ``ts >= T``. Neighbouring places give the exact range of a period, so periods tile a partition.
 
-An :class:`Intent` is what the store holds before anything of a batch is published: the batch's periods and where they begin and
-end, and before them the *walked* boundaries, which are published and which the gate may not have closed yet. A driver that
-comes later needs nothing else to go on: neither the log nor its index is asked again about what was decided.
+The store holds an :class:`Intent` before anything of a batch is published. It has the batch's periods with the places at which
+they begin and end, and before them the *walked* periods, which are published and whose ends the limit may not have passed. A
+later driver needs nothing else to continue: it never asks the log or its index again about what was decided.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from aiokcc.spark.batch import Batch, Slice
 __all__ = ["MAX_INTENT", "CrossedPeriod", "Intent", "Place", "next_boundaries", "starts_of"]
 
 MAX_INTENT: Final = 700_000
-"""Bytes of an intent. The store takes a megabyte for a whole transaction."""
+"""The greatest size of an intent in bytes. The store accepts a megabyte for a whole transaction."""
 
 _FORM: Final = "a batch as JSON: number, walked, periods and places"
 
 
 class Place(NamedTuple):
-    """Where a boundary lies in a partition."""
+    """The offsets at which a boundary lies in a partition."""
 
     low: int
-    """Everything before it belongs to earlier periods."""
+    """All records before this offset belong to earlier periods."""
     high: int
-    """Nothing from here on does."""
+    """No record from this offset on belongs to an earlier period."""
 
 
 class CrossedPeriod(NamedTuple):
-    """A published period, and where it ends in each partition. Kept until the gate has closed it."""
+    """A published period, and the place at which it ends in each partition. It is kept until the limit has passed it."""
 
     start: int
     end: int
@@ -49,18 +49,18 @@ class CrossedPeriod(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """A batch as it was decided."""
+    """A batch as it was decided, with the published periods before it that the limit may not have passed."""
 
     number: int
     walked: tuple[tuple[int, int], ...]
-    """Published periods whose ends the gate may not have closed."""
+    """Published periods whose ends the limit may not have passed, each as start and end."""
     periods: tuple[tuple[int, int], ...]
-    """Those of the batch."""
+    """The periods of the batch, each as start and end."""
     places: Mapping[Partition, tuple[Place, ...]]
-    """For the end of each walked period, then for the beginning of the batch, then for the end of each of its periods."""
+    """The places of: the end of each walked period, the beginning of the batch, the end of each of its periods."""
 
     def batch(self, pipeline: str) -> Batch:
-        """The batch, with empty ranges left out."""
+        """Return the batch, with empty ranges left out."""
         first = len(self.walked)
         slices = []
         for n, (start, end) in enumerate(self.periods):
@@ -75,11 +75,11 @@ class Intent:
 
     @property
     def records(self) -> int:
-        """How many offsets the batch covers that none before it has."""
+        """The number of offsets that this batch covers and no earlier one."""
         return sum(self.counts())
 
     def counts(self) -> list[int]:
-        """How many offsets each period of the batch covers."""
+        """Return the number of offsets that each period of the batch covers."""
         first = len(self.walked)
         return [
             sum(places[first + n + 1].high - places[first + n].high for places in self.places.values())
@@ -87,9 +87,9 @@ class Intent:
         ]
 
     def crossed_periods(self) -> list[CrossedPeriod]:
-        """The walked periods and those of the batch, with their ends; and before the batch the time in which nothing lies.
+        """Return the walked periods and those of the batch; between them the gap in event time, if there is one.
 
-        A driver that comes later has to know where the boundaries in that gap lie: before the batch, not behind it.
+        The gap has no records. It is included so that a later driver places the boundaries in it before the batch.
         """
         result = []
         first = len(self.walked)
@@ -103,22 +103,22 @@ class Intent:
         return result
 
     def beginnings(self) -> dict[Partition, Place]:
-        """Where the batch begins in each partition: all before it is published."""
+        """Return the places at which the batch begins. Everything before them is published."""
         return {p: places[len(self.walked)] for p, places in self.places.items()}
 
     def positions(self) -> dict[Partition, Place]:
-        """Where the batch ends in each partition: the next one begins there."""
+        """Return the places at which the batch ends. The next one begins there."""
         return {p: places[-1] for p, places in self.places.items()}
 
     def shortened(self, count: int) -> Intent:
-        """The same with the first so many of its periods."""
+        """Return the intent with only the first ``count`` periods of the batch."""
         kept = len(self.walked) + 1 + count
         return Intent(
             self.number, self.walked, self.periods[:count], {p: places[:kept] for p, places in self.places.items()}
         )
 
     def trimmed(self) -> Intent:
-        """The same without the empty periods at its end, if it has others: the gap after it is the next batch's business."""
+        """Return the intent without empty periods at its end, which the next batch handles; keep at least one period."""
         first = len(self.walked)
         count = len(self.periods)
         while count > 1 and all(p[first + count] == p[first + count - 1] for p in self.places.values()):
@@ -126,7 +126,7 @@ class Intent:
         return self.shortened(count)
 
     def encode(self) -> bytes:
-        """The node's content. Offsets stand as differences: a period without records costs two bytes a partition."""
+        """Return the node's content. Offsets are written as differences: an empty period costs two bytes per partition."""
         return json.dumps(
             {
                 "number": self.number,
@@ -139,7 +139,7 @@ class Intent:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Intent | None:
-        """What the node holds, None if nothing yet; CorruptNodeError if it is something else."""
+        """Return the intent in the node, or None if the node is empty. Raise CorruptNodeError for other content."""
         if not data:
             return None
         try:
@@ -170,10 +170,10 @@ def _differences(offsets: Sequence[int]) -> list[int]:
 
 
 def next_boundaries(published: int, least: int, period: int, limit: int, end: int | None, count: int) -> list[int]:
-    """The ends of the periods that the next batch may hold: open, and not before the first record that there is.
+    """Return the ends of the periods that the next batch may hold: below the limit, and not before the first record.
 
-    They are the pipeline's own: multiples of its period, whatever steps an operator lets the limit make. Where the limit makes
-    smaller ones, a period ends at the limit, for the group waits for us there.
+    They are multiples of the pipeline's own period, also if an operator has changed the group's period. If the limit lies
+    before the next multiple, a period ends at the limit, because the group waits for us there.
     """
     result: list[int] = []
     boundary = max(published, least)
@@ -192,9 +192,9 @@ def next_boundaries(published: int, least: int, period: int, limit: int, end: in
 
 
 def starts_of(boundaries: Sequence[int], published: int, period: int) -> list[int]:
-    """Where the periods that end at these boundaries start.
+    """Return the starts of the periods that end at these boundaries.
 
-    Neighbours touch. The first starts at a multiple of the period, however long the empty time before it was: how far the limit
-    has jumped must not show in the result.
+    Each period starts where the one before ends. The first starts at a multiple of the period, however long the empty time
+    before it was, so that the result does not depend on how far the limit has jumped.
     """
     return [max(published, (boundaries[0] - 1) // period * period), *boundaries[:-1]]

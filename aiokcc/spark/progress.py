@@ -1,4 +1,4 @@
-"""How far a replay is, for people and programs."""
+"""The progress of a replay, for people and programs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["Line", "Progress", "Summary"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What is published so far, after each job."""
+    """What this driver has published so far. It is made after each batch."""
 
     pipeline: str
     periods: int
-    """Published by this driver, with those that hold no record."""
+    """The number of published periods, with those that have no records."""
     jobs: int
     records: int
-    """Published by this driver, counted by offsets: what compaction has removed counts too."""
+    """The number of published offsets; records that compaction has removed count too."""
     event_time: int
     """Everything before it is published; milliseconds since the epoch."""
     seconds: float
-    """Since this driver began."""
+    """The time since this driver began."""
     records_per_second: float
     done: float | None
     """The part of all records that is published, from 0 to 1; None where the replay follows its topics."""
     seconds_left: float | None
-    """At the present pace; None where that cannot be told."""
+    """The time left at the present rate; None if it is not known."""
     published_to: dict[str, int] = field(default_factory=dict)
     """The first offset that is not published, as ``orders.3``."""
 
@@ -50,22 +50,22 @@ class Progress:
 
 @dataclass(slots=True)
 class Summary:
-    """What a replay has published in this process."""
+    """The totals of what a replay has published in this process."""
 
     periods: int = 0
-    """Those that hold no record as well."""
+    """The number of published periods, with those that have no records."""
     jobs: int = 0
-    """Batches that Spark computed: those without any record need no job."""
+    """The number of batches that Spark computed. Batches without records need no job."""
     records: int = 0
-    """By offsets."""
+    """The number of published offsets."""
     retried: int = 0
     event_time: int | None = None
-    """Everything before it is published, by this driver or one before."""
+    """Everything before this time is published, by this driver or an earlier one."""
     seconds: float = 0.0
 
 
 class Line:
-    """One line on a terminal that shows the newest progress; nothing where nobody looks."""
+    """One line on a terminal that shows the newest progress. It writes nothing if the stream is no terminal."""
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream = sys.stderr if stream is None else stream

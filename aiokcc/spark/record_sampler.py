@@ -1,9 +1,10 @@
-"""A look at single records: how large they are, and whether what the index of times has found is a record at all.
+"""Reads single records: to measure their size, and to check that an entry of the index of times is a record.
 
-A job is bounded in bytes, and offsets only count records; so a few are read where the next batch begins. And Kafka's index of
-times knows the markers that end transactions: they have offsets and the time at which they were written, but nobody can read
-them. In a history that was written in transactions each marker is of today, and the index takes the first one for the first
-record at or past any time. A read from that offset shows it: the first record that comes is another one.
+A job is bounded in bytes, but offsets only count records; so a few records are read where the next batch begins. Kafka's index
+of times also has the markers that end transactions. They have an offset and the time at which they were written, but no
+consumer can read them. If an old history was written in transactions today, each marker is of today, and the index gives the
+first marker as the first record at or past any time. A read from that offset shows the error: the first record has another
+offset.
 """
 
 from __future__ import annotations
@@ -29,31 +30,31 @@ T = TypeVar("T")
 log = logging.getLogger("aiokcc.spark")
 
 _PARTITIONS: Final = 6
-"""Of so many a sample is taken."""
+"""A sample is taken from at most this number of partitions."""
 _SAMPLE: Final = 200
 _SECONDS: Final = 5.0
 _OVERHEAD: Final = 40
-"""Bytes of a row besides key and value: topic, partition, offset, timestamp."""
+"""The bytes of a row besides key and value: topic, partition, offset, timestamp."""
 
 
 class RecordSampler:
-    """A consumer that is asked now and then. It connects when it is first asked."""
+    """Reads samples through a consumer of its own, which connects at the first call."""
 
     def __init__(self, settings: ReplaySettings) -> None:
         self._settings = settings
         self._consumer: Any = None
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
-        """Who comes second waits: they would read at each other's offsets."""
+        """One call at a time: two would move each other's positions."""
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[RecordSampler]:
-        """Disconnect at the end."""
+        """Disconnect the consumer at the end of the block."""
         async with self._stack:
             yield self
 
     async def mean_size(self, ranges: Mapping[Partition, tuple[int, int]]) -> float | None:
-        """The mean size of records of these offset ranges, by a sample; None if there is none to be had."""
+        """Return the mean size of a sample of records of these offset ranges; None if no record could be read soon."""
         full = sorted((p for p, (start, end) in ranges.items() if start < end), key=lambda p: p.number)[:_PARTITIONS]
         if not full:
             return None
@@ -68,13 +69,13 @@ class RecordSampler:
         return await self._look({p: ranges[p][0] for p in full}, look)
 
     async def are_records(self, found: Mapping[Partition, Found]) -> bool:
-        """Whether at these offsets there are records of these times, for whoever reads the log as we do."""
+        """Return whether records with these timestamps can be read at these offsets; False if they could not be read soon."""
 
         async def look(consumer: Any) -> bool:
             for partition, record in found.items():
                 place = TopicPartition(*partition)
                 brought: dict[Any, list[Any]] = {}
-                # Slow is not empty: only a position that has moved on tells that there was nothing.
+                # An empty answer may be slow: only a position that has moved on shows that there was no record.
                 while not brought and await consumer.position(place) == record.offset:
                     brought = await consumer.getmany(place, timeout_ms=200, max_records=1)
                 first = next((records[0] for records in brought.values()), None)
@@ -82,11 +83,11 @@ class RecordSampler:
                     return False
             return True
 
-        # None: nobody knows, and the other way is always right.
+        # None means that it is not known; then the scan is used, which is always right.
         return await self._look({p: record.offset for p, record in found.items()}, look) is True
 
     async def _look(self, positions: Mapping[Partition, int], look: Callable[[Any], Awaitable[T]]) -> T | None:
-        """What a look at the records from these offsets on gives; None where they cannot be had soon, whatever the reason."""
+        """Seek to these offsets and return what ``look`` returns; None if Kafka fails or takes too long."""
         async with self._lock:
             try:
                 async with asyncio.timeout(_SECONDS):
@@ -107,7 +108,7 @@ class RecordSampler:
         if self._consumer is None:
             wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
             consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
-            async with AsyncExitStack() as connecting:  # one that could not connect is not kept
+            async with AsyncExitStack() as connecting:  # a consumer that could not connect is not kept
                 await connecting.enter_async_context(stopping(consumer))
                 await consumer.start()
                 self._stack.push_async_exit(connecting.pop_all())
@@ -116,10 +117,10 @@ class RecordSampler:
 
 
 class CheckedFinder(Finder):
-    """Finds times by Kafka's index, for as long as it does not mislead; then in the other way, for good.
+    """Finds records by Kafka's index until it turns out to be wrong; from then on by the other finder.
 
-    What is checked is a record that seems to lie further ahead than the next period: that is where believing a marker would
-    do harm, and a gap is rare enough to be looked at. A marker within the period at hand only ends it a moment early.
+    It checks records that seem to lie further ahead than the next period: there a marker would do harm, and such gaps are
+    rare, so that the check is cheap. A marker inside the present period only ends it a moment early.
     """
 
     def __init__(self, cluster: Cluster, sampler: RecordSampler, period: int, other: Callable[[], Finder]) -> None:
@@ -131,14 +132,14 @@ class CheckedFinder(Finder):
 
     @property
     def looks_ahead(self) -> bool:
-        """Whether a question is cheap enough to be asked while a job runs: the other way takes a job itself."""
+        """True while the index is used. The other finder needs a Spark job, which must not run beside another one."""
         return self._other is None
 
     async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
-        """The first record at or past a time, of each partition; None where there is none."""
+        """Return the first record at or past a time, for each partition; None where there is none."""
         if self._other is None:
             found = await super().at(times)
-            # Asked about all times, the index can but name the first offset there is.
+            # For the time 0 the index gives the first offset, which is right in any case.
             far = {
                 p: record for p, record in found.items() if record and record.ts >= times[p] + self._period and times[p]
             }
@@ -149,7 +150,7 @@ class CheckedFinder(Finder):
     async def across(
         self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
     ) -> dict[Partition, list[Found | None]]:
-        """For each boundary, ascending, the first record at or past it; None where there is none."""
+        """Return for each boundary, ascending, the first record at or past it; None where there is none."""
         if self._other is None:
             answer = await super().across(known, boundaries)
             last = {p: found[-1] for p, found in answer.items()}
