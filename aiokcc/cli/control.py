@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from typing import Final
 
 import anyio
 
 from aiokcc.cli.arguments import command
-from aiokcc.cli.status import agreed_period
+from aiokcc.cli.status import resume_command
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.masking import mask_url
@@ -17,6 +18,7 @@ from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import CoordinationError, UsageError
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.operator import write_request
+from aiokcc.runtime.status import read_status
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Node, Session, Store
 
@@ -51,18 +53,19 @@ async def run_hold(options: argparse.Namespace) -> int:
     async with store.session(connect_timeout=options.timeout) as session:
         previous = await write_request(store, session, Request(RequestKind.HOLD))
         limit = await _limit(store, session)
-        period = previous.period if previous is not None and previous.kind is RequestKind.PERIOD else None
         held_before = previous is not None and previous.kind is RequestKind.HOLD
-        if period is None:
-            period = await agreed_period(session)
+        status = await read_status(store, session)
+        if previous is not None and previous.kind is RequestKind.PERIOD:
+            status = replace(status, state="held", held_period=previous.period)
         led = await _is_led(session)
     where = f"at {format_time(limit.value)}" if limit.value else "where it is"
     print(
         f"{'Held already' if held_before else 'Held'}: the limit stays {where}. What lies before it is still processed."
     )
-    print(f"\nGo on with:\n\n    {command(options, 'period', format_duration(period) if period else '1m')}\n")
-    if held_before and period is not None:
-        print(f"({format_duration(period)} is the period that the run started with.)")
+    print(f"\nGo on with:\n\n    {resume_command(status, options) or command(options, 'period', 'PERIOD')}\n")
+    if status.held_period is None:
+        began = "" if status.agreed_period is None else f"; the run began with {format_duration(status.agreed_period)}"
+        print(f"(The period before the hold is not recorded{began}.)")
     _mention_no_leader(led)
     return 0
 

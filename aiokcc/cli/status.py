@@ -17,16 +17,12 @@ from aiokcc.cli.formatting import format_elapsed
 from aiokcc.cli.health import assess
 from aiokcc.cli.screen import JsonLines, LogLines, Screen, choose_screen, print_view
 from aiokcc.cli.status_view import build_view
-from aiokcc.core import paths
-from aiokcc.core.partitions import decode_partitions
 from aiokcc.core.periods import format_duration, format_time
-from aiokcc.core.run import Run
-from aiokcc.errors import AiokccError
 from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores import open_store
-from aiokcc.stores.port import Session, Store
+from aiokcc.stores.port import Store
 
-__all__ = ["STUCK", "agreed_period", "as_json", "run_status"]
+__all__ = ["STUCK", "as_json", "resume_command", "run_status"]
 
 STUCK: Final = 3
 FORMAT: Final = 1
@@ -41,14 +37,13 @@ async def run_status(options: argparse.Namespace) -> int:
         return await _StatusFollower(store, options).run()
     async with store.session(connect_timeout=options.timeout) as session:
         status = await read_status(store, session)
-        period = await agreed_period(session) if status.state == "held" else None
     now = time.time()
     health = assess(status, stuck_after=options.stuck_after, now=now)
     if options.json:
         print(json.dumps(as_json(status, stuck_after=options.stuck_after, now=now), indent=2))
     else:
         print_view(
-            build_view(status, health, now=now, everything=options.all, resume=_resume_command(period, options)),
+            build_view(status, health, now=now, everything=options.all, resume=resume_command(status, options)),
         )
     return STUCK if health.stuck else 0
 
@@ -66,21 +61,11 @@ def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]
     }
 
 
-async def agreed_period(session: Session) -> int | None:
-    """Return the period that the run was founded with; None if it cannot be read."""
-    run = await session.find(paths.RUN)
-    listed = await session.find(paths.TOPIC_PARTITIONS)
-    if run is None or listed is None:
+def resume_command(status: Status, options: argparse.Namespace) -> str | None:
+    """Return the command that ends a hold; None if there is none."""
+    if status.state != "held":
         return None
-    try:
-        return Run.decode(run.path, run.data, decode_partitions(listed.path, listed.data)).settings.period
-    except AiokccError:
-        return None
-
-
-def _resume_command(period: int | None, options: argparse.Namespace) -> str | None:
-    """Return the command that ends a hold."""
-    return None if period is None else command(options, "period", format_duration(period))
+    return command(options, "period", "PERIOD" if status.held_period is None else format_duration(status.held_period))
 
 
 class _StatusFollower:
@@ -158,7 +143,14 @@ class _StatusFollower:
             if self._away_since is None:
                 JsonLines.write(as_json(status, stuck_after=self._options.stuck_after, now=time.time()))
             return
-        view = build_view(status, health, now=time.time(), everything=self._options.all, pace=self._pace())
+        view = build_view(
+            status,
+            health,
+            now=time.time(),
+            everything=self._options.all,
+            resume=resume_command(status, self._options),
+            pace=self._pace(),
+        )
         note = "Ctrl-C ends this"
         if self._away_since is not None:
             note = (

@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["StatusView", "Table", "assignment_tables", "build_view", "format_period"]
+__all__ = ["StatusView", "Table", "assignment_tables", "build_view", "format_held_period", "format_period"]
 
 FEW: Final = 20
 """Up to this number, partitions are listed one by one; above it, by topic."""
@@ -104,10 +104,14 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
             yield "closes next", f"{_format_limit(status.floor)}   lookahead {status.lookahead}"
     if status.period is not None:
         yield "period", format_period(status.period, status.agreed_period)
+    elif status.state == "held":
+        yield "period", format_held_period(status)
     if pace:
         yield "pace", pace
     if run := _run(status):
         yield "run", run
+        if status.offsets_total:
+            yield "offsets", f"{status.offsets_done:,} of {status.offsets_total:,} are processed"
     if status.closed is not None:
         yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
     if status.state != "ended":
@@ -121,6 +125,14 @@ def format_period(period: int, agreed: int | None) -> str:
     """Return the period in force, with the original one if it was changed."""
     text = format_duration(period)
     return text if agreed in {None, period} else f"{text}   changed; the run began with {format_duration(agreed or 0)}"
+
+
+def format_held_period(status: Status) -> str:
+    """Return the period before the hold, or that it is not known."""
+    if status.held_period is not None:
+        return f"{format_duration(status.held_period)} before the hold"
+    began = "" if status.agreed_period is None else f"; the run began with {format_duration(status.agreed_period)}"
+    return f"not recorded before the hold{began}"
 
 
 def _format_limit(millis: int) -> str:
@@ -143,8 +155,6 @@ def _run(status: Status) -> str:
         text += f" to {format_time(status.end)}"
     elif end == "now":
         text += " to where the topics ended as it began"
-    if status.offsets_total:
-        text += f"   {status.offsets_done:,} of {status.offsets_total:,} offsets"
     return text
 
 

@@ -118,6 +118,8 @@ class Status:
     offsets_done: int | None = None
     """How many offsets of all logs are processed, of ``offsets_total``. None where the run does not know where the logs end."""
     offsets_total: int | None = None
+    held_period: int | None = None
+    """The period that was in force before the hold; None where there is no hold, or the store does not tell."""
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -216,7 +218,19 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         source="" if run is None else run.settings.source,
         offsets_done=done,
         offsets_total=total,
+        held_period=_held_period(nodes[paths.PERIOD], nodes[paths.RUN], run) if state == "held" else None,
     )
+
+
+def _held_period(request: Node | None, founded: Node | None, run: Run | None) -> int | None:
+    """Return the period that a hold has replaced, or None if it is not known.
+
+    The node holds the one word "hold". Only if that is the first change since the founding is it known what it replaced.
+    """
+    if request is None or founded is None or run is None:
+        return None
+    is_first_change = request.version == 1 and request.created == founded.created
+    return run.settings.period if is_first_change else None
 
 
 def _offsets(

@@ -30,6 +30,18 @@ class TestControl:
         assert f"go on with: {command}" in shown.out
         assert gone_on.out == "The hold is over: the limit moves again, by 1m30s at a time.\n"
 
+    async def test_a_period_that_was_changed_before_the_hold_is_not_taken_for_the_first_one(self, zk_root: str) -> None:
+        async with group_of(zk_root):
+            await run("period", "2m", zk_root)
+            held = await run("hold", zk_root)
+            again = await run("hold", zk_root)
+            shown = await run("status", zk_root)
+        assert f"    aiokcc period {zk_root} 2m\n" in held.out
+        assert "The period before the hold is not recorded; the run began with 1m." in again.out
+        for later in (again, shown):
+            assert f"aiokcc period {zk_root} PERIOD\n" in later.out
+        assert "not recorded before the hold; the run began with 1m" in shown.out
+
     async def test_the_period_changes_while_the_group_runs(self, zk_root: str) -> None:
         async with group_of(zk_root) as group:
             changed = await run("period", "5m", AIOKCC_STORE=zk_root)

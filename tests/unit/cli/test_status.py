@@ -224,7 +224,7 @@ def test_json_is_one_object_with_stable_names() -> None:
             "partitions",
             "blocking",
         ),
-        *("waiting_seconds", "periods_closed", "problems", "group", "standstill"),
+        *("waiting_seconds", "periods_closed", "problems", "group", "standstill", "held_period"),
     }
 
 
@@ -235,11 +235,25 @@ class TestTheRun:
     def test_a_changed_period_is_shown_with_the_one_the_run_began_with(self) -> None:
         assert self.facts(period=300_000)["period"] == "5m   changed; the run began with 1m"
 
+    def test_a_hold_shows_the_period_before_it_or_that_it_is_not_known(self) -> None:
+        held = {"state": "held", "period": None}
+        assert self.facts(**held, held_period=120_000)["period"] == "2m before the hold"
+        assert "not recorded before the hold; the run began with 1m" in self.facts(**held)["period"]
+
+    def test_the_page_fits_80_columns(self) -> None:
+        many = {"offsets_done": 1_234_567_890, "offsets_total": 12_345_678_900}
+        now = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
+        held = {"state": "held", "period": None, "agreed_period": 366 * 86_400_000 - 1}
+        for changes in (many, {**many, **now}, held, {"period": 90_061_001, "agreed_period": 90_061_002}):
+            shown = write_view_text(view_of(replace(MOVING, **changes)))  # type: ignore[arg-type]
+            assert [line for line in shown.splitlines() if len(line) > 80] == []
+
     def test_without_times_its_share_goes_by_offsets(self) -> None:
         known = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
         facts = self.facts(**known, offsets_done=5, offsets_total=2000)
         assert facts["limit"].endswith("   0.2% of the run")
-        assert facts["run"] == "from the committed offsets to where the topics ended as it began   5 of 2,000 offsets"
+        assert facts["run"] == "from the committed offsets to where the topics ended as it began"
+        assert facts["offsets"] == "5 of 2,000 are processed"
 
     def test_one_that_follows_has_no_share(self) -> None:
         facts = self.facts(start=None, end=None, source="kafka start=earliest end=none time=record")

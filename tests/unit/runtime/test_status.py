@@ -157,3 +157,15 @@ async def test_released_and_ended(world: World) -> None:
     async with world.store.session() as hand:
         await hand.set("coordinator", b"end", ANY_VERSION)
         assert (await read_status(world.store, hand)).state == "ended"
+
+
+async def test_the_period_before_a_hold_is_told_only_if_it_is_known(world: World) -> None:
+    async with world.connect() as c:
+        assert (await c.status()).held_period is None
+        await c.hold()
+        held = await c.status()
+        assert (held.state, held.period, held.held_period) == ("held", None, PERIOD)
+        await c.set_period(2 * PERIOD)
+        await c.hold()
+        held = await c.status()
+        assert (held.state, held.period, held.held_period) == ("held", None, None)
