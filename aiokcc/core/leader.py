@@ -1,15 +1,15 @@
-"""The leader's rule: may the limit move, and to where.
+"""The leader's rule: it decides whether the limit may move, and to where.
 
 The limit closes a boundary only when reports of the *current generation* cover *exactly* the agreed set, and each entry proves
-that everything before the floor was processed: blocked at or past it, idle under this very limit, or finished. Anything else
-waits; nothing is skipped, and nothing is guessed.
+that everything before the floor was processed: blocked at or past it, idle under this very limit, or finished. In all other
+cases the leader waits.
 
-Then the floor moves to the first boundary after the smallest timestamp anybody is blocked at, so that an empty night is one
-step, but not past the end of the run, nor further past the clock than the settings allow: a record with an absurd timestamp
-must not pull the limit to where it can never come back from.
+Then the floor moves to the first boundary after the smallest timestamp at which a partition is blocked, so that a gap in all
+logs is one step. It does not move past the end of the run, nor further past the clock than the settings allow: a limit never
+goes back, so a record with an absurd timestamp must not move it.
 
-With lookahead the reports may tell of several boundaries that everybody has crossed. Then one decision closes them one after
-the other, each with its cut.
+With lookahead the reports may have several boundaries that all partitions have crossed. Then one decision closes them one
+after the other, each with its cut.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ from aiokcc.core.run import MOST_AT_ONCE, Settings
 __all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
 
 _MOST_BYTES: Final = 300_000
-"""Of cuts in one transaction: the store takes 1 MB, with everything."""
+"""The most bytes of cuts in one transaction: the store takes 1 MB for the whole transaction."""
 
 
 class Step(NamedTuple):
-    """One limit after the other."""
+    """One new limit of an advance."""
 
     limit: Limit
     cut: str | None = None
-    """What the reports prove of the boundary that it closes."""
+    """The text of the cut for the boundary that this step closes; None if it closes none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """Write these limits, all or none. ``request`` replaces the operator's, where a policy says so."""
+    """Write these limits, all or none. ``request``, if set, replaces the operator's request, as ``caught_up`` demands."""
 
     steps: tuple[Step, ...]
     request: Request | None = None
     finished: Mapping[Partition, tuple[str, Mark]] = field(default_factory=dict)
-    """What the cuts say has finished, by the reports they were made from: those may have changed once it is written."""
+    """The partitions that have finished by these cuts. The reports themselves may change before the advance is written."""
 
     @property
     def limit(self) -> Limit:
-        """The last of them."""
+        """The last of the limits."""
         return self.steps[-1].limit
 
     @property
     def closes(self) -> bool:
-        """Whether it rests on reports."""
+        """True if the advance closes a boundary, so that it depends on the reports."""
         return self.steps[0].cut is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to do until something changes, or until the clock shows ``until`` (milliseconds since the epoch)."""
+    """Do nothing until something changes, or until the clock shows ``until`` (milliseconds since the epoch)."""
 
     reason: str
     until: int | None = None
@@ -71,26 +71,26 @@ Decision: TypeAlias = Advance | Wait
 
 @dataclass(slots=True)
 class Leader:
-    """What a leader in its term knows. The fields are facts it has read; :meth:`decide` is the rule."""
+    """The state of a leader in its term. The fields are facts that it has read; :meth:`decide` is the rule."""
 
     settings: Settings
     generation: int
     limit: Limit
     version: int
-    """Of the ``coordinator`` node: it numbers the cuts."""
+    """The version of the ``coordinator`` node. It numbers the cuts."""
     request: Request | None
     """None if the node cannot be read: then the limit stays."""
     closed: int = 0
     """The boundary that closed last."""
     finished: Mapping[Partition, tuple[str, Mark]] = field(default_factory=dict)
-    """Finished in a cut: no report is needed for these any more."""
+    """The partitions that have finished in a cut. They need no report any more."""
     reports: dict[str, Report] = field(default_factory=dict)
-    """By member; only those that could be read."""
+    """The reports by member; only those that could be read."""
     _templates: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
     _names: frozenset[str] | None = None
 
     def decide(self, now: int) -> Decision:
-        """Whether the limit may move, and to where. ``now`` is the wall clock in milliseconds since the epoch."""
+        """Returns whether the limit may move, and to where. ``now`` is the wall clock in milliseconds since the epoch."""
         early = self._refuse()
         if early is not None:
             return early
@@ -113,7 +113,7 @@ class Leader:
             return Wait(reason)
         least = _least(crossings)
         past_the_end = end is not None and least is not None and least >= end
-        if least is None or past_the_end:  # what lies past the end will never come: as good as finished
+        if least is None or past_the_end:  # records past the end never pass, so the partition has finished
             if idle:
                 return Wait("some are idle before the end of the run" if past_the_end else "every partition is idle")
             return Advance((Step(END, self._cut(crossings)),), finished=self._newly_finished(crossings))
@@ -133,7 +133,7 @@ class Leader:
         return None
 
     def _uncovered(self) -> str | None:
-        """Why the reports do not cover exactly the agreed set; None if they do."""
+        """Returns why the reports do not cover exactly the agreed set; None if they do."""
         if self._names is None:
             self._names = frozenset(map(str, self.settings.partitions))
         names: set[str] = set()
@@ -169,7 +169,7 @@ class Leader:
         return self._steps(target, crossings, now)
 
     def _steps(self, first: Limit, crossings: Mapping[str, Crossing], now: int) -> Advance:
-        """The first step, and those that may follow it at once; what is out of the ordinary waits for the next decision."""
+        """Returns the first step and the steps that may follow at once. Special cases wait for the next decision."""
         steps: list[Step] = []
         finished: dict[Partition, tuple[str, Mark]] = {}
         previous, limit, target, size = self.closed, self.limit, first, 0
@@ -189,7 +189,7 @@ class Leader:
         return Advance(tuple(steps), finished=finished)
 
     def _all_at(self, floor: int) -> dict[str, Crossing]:
-        """What the reports say of a floor to come; nothing, unless they all do."""
+        """Returns the crossings of a later floor by member; empty unless all reports have it."""
         result: dict[str, Crossing] = {}
         for member, report in self.reports.items():
             crossing = None if report.idle else report.at(floor)
@@ -199,7 +199,7 @@ class Leader:
         return result
 
     def _plainly_after(self, limit: Limit, least: int | None, now: int) -> Limit | None:
-        """The limit that follows where neither the end, nor the clock, nor a policy has a say; None otherwise."""
+        """Returns the next limit; None if the end of the run, the clock or ``caught_up`` affects it."""
         assert self.request is not None
         settings = self.settings
         if least is None or least > now + settings.ahead or (settings.end is not None and least >= settings.end):
@@ -211,7 +211,7 @@ class Leader:
     def _cut(
         self, crossings: Mapping[str, Crossing], steps: int = 0, previous: int | None = None, floor: int | None = None
     ) -> str:
-        """The text of the cut that closes the present floor, or one some steps after it."""
+        """Returns the text of the cut that closes the present floor, or the floor after ``steps`` further steps."""
         lines = [
             Cut.header(
                 self.version + 1 + steps,
@@ -220,7 +220,7 @@ class Leader:
                 self.generation,
             )
         ]
-        for member, report in sorted(self.reports.items(), key=itemgetter(0)):  # by name: the same bytes every time
+        for member, report in sorted(self.reports.items(), key=itemgetter(0)):  # the same bytes for the same reports
             if not report.entries:
                 continue
             key = (member, tuple(report.entries))
@@ -249,12 +249,12 @@ class Leader:
         return newly
 
     def change_set(self, settings: Settings) -> None:
-        """The agreed set has grown, or has lost what is not there any more."""
+        """Takes the new settings after partitions were added to the agreed set or removed from it."""
         self.settings, self._names = settings, None
         self.finished = {p: mark for p, mark in self.finished.items() if p in settings.partitions}
 
     def advanced(self, decision: Advance) -> None:
-        """The advance was written: what we know now."""
+        """Updates the state after the advance was written."""
         for step in decision.steps:
             if step.cut is not None:
                 self.closed = self.limit.floor
@@ -274,11 +274,11 @@ def _least(crossings: Mapping[str, Crossing]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Blocker:
-    """A partition the limit waits for."""
+    """A partition for which the limit waits."""
 
     partition: Partition
     member: str | None
-    """Who runs it; None if it is in nobody's hands."""
+    """The member that runs it; None if it is unowned."""
     state: str
     """``running``, ``idle`` (under an earlier limit), ``unreported``, ``unowned``, or ``disputed`` (two members report it)."""
 
@@ -295,7 +295,7 @@ def blockers(
     finished: Mapping[Partition, object],
     owners: Mapping[Partition, str],
 ) -> list[Blocker]:
-    """Which partitions keep the limit where it is, in the order of their names. Empty when none does."""
+    """Returns the partitions for which the limit waits, sorted; empty if there are none."""
     if limit.mode is not Mode.GATED:
         return []
     entries: dict[Partition, tuple[str, Report, str]] = {}

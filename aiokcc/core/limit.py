@@ -3,8 +3,8 @@
 While the gate works, the node holds the open boundaries in descending order: the first is the limit, the last is the
 *floor*, the boundary that closes next. Without lookahead the two are the same and the node holds one number. With a
 lookahead of ``k`` there are ``k + 1`` of them: participants run up to the limit while the floor waits for the slowest. The
-boundaries stand in the node because a changed period must not move one that somebody may have crossed already. There several
-may close at once, and the last that did stands behind them: records below it are late.
+boundaries are in the node because a changed period must not move a boundary that a partition may have crossed already. With
+lookahead several may close at once; the one that closed last follows after them, and records below it are late.
 
 ::
 
@@ -32,7 +32,7 @@ _REQUEST_FORM: Final = f"a period in milliseconds, 'hold' or 'off'; the longest 
 
 
 class Mode(enum.IntEnum):
-    """What the limit does. Ordered: a run never goes back to a smaller one."""
+    """The mode of the limit. Modes are ordered: a run never goes back to a smaller one."""
 
     GATED = 0
     """Records below the limit pass."""
@@ -49,11 +49,11 @@ class Limit:
     boundaries: tuple[int, ...] = ()
     mode: Mode = Mode.GATED
     closed: int = field(default=0, compare=False)
-    """The boundary that closed last, where there is lookahead; otherwise it is the one before."""
+    """The boundary that closed last, with lookahead; without it this is 0, and the floor before this one closed last."""
 
     @property
     def value(self) -> int:
-        """Records with ``ts`` below it pass. MAX_LIMIT when released, 0 at the end."""
+        """Records below this pass. MAX_LIMIT when released, 0 at the end of the run."""
         if self.mode is Mode.GATED:
             return self.boundaries[-1]
         return MAX_LIMIT if self.mode is Mode.OPEN else 0
@@ -64,7 +64,7 @@ class Limit:
         return self.boundaries[0] if self.mode is Mode.GATED else MAX_LIMIT
 
     def precedes(self, other: Limit) -> bool:
-        """Whether ``other`` is a later limit than this one: a stale read is a lower one and is dropped."""
+        """Returns whether ``other`` is a later limit than this one. A stale read is not, and is dropped."""
         if self.mode is not other.mode:
             return self.mode < other.mode
         return self.mode is Mode.GATED and (self.floor, self.value) < (other.floor, other.value)
@@ -72,8 +72,8 @@ class Limit:
     def fits(self, lookahead: int, end: int | None) -> bool:
         """Returns whether a run with these settings can have this limit: one boundary and one for each period of lookahead.
 
-        There are fewer only up to the end of the run, and before anybody has said where they are. A limit that was cut short
-        by hand can still be read, and is told by this.
+        There are fewer only near the end of the run, and before the first reports. This detects a limit that was cut short by
+        hand and can still be read.
         """
         if self.mode is not Mode.GATED or self.boundaries == (0,):
             return True
@@ -82,13 +82,13 @@ class Limit:
 
     @classmethod
     def first(cls, start: int | None, period: int, lookahead: int, end: int | None) -> Limit:
-        """The limit a run starts with. Without a start it is 0: nothing passes until everybody has said where they are."""
+        """Returns the first limit of a run. Without a start it is 0: nothing passes until all partitions are reported."""
         if start is None:
             return cls((0,))
         return cls._extended((boundary_after(start, period),), period, lookahead, end)
 
     def after(self, ts: int, period: int, lookahead: int, end: int | None) -> Limit:
-        """The limit once nobody has anything left before ``ts``: the floor is the first boundary after it."""
+        """Returns the limit once no partition has anything left before ``ts``: its floor is the first boundary after ``ts``."""
         kept = tuple(b for b in self.boundaries if b > ts)
         closed = self.floor if lookahead else 0
         return self._extended(kept or (boundary_after(ts, period),), period, lookahead, end, closed)
@@ -104,7 +104,7 @@ class Limit:
         return cls(tuple(dict.fromkeys(chain)), closed=closed)
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Returns the node's content."""
         if self.mode is Mode.GATED:
             after = f" after {self.closed}" if self.closed else ""
             return f"{' '.join(map(str, reversed(self.boundaries)))}{after}".encode()
@@ -112,7 +112,7 @@ class Limit:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Limit:
-        """What the node holds; CorruptNodeError if it is something else."""
+        """Reads the node's content. Raises CorruptNodeError if it is malformed."""
         if data.strip() == b"open":
             return OPEN
         if data.strip() == b"end":
@@ -138,7 +138,7 @@ END: Final = Limit(mode=Mode.END)
 
 
 class RequestKind(enum.Enum):
-    """What the operator asks for."""
+    """The kinds of request that an operator can make."""
 
     PERIOD = "period"
     """Move the limit by this period."""
@@ -157,16 +157,16 @@ class Request:
 
     @classmethod
     def every(cls, period: int) -> Request:
-        """Periods of this many milliseconds."""
+        """Returns a request for periods of this many milliseconds."""
         return cls(RequestKind.PERIOD, period)
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Returns the node's content."""
         return (str(self.period) if self.kind is RequestKind.PERIOD else self.kind.value).encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Request:
-        """What the node holds; CorruptNodeError if it is something else."""
+        """Reads the node's content. Raises CorruptNodeError if it is malformed."""
         text = data.strip()
         if text in {b"hold", b"off"}:
             return cls(RequestKind(text.decode()))

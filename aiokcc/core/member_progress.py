@@ -1,15 +1,15 @@
-"""The member's rule: which record may pass, and what the member has to report.
+"""The member's rule: it decides which record may pass, and what the member reports.
 
 A member runs many partitions. A partition runs until it *arrives*: it is blocked at the timestamp of its next record, idle at
 the end of its log, or finished. When the last partition that the member owns has arrived, the member reports, once.
 
 The report is a pure function of the generation, the limit and the partitions ([level] in docs/explanation/protocol.md). It is
-written whenever it differs from what the node holds, so no missed event can keep it from being written. It speaks only for
-partitions whose locks the member holds ([owned only]); another one is reported by the member that holds its lock.
+written whenever it differs from the content of the node, so a missed event cannot prevent the write. It has only partitions
+whose locks the member holds ([owned only]); the others are reported by the members that hold their locks.
 
-With lookahead a partition goes on past the floor. What counts for the floor is where the partition *crossed* it: the first
-record at or past it. Crossings of all open boundaries are kept, so the cuts of a run do not depend on how far ahead anybody
-was. One report tells of all boundaries that every partition has crossed, so one advance can close several.
+With lookahead a partition goes on past the floor. For the floor counts where the partition *crossed* it: the first record at
+or past it. The crossings of all open boundaries are kept, so the cuts of a run do not depend on how far ahead a member was.
+One report has all boundaries that every partition has crossed, so one advance can close several.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["MemberProgress", "milestone_interval"]
 
 _CLOSED: Final = Limit((0,))
 _MOST_MARKS: Final = 4000
-"""Of further boundaries in one report: far below the store's 1 MB."""
+"""The most marks of further boundaries in one report: far below the store's 1 MB."""
 
 
 def milestone_interval(period: int, lookahead: int) -> int:
@@ -44,7 +44,7 @@ def milestone_interval(period: int, lookahead: int) -> int:
 
 
 class MemberProgress:
-    """All partitions of one member, the limit and the generation it has seen."""
+    """The partitions of one member, and the limit and the generation that it has seen."""
 
     def __init__(self, milestone_interval: int = 0) -> None:
         self.limit = _CLOSED
@@ -52,23 +52,23 @@ class MemberProgress:
         self.generation: int | None = None
         """None while this session has not read it."""
         self.partitions: dict[Partition, PartitionProgress] = {}
-        """Sorted, so that reports are equal when they say the same."""
+        """Sorted, so that equal facts give equal reports."""
         self.late_below = 0
-        """The boundary that closed last, as far as we know."""
+        """The boundary that closed last, as far as we know. Records below it are late."""
         self.withheld = False
-        """Whether what the partitions have brought is still being worked on elsewhere: then there is nothing to report yet."""
+        """True while the caller still processes the records that have passed: then the member must not report yet."""
         self.milestone_interval = milestone_interval
-        """Under lookahead, boundaries are reported when a multiple of this is crossed; 0: each at once."""
+        """Under lookahead the member reports when its partitions cross a multiple of this; 0: each boundary at once."""
         self.delay_over = False
-        """Whether what was crossed under this limit has waited long enough to be reported."""
+        """True once the crossings under this limit have waited long enough for a report (LINGER)."""
         self._behind: deque[PartitionProgress] | None = None
-        """The partitions for which that may wait, from the first that was found to be one; None: not looked up yet."""
+        """The partitions that may still be before the next milestone; None if they have to be looked up."""
         self._missing = 0
-        """The number of partitions that we hold and that have not arrived."""
+        """The number of partitions whose locks we hold and that have not arrived."""
         self._unowned = 0
         """The number of partitions whose locks we do not hold."""
         self._last_report: Report | None = None
-        """The last report, while nothing has happened that could change it."""
+        """The last report; None once something has happened that could change it."""
 
     # -- partitions come and go ------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class MemberProgress:
         return progress
 
     def claim(self, partitions: Iterable[Partition], holder: str = "", cut: Cut | None = None) -> None:
-        """We hold the locks of these partitions, under this name, and have read the last cut since."""
+        """Notes that the member session ``holder`` holds these locks and has read the last cut since."""
         self._behind = None
         for partition in partitions:
             progress = self.partitions.get(partition)
@@ -93,13 +93,16 @@ class MemberProgress:
         self._recount()
 
     def locate(self, progress: PartitionProgress, offset: int | None) -> bool:
-        """The task of a displaced partition comes with this offset. False, once: it has to go on from the last cut."""
+        """Takes the offset of a displaced partition's task. Returns False if the task has to go back to the last cut.
+
+        The partition is no longer displaced after that.
+        """
         progress.displaced = False
         self._set_thresholds(progress)
         return offset is not None and progress.resume is not None and offset >= progress.resume
 
     def forget(self, partition: Partition) -> None:
-        """A partition was given up: it is no longer ours to report."""
+        """Forgets a partition: it is no longer ours to report."""
         progress, self._behind = self.partitions.pop(partition, None), None
         if progress is not None:
             progress.owned = False
@@ -107,7 +110,7 @@ class MemberProgress:
         self._recount()
 
     def lose(self) -> None:
-        """The session is over: all locks are gone, and the generation has to be read again."""
+        """Notes that the session is over: all locks are lost, and the generation has to be read again."""
         self.generation = None
         self._behind = None
         for progress in self.partitions.values():
@@ -118,14 +121,14 @@ class MemberProgress:
     # -- partitions arrive ------------------------------------------------------------------------------------------------
 
     def approach(self, progress: PartitionProgress, ts: int, offset: int | None) -> bool:
-        """Take the partition's next record. Return True if it may pass now, False if it waits until the limit passes ``ts``.
+        """Takes the partition's next record. Returns True if it may pass now, False if it waits until the limit passes ``ts``.
 
-        UsageError if the partition has finished: what it said cannot be taken back.
+        Raises UsageError if the partition has finished: a report of that cannot be taken back.
         """
         limit = self.limit
         if progress.state is PartitionState.RUNNING and 0 <= progress.open_below <= ts and not progress.crossings:
             boundaries = limit.boundaries
-            if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the plain case, and nothing but a shorter way
+            if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the usual case, faster
                 progress.ts, progress.offset, progress.state = ts, offset, PartitionState.BLOCKED
                 progress.crossings[boundaries[0]] = (ts, offset)
                 self._missing -= 1
@@ -148,10 +151,10 @@ class MemberProgress:
         return ts < limit.value and progress.owned and not progress.displaced
 
     def walk(self, progress: PartitionProgress, steps: Sequence[tuple[int, int | None]], reached: int = 0) -> None:
-        """What :meth:`approach` does with each of these in turn, ascending, but in one go however many there are.
+        """Takes many records, in ascending order, as :meth:`approach` takes one.
 
-        ``reached``: nothing of the partition is left before this time, so the limit need not stop at the boundaries before it.
-        Where they were crossed is noted down all the same, for others may make it stop there.
+        ``reached``: the partition has nothing left before this time, so the limit need not stop at the boundaries before it.
+        Their crossings are noted all the same, because other partitions may make the limit stop there.
         """
         self._refuse_finished(progress)
         if not steps:
@@ -173,10 +176,10 @@ class MemberProgress:
         self._missing += arrived - progress.arrived(limit)
 
     def idle(self, progress: PartitionProgress, as_of: Limit, offset: int | None) -> bool:
-        """The partition was at the end of its log, looked up after the limit ``as_of`` was seen. False: look again.
+        """Notes that the log held nothing more when it was read under ``as_of``. Returns False if the limit has moved.
 
-        The whole limit, since its value alone does not tell two apart whose chain the run's end has cut short: there the
-        floor moves and the value does not. UsageError if the partition has finished.
+        The whole limit is compared. Its value alone is not enough: near the end of the run the floor moves and the value does
+        not. Raises UsageError if the partition has finished.
         """
         self._refuse_finished(progress)
         if as_of != self.limit or self.limit.mode is not Mode.GATED:
@@ -188,7 +191,7 @@ class MemberProgress:
         return True
 
     def finish(self, progress: PartitionProgress, offset: int | None) -> None:
-        """The partition will bring nothing more before the run's end. The first word on it stands."""
+        """Notes that the partition brings nothing more before the end of the run. A second call changes nothing."""
         if progress.state is PartitionState.FINISHED:
             return
         arrived = progress.arrived(self.limit)
@@ -198,11 +201,11 @@ class MemberProgress:
         self._set_thresholds(progress)
 
     def resume(self, progress: PartitionProgress) -> None:
-        """The partition no longer waits: it has a record, or gave up waiting. What it said before stays true."""
+        """Makes a blocked or idle partition running again. Its crossings stay, except that of the unprocessed record."""
         if progress.state in {PartitionState.IDLE, PartitionState.BLOCKED}:
             self._last_report = None
             arrived = progress.arrived(self.limit)
-            if progress.state is PartitionState.BLOCKED:  # the record was not processed, so it crossed nothing yet
+            if progress.state is PartitionState.BLOCKED:  # its record was not processed, so it has not crossed anything
                 unread = (progress.ts, progress.offset)
                 progress.crossings = {b: c for b, c in progress.crossings.items() if c != unread}
             progress.state = PartitionState.RUNNING
@@ -210,10 +213,10 @@ class MemberProgress:
             self._set_thresholds(progress)
             self._missing += arrived - progress.arrived(self.limit)
 
-    # -- the world moves ---------------------------------------------------------------------------------------------
+    # -- the limit moves ---------------------------------------------------------------------------------------------
 
     def see(self, limit: Limit) -> bool:
-        """A limit was read. False: it is not later than the one we know, which a late read may well be."""
+        """Takes a limit that was read. Returns False if it is not later than the known one: reads may arrive late."""
         if not self.limit.precedes(limit):
             return False
         previous, self.limit = self.limit, limit
@@ -242,7 +245,7 @@ class MemberProgress:
         return True
 
     def _step(self, previous: int, value: int) -> None:
-        """What :meth:`see` does from one single boundary to the next: it is every period of every replay without lookahead."""
+        """Does the work of :meth:`see` where both limits have one boundary: each period of a replay without lookahead."""
         late_below, missing = self.late_below, 0
         for progress in self.partitions.values():
             progress.late_below = late_below
@@ -268,7 +271,7 @@ class MemberProgress:
         self._last_report = None
 
     def closed(self, boundary: int) -> None:
-        """A boundary that is known to be closed, from the last cut: records below it are late."""
+        """Notes a boundary that is closed, by the last cut: records below it are late."""
         self.late_below = max(self.late_below, boundary)
         for progress in self.partitions.values():
             progress.late_below = self.late_below
@@ -277,26 +280,26 @@ class MemberProgress:
 
     @property
     def complete(self) -> bool:
-        """Whether we hold the locks of all partitions, and every partition has arrived."""
+        """True if we hold the locks of all partitions, and every partition has arrived."""
         return self._missing == 0 and self._unowned == 0
 
     @property
     def has_arrived(self) -> bool:
-        """Whether every partition whose lock we hold has arrived."""
+        """True if every partition whose lock we hold has arrived."""
         return self._missing == 0
 
     @property
     def ready(self) -> bool:
-        """Whether there is a report that counts: every partition that we own has arrived, and nothing is withheld."""
+        """True if a report would count: every partition that we own has arrived, and nothing is withheld."""
         return self._missing == 0 and self._unowned < len(self.partitions) and not self.withheld
 
     @property
     def due(self) -> bool:
-        """Whether it is time to report: at once, or, where we gather, when no partition that runs is before the next milestone.
+        """True if it is time to report: at once, or with milestones when no running partition is before the next milestone.
 
-        The partitions go on meanwhile, up to the limit, so nobody waits for the report and its answer. Partitions that cannot
-        go on do not count: if there are no others, it is time. The member session bounds the wait (LINGER).
-        The milestones are the same for all members, so that their reports tell of the same boundaries.
+        The partitions go on meanwhile, up to the limit, so no partition waits for the report and its answer. Partitions that
+        cannot go on do not count: if there are no others, it is time. The member session bounds the wait (LINGER).
+        The milestones are the same for all members, so that their reports have the same boundaries.
         """
         if not self.ready:
             return False
@@ -313,7 +316,7 @@ class MemberProgress:
         return not behind
 
     def positions(self, boundary: int | None = None) -> dict[Partition, int]:
-        """Return each partition's first offset that was not processed at this boundary (default: the floor), if known."""
+        """Returns each partition's first offset that was not processed at this boundary (default: the floor), if known."""
         crossed = self.limit.floor if boundary is None else boundary
         result: dict[Partition, int] = {}
         for partition, progress in self.partitions.items():
@@ -326,9 +329,9 @@ class MemberProgress:
         return result
 
     def report(self, *, even_running: bool = False) -> Report | None:
-        """What the member's node should hold; None while it should stay as it is.
+        """Returns the report that the member's node should hold; None while the node should stay as it is.
 
-        ``even_running`` gives one that does not count, for people who want to know who is slow.
+        ``even_running`` also returns a report that does not count: it shows people which partition is slow.
         """
         if self.generation is None or not self.partitions or self.limit.mode is not Mode.GATED:
             return None
@@ -369,9 +372,9 @@ class MemberProgress:
         return report if report.running or report.idle else replace(report, further=self._further())
 
     def _further(self) -> tuple[Crossing, ...]:
-        """The boundaries behind the floor that every partition has crossed, or has finished before.
+        """Returns the boundaries behind the floor that every partition has crossed, or has finished before.
 
-        Where we gather, up to the last milestone: so all reports end at the same boundaries, whoever is further.
+        With milestones it returns those up to the last milestone, so that the reports of all members end at the same boundary.
         """
         crossed = self._crossed_by_all()
         if self.milestone_interval:

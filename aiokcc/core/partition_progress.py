@@ -1,4 +1,4 @@
-"""One partition of a member: where it stands, and what it has crossed."""
+"""The progress of one partition of a member: its state, its position, and the boundaries that it has crossed."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from aiokcc.core.report import FINISHED, IDLE, RUNNING, Cut
 __all__ = ["NEVER", "PartitionProgress", "PartitionState"]
 
 NEVER: Final = -1
-"""No limit, and no timestamp."""
+"""Lies below every limit and every timestamp."""
 
 
 class PartitionState(enum.Enum):
-    """Where a partition stands."""
+    """The state of a partition."""
 
     RUNNING = "running"
-    """Has work below the limit, as far as we know. Ends by blocking, idling or finishing."""
+    """The partition has work below the limit, as far as we know. Ends when it blocks, is idle or finishes."""
     BLOCKED = "blocked"
-    """The next record is at or past the limit. Ends when the limit passes it."""
+    """The next record is at or past the limit. Ends when the limit passes that record."""
     IDLE = "idle"
-    """At the end of the log, looked up under this limit. Ends with the limit, or with a record."""
+    """The log held nothing more when it was read under this limit. Ends when the limit moves or a record comes."""
     FINISHED = "finished"
-    """Nothing more before the run's end. Final."""
+    """The partition brings nothing more before the end of the run. Final."""
 
 
 class PartitionProgress:
-    """One partition of this member. ``late_below <= ts < open_below`` is the whole test of an open gate."""
+    """One partition of this member. A gate is open for a record if ``late_below <= ts < open_below``."""
 
     __slots__ = (
         "crossings",
@@ -53,7 +53,7 @@ class PartitionProgress:
         self.partition = partition
         self.name = str(partition)
         self.owned = False
-        """Whether we hold its lock in the present session. Nothing passes and nothing is reported otherwise."""
+        """True while we hold the lock in the present session. Otherwise no record passes and nothing is reported."""
         self.state = PartitionState.RUNNING
         self.ts = 0
         self.offset: int | None = None
@@ -61,25 +61,25 @@ class PartitionProgress:
         self.crossings: dict[int, tuple[int, int | None]] = {}
         """For each open boundary that was crossed: timestamp and offset of the first record at or past it."""
         self.late_below = 0
-        """Records below it belong to a closed period: they pass, and are late."""
+        """Records below this belong to a closed period. They pass, and are late."""
         self.open_below = 0
-        """Records from here on need a second look: a boundary to note down, or the limit."""
+        """Records from here on take the slow path: they cross a boundary, or the limit blocks them."""
         self.holders: set[str] = set()
-        """The names under which this member has held the lock: one for each session."""
+        """The member sessions in which this member has held the lock."""
         self.cut = 0
         """The number of the last cut that was read after a claim."""
         self.resume: int | None = None
-        """The offset at which that cut lies in this partition, if it is known."""
+        """The offset of that cut in this partition, if it is known."""
         self.displaced = False
-        """Whether another member has closed periods of the partition since we held its lock, and the task does not know it."""
+        """True if another member has closed periods since we lost the lock, and the task has not been told."""
         self.skips_closed = False
-        """Whether the task itself leaves out the records before the last cut. Then it is never displaced."""
+        """True if the task itself skips the records before the last cut. Then it is never displaced."""
 
     def claim(self, holder: str, cut: Cut | None) -> None:
-        """We hold the lock under this name, and have read this cut since.
+        """Notes that the member session ``holder`` holds the lock and has read this cut since.
 
-        If the cut was made from another member's report, the task may stand before it, and what lies between is closed. A
-        task whose position is not known counts as one that stands before it.
+        If the cut was made from another member's report, the task may be before it, and the records in between are closed:
+        the partition is displaced. A task whose position is not known counts as one before the cut.
         """
         known = bool(self.holders)
         self.holders.add(holder)
@@ -100,7 +100,7 @@ class PartitionProgress:
             self.crossings = {}  # the task goes back to the cut, and has crossed nothing from there
 
     def arrived(self, limit: Limit) -> bool:
-        """Whether the partition is ours and has nothing left before the limit's floor."""
+        """Returns whether we own the partition and it has nothing left before the limit's floor."""
         if not self.owned:
             return False
         if self.state is PartitionState.FINISHED or limit.floor in self.crossings:
@@ -110,7 +110,7 @@ class PartitionProgress:
         return self.state is PartitionState.IDLE and self.idle_at == limit.floor
 
     def entry(self, limit: Limit) -> str:
-        """What to report for the limit's floor. Where it was crossed counts first, even if the partition has finished since."""
+        """Returns the report's entry for the limit's floor. A crossing has priority over a finish that came later."""
         crossing = self.crossings.get(limit.floor)
         if crossing is not None:
             return _entry(str(crossing[0]), crossing[1])

@@ -1,13 +1,13 @@
-"""What members report and what the leader keeps of it: the contents of ``progress/<member>`` and ``cuts/<slot>``.
+"""Reports and cuts: the contents of ``progress/<member>`` and ``cuts/<slot>``.
 
 A report is one text per member: a first line ``generation limit count minimum``, then one entry per partition::
 
     3 1700000060000 3 1700000061234
     orders.0:1700000061234@55;orders.1:idle@9;payments.0:finished@120;
 
-An entry says where the partition stands: blocked at the timestamp of its next record, *idle* at the end of the log,
-*finished* for good, or *running*, which is only written to tell people who is slow. After the ``@`` stands the offset of the
-next record, where the caller gave it. A report counts only if no entry is running.
+An entry has the partition's state: blocked at the timestamp of its next record, *idle* at the end of the log, *finished*
+for good, or *running*, which is only written to show people who is slow. After the ``@`` comes the offset of the next
+record, if the caller gave it. A report counts only if no entry is running.
 
 With lookahead all partitions of a member may have crossed further boundaries. Each of these is one more line: the boundary, the
 smallest timestamp behind it, and where it lies in each partition, in the order of the entries::
@@ -15,10 +15,10 @@ smallest timestamp behind it, and where it lies in each partition, in the order 
     1700000120000 1700000121500 75,31,120!
 
 Under a bound on lateness a partition reads past records that it holds back, so one offset does not tell what was processed.
-There stand two: ``55-60`` says that everything before 55 was processed, and before 60 everything below the boundary. A record's
-period is the first one that ends after its timestamp and whose second offset lies behind it.
+Then there are two: ``55-60`` says that everything before 55 was processed, and before 60 everything below the boundary. A
+record's period is the first one that ends after its timestamp and whose second offset lies behind it.
 
-A cut is what the reports said when a boundary closed: its number, the boundary before, the boundary, the generation, then a
+A cut has what the reports said when a boundary closed: its number, the boundary before, the boundary, the generation, then a
 line per member with the offsets by topic; ``?`` where an offset is not known, ``!`` behind a partition that has finished::
 
     17 1700000000000 1700000060000 3
@@ -59,21 +59,21 @@ def _is_number(word: str) -> bool:
 
 
 class Crossing(NamedTuple):
-    """Where a boundary lies in all partitions of a member."""
+    """The position of one boundary in all partitions of a member."""
 
     boundary: int
     minimum: int | None
-    """The smallest timestamp behind it; None if all have finished before it."""
+    """The smallest timestamp behind the boundary; None if all partitions have finished before it."""
     marks: tuple[str, ...]
-    """What a cut says of each partition: the offset, ``?`` if not known, and ``!`` behind it if finished."""
+    """The mark of each partition in a cut: the offset, ``?`` if not known, followed by ``!`` if finished."""
 
     def encode(self) -> str:
-        """A line of the report."""
+        """Returns a line of the report."""
         return f"{self.boundary} {'-' if self.minimum is None else self.minimum} {','.join(self.marks)}"
 
     @classmethod
     def decode(cls, line: str, count: int) -> Crossing:
-        """A line of the report, for so many partitions; ValueError if it is something else."""
+        """Reads a line of the report, for ``count`` partitions. Raises ValueError if it is something else."""
         boundary, least, body = line.split(" ")
         marks = tuple(body.split(","))
         if not _is_number(boundary) or len(marks) != count or not all(map(_MARK.fullmatch, marks)):
@@ -96,21 +96,21 @@ class Report:
     """The floor under which it was written. Idle entries hold for this floor only; blocked ones while ``ts >= T``."""
     entries: Mapping[str, str]
     minimum: int | None = None
-    """The smallest timestamp a partition is blocked at; None if none is."""
+    """The smallest timestamp at which a partition is blocked; None if none is blocked."""
     idle: bool = False
-    """Whether an entry is idle."""
+    """True if an entry is idle."""
     running: bool = False
-    """Whether an entry is running: then the report does not count."""
+    """True if an entry is running: then the report does not count."""
     finished: bool = False
-    """Whether an entry is finished."""
+    """True if an entry is finished."""
     marks: tuple[str, ...] = field(default=(), compare=False)
-    """What a cut says of each entry: the offset, ``?`` if not known, and ``!`` behind it if finished."""
+    """The mark of each entry in a cut: the offset, ``?`` if not known, followed by ``!`` if finished."""
     further: tuple[Crossing, ...] = ()
     """The boundaries behind the floor that all entries have crossed, ascending."""
 
     @classmethod
     def of(cls, generation: int, limit: int, entries: Mapping[str, str]) -> Report:
-        """A report from its entries. ValueError if an entry cannot be one."""
+        """Makes a report from its entries. Raises ValueError if an entry is malformed."""
         minimum: int | None = None
         idle = running = finished = False
         marks: list[str] = []
@@ -131,11 +131,11 @@ class Report:
         return cls(generation, limit, entries, minimum, idle, running, finished, tuple(marks))
 
     def at(self, floor: int) -> Crossing | None:
-        """What the report says of this floor, if it says that nothing is left before it. It must be one that counts.
+        """Returns the crossing of this floor; None if the report does not prove that nothing is left before it.
 
-        Where a boundary was crossed stays true. What is blocked behind a floor has crossed that too; but a report that tells of
-        several boundaries is asked for no other: a pipeline may be past all of them, and say for each where it lies. Idle is of
-        no floor but the report's own.
+        Call it only for a report that counts. A crossing stays true. A partition that is blocked behind a floor has crossed
+        that floor too; but a report with several boundaries proves only those, because a pipeline may be past all of them and
+        states the position of each. An idle entry holds for the report's own floor only.
         """
         told = (Crossing(self.limit, self.minimum, self.marks), *self.further)
         found = next((crossing for crossing in told if crossing.boundary == floor), None)
@@ -144,9 +144,9 @@ class Report:
         return found if found is not None and (found.minimum is None or found.minimum >= floor) else None
 
     def supersedes(self, written: Report | None) -> bool:
-        """Whether the node must be written again. A blocked entry stays true over several limits; an idle one does not.
+        """Returns whether the node must be written again. A blocked entry stays true over several limits; an idle one does not.
 
-        Boundaries crossed since then do not matter before the limit has come to them.
+        Boundaries crossed since then do not matter before the limit reaches them.
         """
         if written is None or self.generation != written.generation or (self.idle and self.limit != written.limit):
             return True
@@ -157,7 +157,7 @@ class Report:
         return not is_said or self.entries.keys() != written.entries.keys()
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Returns the node's content."""
         least = RUNNING if self.running else "-" if self.minimum is None else str(self.minimum)
         body = "".join([f"{name}:{value};" for name, value in self.entries.items()])
         lines = [f"{self.generation} {self.limit} {len(self.entries)} {least}", body]
@@ -165,7 +165,7 @@ class Report:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Report | None:
-        """What the node holds: None while its member has not reported; CorruptNodeError if it is something else."""
+        """Reads the node's content; None while its member has not reported. Raises CorruptNodeError if it is malformed."""
         if not data:
             return None
         try:
@@ -176,7 +176,7 @@ class Report:
             found = _ENTRY.findall(body)
             entries = {name: value for name, value, _, _ in found}
             words = [word for _, _, word, _ in found]
-            if words and _WORDS.isdisjoint(words):  # the plain case, and nothing but a shorter way
+            if words and _WORDS.isdisjoint(words):  # the usual case, faster
                 marks = tuple([offset or "?" for _, _, _, offset in found])
                 report = cls(int(generation), int(limit), entries, min(map(int, words)), marks=marks)
             else:
@@ -208,7 +208,7 @@ class Span(int):
 
     @classmethod
     def of(cls, low: int, high: int) -> int:
-        """The pair; the plain offset where the two are the same. ValueError if they are the wrong way round."""
+        """Returns the pair, or the plain offset if the two are equal. Raises ValueError if ``high`` is below ``low``."""
         if high < low:
             raise ValueError(f"{low}-{high}")
         if high == low:
@@ -225,7 +225,7 @@ class Span(int):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Where a cut lies in one partition: the first offset after it, if known, and whether more will ever come.
+    """The position of a cut in one partition: the first offset after it, if known, and whether the partition has finished.
 
     The offset is a :class:`Span` where records behind it had been processed already.
     """
@@ -239,7 +239,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What had been processed, partition by partition, when the boundary ``limit`` closed; and by whom."""
+    """The marks of all partitions, by member, when the boundary ``limit`` closed."""
 
     number: int
     previous: int
@@ -249,24 +249,24 @@ class Cut:
     """By member."""
 
     def finished(self) -> dict[Partition, tuple[str, Mark]]:
-        """The partitions that have finished, who said so, and where."""
+        """Returns the partitions that have finished, with the member that reported it and the mark."""
         return {p: (member, mark) for member, marks in self.marks.items() for p, mark in marks.items() if mark.finished}
 
     def owners(self) -> dict[Partition, str]:
-        """Who ran each partition."""
+        """Returns the member that ran each partition."""
         return {p: member for member, marks in self.marks.items() for p in marks}
 
     def owner(self, partition: Partition) -> str | None:
-        """The member that ran this partition; None if the cut does not hold it."""
+        """Returns the member that ran this partition; None if the cut does not have it."""
         return next((member for member, marks in self.marks.items() if partition in marks), None)
 
     def find(self, partition: Partition) -> Mark | None:
-        """Where the cut lies in this partition."""
+        """Returns the mark of this partition; None if the cut does not have it."""
         return next((marks[partition] for marks in self.marks.values() if partition in marks), None)
 
     @staticmethod
     def template(member: str, partitions: Iterable[Partition]) -> str:
-        """A member's line with ``%s`` for each mark, so that a leader that writes it every period only fills it in."""
+        """Returns a member's line with ``%s`` for each mark: the leader keeps it and only fills in the marks each period."""
         parts: list[str] = []
         last = None
         for topic, number in partitions:
@@ -276,11 +276,11 @@ class Cut:
 
     @staticmethod
     def header(number: int, previous: int, limit: int, generation: int) -> str:
-        """The first line."""
+        """Returns the first line."""
         return f"{number} {previous} {limit} {generation}"
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Returns the node's content."""
         lines = [self.header(self.number, self.previous, self.limit, self.generation)]
         lines += [
             self.template(member, sorted(marks)) % tuple(str(marks[p]) for p in sorted(marks))
@@ -291,7 +291,7 @@ class Cut:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Cut | None:
-        """What the slot holds: None if it was not used yet; CorruptNodeError if it is something else."""
+        """Reads the slot's content. Returns None if it was not used yet. Raises CorruptNodeError if it is malformed."""
         if not data:
             return None
         try:

@@ -1,6 +1,7 @@
-"""What the group agreed on when it started: the contents of ``run``, ``generation`` and the people's nodes.
+"""The agreement of the group: the contents of ``run``, ``generation`` and the nodes that only people read.
 
-Members of one group run the same program, so they bring the same settings; one that does not is told both sides.
+Members of one group run the same program, so they bring the same settings. A member with other settings gets an error that
+names both.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_me
 
 CUT_SLOTS: Final = 16
 MOST_AT_ONCE: Final = CUT_SLOTS // 2
-"""Boundaries that one report tells of, and one advance closes."""
+"""The most boundaries that one report has, and that one advance closes."""
 MAX_LOOKAHEAD: Final = 1000
 MANAGED: Final = "assignment=managed"
-"""Stands at the end of the source of a managed group, so that nobody joins it who would take what he likes."""
+"""Ends the ``source`` of a managed group, so that a member that claims partitions on its own cannot join it."""
 _MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead, source, offsets and state"
 _GENERATION_FORM: Final = "'number leader reason'"
@@ -40,7 +41,7 @@ _GENERATION_FORM: Final = "'number leader reason'"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one member brings, checked. Times and durations are milliseconds."""
+    """The checked settings of one member. Times and durations are milliseconds."""
 
     partitions: frozenset[Partition]
     period: int
@@ -48,11 +49,11 @@ class Settings:
     end: int | None = None
     lookahead: int = 0
     caught_up: int | Literal["follow", "release"] = "follow"
-    """What to do once the limit has reached the clock: keep pace with it, open the gate, or go on with this period."""
+    """The policy once the limit has reached the clock: follow the clock, release the gate, or go on with this period."""
     ahead: int = 3_600_000
-    """How far past the clock a record may pull the limit."""
+    """The limit moves at most this far past the clock."""
     source: str = ""
-    """What the records are, in words that all members share: where they start and end, how event time is told."""
+    """Describes the records; the same text for all members: where they start and end, and how event time is found."""
 
     @classmethod
     def check(
@@ -67,7 +68,7 @@ class Settings:
         ahead: object = "1h",
         source: object = "",
     ) -> Settings:
-        """The settings from what a user wrote; UsageError for the first thing that cannot be meant."""
+        """Returns the settings from a user's arguments. Raises UsageError for the first invalid argument."""
         begin = None if start is None else parse_time(start, what="start")
         finish = None if end is None else parse_time(end, what="end")
         if begin is not None and finish is not None and finish <= begin:
@@ -97,7 +98,7 @@ class Settings:
 
 
 class Bounds(NamedTuple):
-    """What of a partition's log the run replays: from ``start`` up to, not including, ``end`` (None: it goes on)."""
+    """The offsets of a partition that the run replays: from ``start`` up to, not including, ``end`` (None: no end)."""
 
     start: int
     end: int | None = None
@@ -110,29 +111,29 @@ class Run:
     settings: Settings
     ended: bool = False
     bounds: Mapping[Partition, Bounds] = field(default_factory=dict)
-    """Where the offsets are known: resolved once, by whoever founded the group, so that all agree on them."""
+    """The offsets to replay, if known. The founder of the group resolves them once, so that all members agree on them."""
 
     @property
     def managed(self) -> bool:
-        """Whether the leader says who runs what."""
+        """True if the leader assigns the partitions."""
         return self.settings.source.endswith(MANAGED)
 
     def end(self) -> Run:
-        """The same run, over."""
+        """Returns the same run, ended."""
         return replace(self, ended=True)
 
     def with_partitions(self, bounds: Mapping[Partition, Bounds]) -> Run:
-        """The same run with these partitions as well."""
+        """Returns the same run with these partitions added."""
         settings = replace(self.settings, partitions=self.settings.partitions | bounds.keys())
         return replace(self, settings=settings, bounds={**self.bounds, **bounds})
 
     def without(self, partitions: frozenset[Partition]) -> Run:
-        """The same run without these partitions."""
+        """Returns the same run without these partitions."""
         settings = replace(self.settings, partitions=self.settings.partitions - partitions)
         return replace(self, settings=settings, bounds={p: b for p, b in self.bounds.items() if p not in partitions})
 
     def require(self, mine: Settings, where: str) -> None:
-        """GroupMismatchError, naming both sides, unless ``mine`` is what the group runs with."""
+        """Raises GroupMismatchError, which names both sides, unless ``mine`` equals the group's settings."""
         differences = [
             f"{name} is {_shown(name, getattr(self.settings, name))} there and {_shown(name, getattr(mine, name))} here"
             for name in Settings.__slots__
@@ -146,7 +147,7 @@ class Run:
             raise GroupMismatchError(f"the group under {where} {said}: {'; '.join(differences)}. {remedy}")
 
     def encode(self) -> bytes:
-        """The node's content; the partitions stand in a node of their own, and their checksum here."""
+        """Returns the node's content. The partitions are in a node of their own; this one has their checksum."""
         s = self.settings
         return json.dumps(
             {
@@ -166,9 +167,9 @@ class Run:
 
     @classmethod
     def decode(cls, path: str, data: bytes, partitions: frozenset[Partition]) -> Run:
-        """What the node holds; CorruptNodeError if it is something else, or was written with another set of partitions.
+        """Reads the node's content. Raises CorruptNodeError if it is malformed or was written with another set of partitions.
 
-        A set that was cut short can still be read, but whoever went by it would not wait for the partitions that are missing.
+        A set that was cut short can still be read, but a leader with that set would not wait for the missing partitions.
         """
         try:
             raw: Any = json.loads(data, object_pairs_hook=_unique)
@@ -224,7 +225,7 @@ def _shown(name: str, value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """The one fence: every take-over adds one, and so does every change of the set."""
+    """The fence: every take-over and every change of the agreed set adds one."""
 
     number: int
     leader: str
@@ -232,12 +233,12 @@ class Generation:
     reason: str
 
     def encode(self) -> bytes:
-        """The node's content."""
+        """Returns the node's content."""
         return f"{self.number} {self.leader} {self.reason}".encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Generation:
-        """What the node holds; CorruptNodeError if it is something else."""
+        """Reads the node's content. Raises CorruptNodeError if it is malformed."""
         try:
             number, leader, reason = data.decode().split(" ", 2)
             if not (number.isascii() and number.isdecimal()) or len(number) > 19 or not leader:
@@ -248,7 +249,7 @@ class Generation:
 
 
 def check_member(name: object) -> str:
-    """A member's name as it may stand in paths, cuts and the fence; UsageError if it cannot."""
+    """Returns the name if it is usable in paths, cuts and the fence. Raises UsageError if it is not."""
     if not isinstance(name, str) or not _MEMBER.fullmatch(name) or name in {".", ".."}:
         raise UsageError(
             f"member {name!r} is not a usable name; expected letters, digits, '.', '_' and '-', at most 100"
@@ -257,5 +258,5 @@ def check_member(name: object) -> str:
 
 
 def encode_member(**facts: object) -> bytes:
-    """The content of a node for people: JSON with a version."""
+    """Returns the content of a node that people read: JSON with a version."""
     return json.dumps({"version": 1, **facts}).encode()

@@ -1,1 +1,1 @@
-"""The runtime: sessions, election, gates, status: the core's decisions carried out over a store."""
+"""The runtime carries out the core's decisions over a store: sessions, election, gates, status."""

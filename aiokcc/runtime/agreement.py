@@ -1,7 +1,7 @@
-"""Reads what the group has agreed on, ``run`` and ``topic-partitions``, as they belong together.
+"""Reads the agreement of the group: the nodes ``run`` and ``topic-partitions``, which belong together.
 
-The two nodes are written in one transaction and read one after the other, so that a change may come in between. Then they do
-not fit, which looks like damage; they are read again until they fit, or until nobody has changed them since.
+The two nodes are written in one transaction and read one after the other, so a change may come in between. Then they do not
+match, which looks like damage. They are read again until they match, or until neither has changed between two reads.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""A member of a managed group: what has been given to it, and how what it runs follows that.
+"""A member of a managed group follows its assignment.
 
-*Share* belongs to a session. It reads the assignments, keeps their versions, and makes every claim conditional on them: a claim
-lands only while the very assignment that it rests on still stands, so a member that missed a rebalance claims nothing. It
-also answers for the member's id: who comes with the same id asks, and whoever is alive answers.
+:class:`AssignmentFollower` belongs to one session. It reads the assignments, keeps their versions, and makes every claim
+conditional on them: a claim succeeds only while the assignment on which it rests is unchanged, so a member that missed a
+rebalance claims nothing. It also keeps the member's id unique: a process that joins with the same id asks, and a live one
+answers.
 
-:func:`follow_assignment` belongs to the member, and outlives sessions. While the store is away, or the new session has not read
-the assignments yet, everything stays as it is. Then what is no longer ours is ended (no further record starts, the running
-handler ends, offsets are committed, the lock goes back) before anything new is begun.
+:func:`follow_assignment` belongs to the member and outlives sessions. While the store is unreachable, or the new session has
+not read the assignments yet, all partitions go on. After that, revoked partitions end first (no further record starts, the
+running handler ends, offsets are committed, the lock is released); only then do new ones begin.
 """
 
 from __future__ import annotations
@@ -48,16 +49,16 @@ __all__ = ["AssignmentFollower", "follow_assignment", "member_of", "run_assigned
 log = logging.getLogger("aiokcc.member")
 
 _ASKED = "asked"
-"""The field of a registration in which somebody with the same id asks whether its owner is alive."""
+"""The field of a registration in which another process with the same id asks whether its owner is alive."""
 
 
 def member_of(member_session: str) -> str:
-    """The member whose member session this is."""
+    """Returns the member to which this member session belongs."""
     return member_session.rpartition("-")[0]
 
 
 class AssignmentFollower:
-    """What this session has read of the assignments."""
+    """The assignments that this session has read, and its registration."""
 
     def __init__(self, member_session: MemberSession, facts: dict[str, Any]) -> None:
         self._us = member_session
@@ -68,27 +69,27 @@ class AssignmentFollower:
         self._registration = paths.member(member_session.name)
         self._watch: Watch | None = None
         self._versions: dict[str, int] = {}
-        """Of the assignments, by topic; missing while not read, -1 where there is none."""
+        """The versions of the assignments by topic: missing while not read, -1 where there is no assignment."""
         self._mine: dict[str, frozenset[Partition]] = {}
         self._running = frozenset[Partition]()
         self._registration_changed = Signal()
         self.deregistered = False
-        """Whether we have taken our registration back."""
+        """True once our registration is deleted because we leave."""
 
     def registration(self) -> bytes:
-        """The content of our node."""
+        """Returns the content of our registration."""
         wants = None if self._member.group is None else self._member.group.subscription
         more = {} if wants is None or wants.pipeline is None else {"pipeline": wants.pipeline}
         return encode_member(**self._facts, **more, running=encode_partitions(self._running).decode())
 
-    # -- the id is ours alone -----------------------------------------------------------------------------------------
+    # -- one process for each id -----------------------------------------------------------------------------------------
 
     async def await_predecessor(self) -> None:
-        """Wait until nobody else who came before us has our id: the session of a process that was killed has to end first.
+        """Waits until no earlier session has our id: the session of a process that was killed has to expire first.
 
-        It is told from one that is alive by asking it: we write into its registration, and whoever is alive writes it
-        again. MemberExistsError then. Until the other session has ended we take part in nothing; but we are registered, so
-        what was given to the member stays given to it.
+        We write a question into the other registration. A live process writes its registration again; then this raises
+        MemberExistsError. Until the other session has ended we take part in nothing, but we are registered, so the
+        partitions that are assigned to the member stay assigned to it.
         """
         session, ours = self._session, await self._session.get(self._registration)
         for name in await session.children(paths.IDS):
@@ -120,12 +121,12 @@ class AssignmentFollower:
                     except NoNodeError:
                         return
                     except BadVersionError:
-                        continue  # written meanwhile: the watch shows what
+                        continue  # written meanwhile: the watch reports the new content
 
     # -- following ----------------------------------------------------------------------------------------------------
 
     async def follow(self) -> None:
-        """Keep up with the assignments, and with our own registration, until cancelled."""
+        """Follows the assignments and our own registration until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._update_registration)
             with self._session.watch() as watch:
@@ -141,7 +142,7 @@ class AssignmentFollower:
                     self._publish()
 
     def topics_changed(self) -> None:
-        """The agreed set may have other topics now."""
+        """Watches the assignments of the topics that the agreed set has now."""
         if self._watch is None:
             return
         topics = {p.topic for p in self._member.settings.partitions}
@@ -168,35 +169,35 @@ class AssignmentFollower:
         self._mine[topic] = frozenset(Partition(topic, n) for n, m in assignment.items() if m == self._member.name)
 
     def _publish(self) -> None:
-        """Tell the member what is ours, once all of it has been read."""
+        """Gives the member its assigned partitions, once all assignments have been read."""
         topics = {p.topic for p in self._member.settings.partitions}
         if topics <= self._versions.keys():
-            agreed = self._member.settings.partitions  # which may be told a moment later than who is to run them
+            agreed = self._member.settings.partitions  # it may arrive a moment later than the assignment
             self._member.see_assignment(frozenset[Partition]().union(*self._mine.values()) & agreed)
 
     def conditions(self, partitions: Iterable[Partition]) -> list[Check]:
-        """What a claim of these partitions rests on."""
+        """Returns the checks on which a claim of these partitions rests."""
         return [
             Check(paths.assignment(topic), self._versions.get(topic, 0))
             for topic in sorted({p.topic for p in partitions})
         ]
 
     def release_conditions(self, partitions: Iterable[Partition]) -> list[Check] | None:
-        """What proves that nobody else holds these, now that we have taken them: the assignment, while it gives them to us.
+        """Returns checks that prove that no other member holds these partitions, which we have claimed; None if there are none.
 
-        For a claim rests on the assignment, and nobody else has our id. None if it gives us one of them no longer.
+        The proof is the assignment while it gives them to us: every claim rests on the assignment, and our id is unique.
         """
         partitions = list(partitions)
         return self.conditions(partitions) if all(p in self._mine.get(p.topic, ()) for p in partitions) else None
 
     def deregistration(self) -> list[Delete]:
-        """What goes with the locks that we give back: our registration, if we are leaving, so that others get them at once."""
+        """Returns the deletion of our registration if we leave: released with the locks, they go to other members at once."""
         return [Delete(self._registration, ANY_VERSION)] if self._member.leaving and not self.deregistered else []
 
     # -- the registration ---------------------------------------------------------------------------------------------
 
     def show_running(self, partitions: frozenset[Partition]) -> None:
-        """Say in our registration what we run: for people."""
+        """Has the registration list the partitions that we run. Only people read that."""
         if partitions != self._running:
             self._running = partitions
             self._registration_changed.set()
@@ -227,9 +228,9 @@ class AssignmentFollower:
 
     async def _write(self) -> None:
         try:
-            await self._session.set(self._registration, self.registration(), ANY_VERSION)  # nobody else's to write
+            await self._session.set(self._registration, self.registration(), ANY_VERSION)  # it is ours
         except NoNodeError:
-            return  # deleted by hand: the watch tells
+            return  # deleted by hand: the watch reports it
         except OutcomeUnknownError:
             self._registration_changed.set()  # once more
 
@@ -249,11 +250,11 @@ async def follow_assignment(
     over: Callable[[], bool] = lambda: False,
     lost: set[Partition] | None = None,
 ) -> None:
-    """Have run what is assigned to us, and nothing else, until the run has ended (or ``over`` says so).
+    """Runs the partitions that are assigned to us until the run has ended (or ``over`` returns True).
 
-    ``begin`` returns when the partitions run, ``end`` when they are given up. Beginning may take as long as a lock is held; if
-    meanwhile one of them is taken away it is cancelled, and has to leave nothing behind. ``lost`` are partitions that have
-    ended without being told to, because they were not ours any more: to be begun again if they are ours again.
+    ``begin`` returns when the partitions run, ``end`` when they are released. ``begin`` may wait for a lock; if one of the
+    partitions is revoked meanwhile, ``begin`` is cancelled and must leave nothing behind. ``lost`` has partitions whose tasks
+    ended on their own because the lock was lost: they begin again if they are still assigned to us.
     """
     running = frozenset[Partition]()
     while member.progress.limit.mode is not Mode.END and member.failure is None and not over():
@@ -275,7 +276,7 @@ async def follow_assignment(
 async def _begin(
     member: Member, begin: Callable[[frozenset[Partition]], Awaitable[None]], new: frozenset[Partition]
 ) -> frozenset[Partition]:
-    """Begin these, unless one of them is taken away before; those that have begun."""
+    """Begins these partitions, unless one of them is revoked before. Returns those that have begun."""
     begun = frozenset[Partition]()
     failure: Exception | None = None
 
@@ -285,7 +286,7 @@ async def _begin(
             await begin(new)
             begun = new
         except PartitionRevoked:
-            pass  # one of them, before all had begun: decided anew
+            pass  # one was revoked before all had begun: the caller decides again
         except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
             failure = error
         tasks.cancel_scope.cancel()
@@ -301,7 +302,7 @@ async def _begin(
 
 
 async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None]]) -> None:
-    """Run each assigned partition as a task that opens its own gate."""
+    """Runs each assigned partition as a task that opens its own gate. Raises the first error of a task."""
     ended: dict[Partition, asyncio.Event] = {}
     lost: set[Partition] = set()
     failure: Exception | None = None
@@ -311,7 +312,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         try:
             await run(partition)
         except (PartitionRevoked, PositionLostError):  # begun again, it starts from the last cut
-            if ended.get(partition) is done:  # nobody asked for it
+            if ended.get(partition) is done:  # it was not asked to end
                 lost.add(partition)
                 member.moved.set()
         except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it

@@ -1,6 +1,6 @@
-"""What stands at the entry of ``connect`` and ``replay``: mistakes that Python would explain by its own inner workings.
+"""Checks at the entry of ``connect`` and ``replay``, for mistakes that Python's own errors do not explain well.
 
-A mistyped keyword, a forgotten ``async with`` and another event loop than asyncio's each get an error that says what to write.
+A mistyped keyword, a missing ``async with`` and an event loop other than asyncio's each get an error that says what to write.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NotEnteredError(UsageError, AttributeError):
 
 
 class Block(AbstractAsyncContextManager[T]):
-    """A context manager that says ``async with`` to whoever uses it in another way."""
+    """A context manager that raises an error with the right spelling if it is used without ``async with``."""
 
     def __init__(self, inner: AbstractAsyncContextManager[T], call: str, name: str) -> None:
         self._inner = inner
@@ -79,13 +79,13 @@ class Block(AbstractAsyncContextManager[T]):
         raise UsageError(f"{self._call}(...) needs 'async with', not 'with'; {self._what_to_write()}")
 
     def __exit__(self, *_: object) -> None:
-        """Makes a plain ``with`` come as far as :meth:`__enter__`."""
+        """Exists so that a plain ``with`` calls :meth:`__enter__`, which raises the error."""
 
 
 def known_keywords(call: str, others: Callable[[], Collection[str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function refuse a keyword that is none, and name the nearest one that is.
+    """Decorates a function to refuse a misspelt keyword with a UsageError that names the nearest known one.
 
-    ``others`` gives the keywords that it passes on. One that is near to none is left to whoever they are passed on to.
+    ``others`` returns the keywords that the function passes on. A keyword that is near to none is passed on unchecked.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

@@ -1,7 +1,7 @@
 """The gate of one partition: ``await gate.wait_until(ts)`` before each record.
 
-An open gate is two comparisons and a look at the clock. The clock is there for the one fault that nothing else shows: a process
-that was stopped for longer than its session lasts must not start another record when it goes on.
+An open gate costs two comparisons and one read of the clock. The clock detects a fault that nothing else shows: a process that
+was stopped for longer than its session lasts must not start another record when it goes on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("aiokcc.member")
 
 
 class Gate:
-    """One partition's way through the barrier, for one task. Open it with ``async with group.gate(topic, number)``.
+    """Holds records of one partition back at the limit, for one task. Open it with ``async with group.gate(topic, number)``.
 
     ::
 
@@ -42,8 +42,8 @@ class Gate:
                 await handle(record)
             gate.finish()
 
-    Coming back for the next record says that the one before is done. Leaving without :meth:`finish` gives the partition
-    up: the limit then waits until somebody opens it again. When the run ends, the block ends too: :class:`RunEnded` is
+    A call for the next record means that the record before is done. Leaving without :meth:`finish` releases the
+    partition: the limit then waits until a member opens it again. When the run ends, the block ends too: :class:`RunEnded` is
     swallowed at its edge, also where a task group in the block has wrapped it.
 
     A process that was stopped for longer than its session lasts loses its locks. Another member may then run the partition and
@@ -84,11 +84,11 @@ class Gate:
     def __init__(self, member: Member, partition: Partition) -> None:
         self._member = member
         self.progress = PartitionProgress(partition)
-        """The partition's line in the member's member's progress, once the gate is opened."""
+        """The partition's entry in the member's progress, once the gate is opened."""
         self._seen = member.progress.limit
-        """The limit when a task was last let through: what the caller knows of the log's end is no older than that."""
+        """The limit when a record last passed: what the caller knows of the log's end is not older than that."""
         self.busy = False
-        """Whether a task waits here."""
+        """True while a task waits here."""
         self.partition = partition
         self.session = member.session
         self.signal = Signal()
@@ -96,26 +96,26 @@ class Gate:
         self.passed = 0
         """The timestamp of the record that passed last."""
         self.mark: Callable[[], object] | None = None
-        """Tells where a reader is that passes records without asking this gate for each of them."""
+        """Returns the position of a reader that passes records without calling this gate for each."""
         self.late = 0
-        """How many records came after their period had closed."""
+        """The number of records that came after their period had closed."""
         self.resume_offset: int | None = None
-        """Where to go on: the first offset that no closed period holds, if the last cut knows it.
+        """The offset to go on at: the first one that no closed period holds, if the last cut has it.
 
         A :class:`~aiokcc.core.report.Span` where closed periods hold some records behind it as well.
         """
         self.skips_closed = False
-        """Whether the task itself leaves out what lies before ``resume_offset``. Then it gets no PositionLostError."""
+        """True if the task itself skips records before ``resume_offset``. Then it gets no PositionLostError."""
 
-    # -- the record's way --------------------------------------------------------------------------------------------
+    # -- used by the task --------------------------------------------------------------------------------------------
 
     async def wait_until(self, ts: int, offset: int | None = None) -> None:
-        """Return when a record with this timestamp may be processed: at once while its period is open.
+        """Returns when a record with this timestamp may be processed: at once while its period is open.
 
         ``offset``, where given, makes the cuts exact. Raises RunEnded when the run is over, PartitionOwnedError if the
         lock was lost to another member, PositionLostError once if it was lost, is ours again, and another member has closed
-        periods meanwhile; UsageError for what cannot be a timestamp. Cancelling leaves the partition where
-        it was; waiting is the only place where this call can be cancelled.
+        periods meanwhile; UsageError for an invalid timestamp. Cancelling leaves the partition where it was; the call can be
+        cancelled only while it waits.
         """
         progress = self.progress
         if type(ts) is int and progress.late_below <= ts < progress.open_below and boottime() < self.session.stop_at:
@@ -125,11 +125,11 @@ class Gate:
         self.passed = ts
 
     def activity(self) -> object:
-        """Where the reader of this partition is: equal to what it was as long as no record has passed."""
+        """Returns a value that stays equal while no record passes."""
         return self.passed if self.mark is None else self.mark()
 
     def is_open(self, ts: int) -> bool:
-        """Whether a record with this timestamp may be processed now. False also while there is a PositionLostError to raise."""
+        """Returns whether a record with this timestamp may be processed now; False while a PositionLostError is due."""
         progress = self.progress
         if type(ts) is int and progress.late_below <= ts < progress.open_below:
             return boottime() < self.session.stop_at
@@ -149,16 +149,16 @@ class Gate:
         return self._member.progress.limit.value
 
     async def idle(self, *, offset: int | None = None) -> int:
-        """Say that the log holds nothing more, and wait until the limit has moved; the new limit.
+        """Says that the log holds nothing more, waits until the limit has moved, and returns the new limit.
 
         ::
 
             while (record := await poll()) is None:    # nothing there:
                 await gate.idle()                      # wait for the limit to move, then look again
 
-        What counts is what the log held under the present limit. If the limit has moved since this gate last waited, your look
-        may be older than that: then this returns at once, and you look again. When a record may come while you wait, race the
-        two: cancelling makes the partition running again. While everybody is idle the limit stays, and so does this.
+        The log must have been read under the present limit. If the limit has moved since this gate last waited, your read may
+        be older: then this returns at once, and you read again. If a record may come while you wait, race the two: cancelling
+        makes the partition running again. While all partitions are idle the limit does not move, and this call waits.
         """
         self._enter()
         member_progress = self._member.progress
@@ -177,10 +177,10 @@ class Gate:
             member_progress.resume(self.progress)
 
     async def rest(self, ready: Callable[[], bool], end: Callable[[], tuple[Limit | None, int]]) -> None:
-        """Wait for something that comes from elsewhere, idle while it is known that the log holds nothing more.
+        """Waits until ``ready`` returns True; the partition is idle meanwhile if its log holds nothing more.
 
-        ``ready`` ends the wait; ``end`` tells under which limit the end of the log was last seen, and the position there.
-        Whoever changes what they answer sets ``gate.signal``.
+        ``end`` returns the limit under which the end of the log was last seen, and the position there. The caller sets
+        ``gate.signal`` when the result of one of them changes. Cancelling makes the partition running again.
         """
         self._enter()
         member_progress = self._member.progress
@@ -197,7 +197,7 @@ class Gate:
             member_progress.resume(self.progress)
 
     def finish(self, offset: int | None = None) -> None:
-        """Say that this partition brings nothing more before the run's end. The others no longer wait for it."""
+        """Says that this partition brings nothing more before the end of the run. The others no longer wait for it."""
         if self.busy:
             raise UsageError(f"{self.partition} is waiting in another task; finish it in the task that reads it")
         self._check_offset(offset)
@@ -231,7 +231,7 @@ class Gate:
             and self.failure is None
             and not self.busy
         ):
-            self.busy = True  # nothing to complain about, found out at once
+            self.busy = True  # all checks of the other branch, in one condition
         else:
             ts = check_timestamp(ts)
             self._check_offset(offset)
@@ -266,7 +266,7 @@ class Gate:
             self.busy = False
 
     async def _usable(self, offset: int | None = None) -> None:
-        """Return once we hold the lock in a session that can be relied on, and the task stands behind the last cut."""
+        """Returns once we hold the lock in a live session and the task is not before the last cut."""
         while True:
             if self.failure is not None:
                 raise self.failure
@@ -285,7 +285,7 @@ class Gate:
             await self.signal.wait()
 
     def _check_position(self, offset: int | None) -> None:
-        """Raise PositionLostError, once, if the task does not stand where the partition was left by another member."""
+        """Raises PositionLostError, once, if the task is before the position at which another member left the partition."""
         if self.progress.displaced and not self._member.progress.locate(self.progress, offset):
             raise PositionLostError(str(self.partition), self.resume_offset)
 
@@ -316,7 +316,7 @@ class Gate:
         try:
             await self._member.close(self)
         except asyncio.CancelledError:
-            # The lock goes back all the same. An error of the body has priority, as in asyncio's own task group; which, from
+            # The lock is released all the same. An error of the body has priority, as in asyncio's own task group; which, from
             # Python 3.13 on, cancels its task anew when it raises one in place of a cancellation.
             if error is None or isinstance(error, asyncio.CancelledError):
                 raise

@@ -1,9 +1,9 @@
-"""The leader in its term: it reads everything after its take-over, watches the reports, and moves the limit.
+"""A leader term: the leader reads everything after its take-over, watches the reports, and moves the limit.
 
-Every write is one transaction that sets the limit at the version it read and checks what it rests on: the generation (nobody
-has taken over since), the operator's request (after ``hold`` was acknowledged no advance can succeed) and the reports (nobody
-has given a partition up since, so its next owner goes on from this cut and not from the one before). One is in flight at a
-time; what is refused, or what nobody knows the outcome of, is read again and decided again.
+Every write is one transaction. It sets the limit at the version that was read, and checks the generation (no other leader has
+taken over since), the operator's request (after ``hold`` was acknowledged no advance can succeed) and the reports (no member
+has released a partition since, so its next owner goes on from this cut and not from the one before). One write is in flight at
+a time. If it is refused or its outcome is unknown, the leader reads again and decides again.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ log = logging.getLogger("aiokcc.leader")
 
 
 class LeaderTerm:
-    """One term: from the take-over to the successor's, or to the end of the session."""
+    """One leader term: from the take-over to that of the next leader, or to the end of the session."""
 
     def __init__(self, member_session: MemberSession) -> None:
         self._us = member_session
@@ -64,18 +64,21 @@ class LeaderTerm:
         self._leader: Leader
         self._removals: set[Partition] = set()
         self.assignment_leader = None if member_session.member.group is None else AssignmentLeader(self, member_session)
-        """In a managed group: who is given what."""
+        """Assigns the partitions of a managed group."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}
-        """Of the reports, by member."""
+        """The versions of the reports by member."""
         self._scope = anyio.CancelScope()
         self._repairs_limit = False
-        """Whether the node holds a limit that nobody of us wrote: then the one we know is written again."""
+        """True if the node holds a limit that no leader wrote: then the known one is written again."""
 
     async def take_over(self, candidate: str) -> bool:
-        """Take office: bump the generation, and only then read. False: our candidate node is gone, stand again."""
+        """Takes over: bumps the generation, and only then reads ([take-over bump] in docs/explanation/protocol.md).
+
+        Returns False if our candidate node is gone, or if another member took over meanwhile.
+        """
         us = self._us
-        # We follow it; if it has moved on since, we are refused, and read it.
+        # The generation that we follow. If there is a later one, the write is refused, and we read it.
         number, version = us.generation.number, us.generation_version
         while True:
             self.epoch = number + 1
@@ -98,12 +101,12 @@ class LeaderTerm:
             us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
             try:
                 await self._read_everything()
-            except BadVersionError:  # somebody has taken over while we read
+            except BadVersionError:  # another member took over while we read
                 return False
             return True
 
     async def _read_everything(self) -> None:
-        """Side by side: all of it was asked for after the take-over."""
+        """Reads all nodes side by side. All reads are sent after the take-over."""
         listed, run, limit, *_ = await asyncio.gather(
             self._get(paths.TOPIC_PARTITIONS),
             self._get(paths.RUN),
@@ -123,13 +126,13 @@ class LeaderTerm:
         self._run_version = node.version
 
     def _learn_limit(self, node: Node, cut: Cut | None) -> None:
-        """The limit, and what the cut that led to it proves."""
+        """Takes the limit that was read, and the cut that led to it."""
         leader = self._leader
         limit = Limit.decode(self._store.describe(node.path), node.data)
         if node.version != leader.version:
             if not self._member.accepts(limit, node.version):
                 limit, self._repairs_limit = self._member.progress.limit, True
-            if cut is not None and limit.floor <= cut.limit and limit.mode is Mode.GATED:  # and we have seen no other
+            if cut is not None and limit.floor <= cut.limit and limit.mode is Mode.GATED:  # and we know no other limit
                 raise CorruptNodeError(self._store.describe(node.path), node.data, "a limit behind the last cut")
             leader.limit, leader.version = limit, node.version
             leader.closed = cut.limit if cut is not None else leader.settings.start or 0
@@ -140,11 +143,11 @@ class LeaderTerm:
         self._member.see(limit, node.version)
 
     def depose(self) -> None:
-        """Somebody else has taken over: the term ends where it stands."""
+        """Ends the term at once: another member has taken over."""
         self._scope.cancel()
 
     async def run(self) -> None:
-        """Move the limit whenever it may move, until deposed or until the session is lost."""
+        """Moves the limit whenever it may move, until deposed, cancelled, or the session is lost (SessionLostError)."""
         with self._scope:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._observe)
@@ -244,18 +247,18 @@ class LeaderTerm:
         )
 
     def add(self, bounds: Mapping[Partition, Bounds]) -> None:
-        """Have partitions join the agreed set, at the present limit."""
+        """Adds partitions to the agreed set, at the present limit."""
         self._additions.update(bounds)
         self.wake.set()
 
     def remove(self, partitions: frozenset[Partition]) -> None:
-        """Have partitions leave the agreed set: nobody waits for them any more. Only in a managed group."""
+        """Removes partitions from the agreed set of a managed group: the limit no longer waits for them."""
         if self.assignment_leader is not None:
             self._removals |= partitions
             self.wake.set()
 
     def is_blocked(self) -> bool:
-        """Says whether the limit waits for a partition, as far as the reports tell, and not for an operator or the clock."""
+        """Returns whether the limit waits for a partition, as far as the reports tell, and not for an operator or the clock."""
         leader = self._leader
         if leader.request is None or leader.request.kind is RequestKind.HOLD:
             return False
@@ -264,11 +267,11 @@ class LeaderTerm:
 
     @property
     def mode(self) -> Mode:
-        """Of the limit."""
+        """The mode of the limit."""
         return self._leader.limit.mode
 
     async def _change_set(self) -> None:
-        """The set and the fence in one transaction: no report or advance of the other set counts after it."""
+        """Writes the set and the generation in one transaction: after it no report or advance of the old set counts."""
         agreed = self._run.settings.partitions
         added = {p: b for p, b in self._additions.items() if p not in agreed}
         removed = agreed & self._removals - added.keys()
@@ -301,7 +304,7 @@ class LeaderTerm:
             self.assignment_leader.wake()
 
     async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
-        """Write these together with the next generation; their results. What was reported before counts no more."""
+        """Writes these together with the next generation and returns their results. Earlier reports no longer count."""
         generation = Generation(self.epoch + 1, self._us.name, reason)
         results = await self._session.commit(Set(paths.GENERATION, generation.encode(), self.generation_version), *ops)
         assert isinstance(results[0], int)
@@ -323,7 +326,7 @@ class LeaderTerm:
             timer.cancel()
 
     def _own_report(self) -> Report | None:
-        """Our own report needs no trip through the store: it is written with the advance it leads to."""
+        """Returns our own report if it is due. It is written with the advance that it leads to, not before."""
         member_progress = self._member.progress
         if not member_progress.due and member_progress.ready:
             self._us.delay_report()
@@ -372,7 +375,7 @@ class LeaderTerm:
         self._member.see(decision.limit, leader.version)
 
     async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
-        """A write was refused, or nobody knows: find out what stands now. Deposed if the generation is not ours."""
+        """Reads the state again after a write was refused or its outcome is unknown. Ends the term if it is over."""
         if isinstance(error, OutcomeUnknownError):
             self._us.written = None
         node = await self._get(paths.GENERATION)
@@ -383,7 +386,9 @@ class LeaderTerm:
         known = node.version == self._leader.version
         self._learn_limit(node, None if known else await last_cut(self._store, self._session, node.version))
         self._learn_request(await self._session.find(paths.PERIOD))
-        if isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS:  # by hand: our set stands
+        if (
+            isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS
+        ):  # written by hand: our set stays
             self._partitions_version = (await self._get(paths.TOPIC_PARTITIONS)).version
         elif isinstance(error, NodeError) and error.path == paths.RUN:
             self._learn_run(await self._get(paths.RUN), self._run.settings.partitions)

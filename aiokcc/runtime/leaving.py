@@ -1,9 +1,9 @@
-"""How a member leaves: what its finished partitions said has to stand in a cut, if one can still come.
+"""A member that leaves waits until a cut holds its finished partitions, if such a cut can still come.
 
-A partition that has finished needs no owner once a cut holds that. Until then its report counts only while its member is there.
-So a member that leaves waits for the cut; but only while all partitions it has given up unfinished have another owner, for
-without one no cut comes. Otherwise it leaves at once. Its session ends then, and with it the lock and the report: what was
-declared finished is taken back, and the next owner says it again.
+A finished partition needs no owner once a cut holds it. Until then its report counts only while its member is there. So a
+member that leaves waits for the cut; but only while all partitions that it released unfinished have another owner, because
+without one no cut comes. Otherwise it leaves at once. Then its session ends, and with it the lock and the report: the partition
+counts as unfinished, and its next owner finishes it again.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["TAKE_OVER_SECONDS", "recorded"]
 log = logging.getLogger("aiokcc.member")
 
 TAKE_OVER_SECONDS: Final = 2.0
-"""How long another member has for claiming a partition that we have given up."""
+"""The time that another member has to claim a partition that we have released."""
 
 
 async def recorded(member: Member) -> None:
-    """Return when a cut holds what our finished partitions said, or when no such cut can come."""
+    """Returns when a cut holds our finished partitions, or when no such cut can come."""
     failure: Exception | None = None
 
     async def leave_without() -> None:
@@ -93,9 +93,9 @@ async def _in_a_cut(member: Member) -> None:
 
 
 async def _no_cut_can_come(member: Member) -> None:
-    """Return when a partition that we have given up has no next owner, or when we cannot know."""
+    """Returns when a partition that we have released has no next owner, or when we cannot know."""
     if member.leaving:
-        return  # a managed group: what is ours is assigned to others, who cannot have it before we are gone
+        return  # managed: other members get our partitions only when we are gone
     if not member.released_unfinished:
         await anyio.sleep_forever()
     session, us = member.session, member.member_session
@@ -107,7 +107,7 @@ async def _no_cut_can_come(member: Member) -> None:
                 watch.add(paths.owner(partition))
             with anyio.move_on_after(TAKE_OVER_SECONDS):
                 if set(await session.children(paths.IDS)) <= {us.name}:
-                    return  # nobody is there who could take over
+                    return  # there is no other member
             unowned = {paths.owner(partition) for partition in member.released_unfinished}
             while True:
                 # Partitions leave the set when a cut holds that they have finished.

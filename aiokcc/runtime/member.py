@@ -1,7 +1,7 @@
-"""This process's side of the group: its gates, what they have said, and the session it says it in.
+"""The member: this process's side of the group, with its gates and their progress.
 
-The member outlives its sessions. Each of them is one :class:`~aiokcc.runtime.member_session.MemberSession`. The next one keeps
-only the highest limit seen and what the partitions themselves know. Between two sessions every gate is shut.
+The member outlives its sessions. Each of them is one :class:`~aiokcc.runtime.member_session.MemberSession`. A new session keeps
+only the highest limit seen and the progress of the partitions. Between two sessions every gate is shut.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _GATHER_SECONDS: Final = 0.5
 
 
 class NoSession:
-    """Stands in a gate where there is no session: nothing that depends on one may start."""
+    """Takes the place of a session while there is none: no record may start."""
 
     stop_at: Final = float("-inf")
 
 
 class Member:
-    """One process of the group. Driven by :meth:`run`; used by the gates."""
+    """One process of the group. :meth:`run` drives it; the gates use it."""
 
     def __init__(
         self,
@@ -83,25 +83,25 @@ class Member:
         self.clock = clock
         self._resolve = resolve
         self.grows = grows
-        """Whether the agreed set may be larger or smaller than the one we bring: it grows while the group runs."""
+        """True if the agreed set may differ from the one we bring, because it changes while the group runs."""
         self.newer = newer
-        """What we bring and the agreed set lacks may be newer than the run: partitions of its topics, or topics as well."""
+        """Our partitions that may be newer than the agreed set: those of its topics, or of other topics as well."""
         self.group = group
-        """What we bring to a managed group; None where everybody says for himself which partitions he runs."""
+        """Our settings for a managed group; None if the group is not managed."""
         self.assigned: frozenset[Partition] | None = None
-        """What is given to us; None while this session has not read it. Only in a managed group."""
+        """The partitions assigned to us; None while this session has not read them, and in a group that is not managed."""
         self.on_assigned: Callable[[], None] | None = None
-        """Called when that has changed."""
+        """Called when ``assigned`` has changed."""
         self.leaving = False
-        """Whether we take part in the managed group no longer: what we give back goes to others at once."""
+        """True once we leave the managed group: partitions that we release go to other members at once."""
         self.released_unfinished: set[Partition] = set()
-        """Partitions that we have given up before they had finished, and have not opened again."""
+        """Partitions that we have released before they finished and have not opened again."""
         self.on_set: Callable[[], None] | None = None
-        """Called when the agreed set has grown."""
+        """Called when the agreed set has changed."""
         self.bounds: Mapping[Partition, Bounds] = {}
-        """What of each log the run replays, as the founder resolved it; empty where the caller brings the records."""
+        """The offsets that the run replays, as the founder resolved them; empty if the caller brings the records."""
         self.founded = 0
-        """When the run was founded, in milliseconds since the epoch on the store's clock: it tells this run from others."""
+        """The time when the run was founded, in milliseconds since the epoch on the store's clock. It identifies the run."""
         self.progress = MemberProgress(milestone_interval=milestone_interval(settings.period, settings.lookahead))
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
@@ -110,24 +110,24 @@ class Member:
         self._releases_to_log: list[Partition] = []
         self._release_log_timer: Timeout | None = None
         self.warned_of_seconds = False
-        """Whether we have warned of timestamps that look like seconds."""
+        """True once we have warned of timestamps that look like seconds."""
         self.on_complete: Callable[[], None] | None = None
-        """Called when every partition has arrived, but what they brought is withheld."""
+        """Called when every partition has arrived while the report is withheld."""
         self.on_close: Callable[[dict[Partition, int]], None] | None = None
-        """Called when the limit has moved, with where the boundary lies in each of our partitions, if all had arrived."""
+        """Called when the limit has moved, with the offset of the boundary in each of our partitions, if all had arrived."""
         self.on_claim: Callable[[Session, list[Partition]], Coroutine[Any, Any, None]] | None = None
-        """Called with locks that we have just taken, while the limit is read: for what else is to be read before they begin."""
+        """Called after a claim, while the limit is read, to read what else the partitions need before they begin."""
         self.closed = 0
-        """How many boundaries have closed since we joined, whether we saw each of them or several at once."""
+        """The number of boundaries that have closed since we joined, also if we saw several at once."""
         self.version: int | None = None
-        """Of the limit we have seen last."""
+        """The version of the limit that we have seen last."""
         self.moved = Signal()
-        """Set whenever the limit has moved or we have joined again: for the one task that waits for the end."""
+        """Set when the limit has moved, or the assignment, the locks or the session have changed. One task waits for it."""
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Join, take part, and join again after a lost session, until cancelled or failed for good."""
+        """Joins, takes part, and joins again after a lost session, until the run ends, it fails, or it is cancelled."""
         first = True
         try:
             while first or (self.progress.limit.mode is not Mode.END and not self.leaving):
@@ -141,7 +141,7 @@ class Member:
                             task_status.started()
                             first = False
                         await member_session.run()
-                    except (SessionLostError, OutcomeUnknownError) as error:  # a new session is always a safe way on
+                    except (SessionLostError, OutcomeUnknownError) as error:  # a new session is always safe
                         log.warning("%s: %s; joining again", member_session.name, error)
                     finally:
                         self._end()
@@ -156,11 +156,11 @@ class Member:
                 raise
 
     async def resolve(self) -> Mapping[Partition, Bounds]:
-        """Asked of the founder only: what of each log is to be replayed."""
+        """Returns the offsets to replay. Only the founder of the group calls it."""
         return {} if self._resolve is None else await self._resolve()
 
     def see_agreed_set(self, partitions: frozenset[Partition], bounds: Mapping[Partition, Bounds]) -> None:
-        """The agreed set, and what of each log is replayed."""
+        """Takes the agreed set and the offsets to replay, as they were read."""
         changed = self.settings.partitions != partitions
         self.settings = replace(self.settings, partitions=partitions)
         self.bounds = bounds
@@ -172,7 +172,7 @@ class Member:
         self.session = member_session.session
         for gate in self.gates.values():
             gate.session = self.session
-        self.moved.set()  # in a new session what was not to be had may be had
+        self.moved.set()  # locks may be free now
 
     def _end(self) -> None:
         self.member_session = None
@@ -182,21 +182,21 @@ class Member:
         for gate in self.gates.values():
             gate.session = self.session
         if self.leaving:
-            self.moved.set()  # no other session follows
+            self.moved.set()  # there is no next session
 
     def leave(self) -> None:
-        """Take part in the managed group no longer: with what we give back next goes our registration."""
+        """Leaves the managed group: the next release deletes our registration as well."""
         self.leaving = self.group is not None
 
     async def handed_over(self) -> None:
-        """We have left. If we lead, stay until what we had is given to others: a successor would first have to take office."""
+        """Waits, if we lead and have left, until our partitions are assigned to others: a new leader would need longer."""
         term = None if self.member_session is None else self.member_session.term
         if self.leaving and term is not None and term.assignment_leader is not None:
             with anyio.move_on_after(_HANDOVER_SECONDS):
                 await term.assignment_leader.handed_over()
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
-        """What is given to us, as this session has read it."""
+        """Takes the partitions assigned to us, as this session has read them."""
         if assigned != self.assigned:
             self.assigned = assigned
             self.moved.set()
@@ -206,7 +206,7 @@ class Member:
             self.member_session.ownership.claim_needed.set()
 
     def fail(self, error: Exception) -> None:
-        """Nothing more can be agreed on: every gate raises the error."""
+        """Makes every gate raise the error: the group cannot go on."""
         self.failure = error
         for gate in self.gates.values():
             gate.failure = error
@@ -216,7 +216,11 @@ class Member:
     # -- gates --------------------------------------------------------------------------------------------------------
 
     async def open(self, gate: Gate) -> None:
-        """Take the partition's lock; return once we hold it and have read the limit after that."""
+        """Claims the partition's lock. Returns once we hold it and have read the limit after that.
+
+        Raises PartitionOwnedError if another member does not release it in time, PartitionRevoked if it is not assigned to us.
+        Cancelling releases the lock.
+        """
         partition = gate.partition
         if partition in self.gates or partition in self.progress.partitions:
             raise PartitionError(f"{partition} is open in this member already; each partition has one gate")
@@ -246,7 +250,7 @@ class Member:
             raise
 
     async def close(self, gate: Gate) -> None:
-        """Give the partition up, unless it has finished: then what it said must stand until a cut holds it."""
+        """Releases the partition, unless it has finished: then its report must stay until a cut holds it."""
         if self.gates.get(gate.partition) is not gate:
             return
         if gate.progress.state is PartitionState.FINISHED and gate.failure is None:
@@ -258,18 +262,18 @@ class Member:
             if self._release_log_timer is None:
                 self._release_log_timer = timers().call_later(_GATHER_SECONDS, self.log_releases)
         self._forget_gate(gate)
-        gate.signal.set()  # another task may wait there, for nothing now
+        gate.signal.set()  # another task may wait there; it gets an error
         if self.member_session is not None:
             await self.member_session.ownership.release(gate.partition)
 
     def log_releases(self) -> None:
-        """Log which partitions were given up before they had finished: one line for all that were at about the same time."""
+        """Logs the partitions that were released before they finished: one line for all of about the same time."""
         released = sorted({p for p in self._releases_to_log if p not in self.gates})
         self.discard_release_log()
         if released:
             one = len(released) == 1
             log.log(
-                logging.WARNING if self.group is None else logging.INFO,  # where the next owner is a matter of course
+                logging.WARNING if self.group is None else logging.INFO,  # a managed group finds the next owner itself
                 "%s: %s released before %s had finished; the limit waits for %s",
                 self.name,
                 f"{released[0]} was" if one else f"{', '.join(map(str, released))} were",
@@ -278,27 +282,27 @@ class Member:
             )
 
     def discard_release_log(self) -> None:
-        """Say nothing of it: the run fails, and whoever reads the log looks for the reason."""
+        """Drops that line: the run fails, and the log should show the reason only."""
         self._releases_to_log.clear()
         if self._release_log_timer is not None:
             self._release_log_timer.cancel()
             self._release_log_timer = None
 
     def revoke(self, gate: Gate) -> None:
-        """Start no further record on this partition: whoever waits in its gate, or comes to it, gets PartitionRevoked."""
+        """Starts no further record on this partition: its gate raises PartitionRevoked."""
         gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was given to another member")
         self.forget(gate.partition)
         gate.signal.set()
 
     async def release_gate(self, gate: Gate) -> None:
-        """Give a revoked partition's lock back, now that nothing runs on it."""
+        """Releases a revoked partition's lock, now that nothing runs on it."""
         if self.gates.get(gate.partition) is gate:
             self._forget_gate(gate)
             if self.member_session is not None:
                 await self.member_session.ownership.release(gate.partition)
 
     async def release_partition(self, partition: Partition) -> None:
-        """Give back a partition of which nothing runs any more, also one that has finished and whose gate is closed."""
+        """Releases a partition on which nothing runs any more, also one that has finished and whose gate is closed."""
         if partition in self.progress.partitions:
             self.gates.pop(partition, None)
             self.forget(partition)
@@ -306,7 +310,7 @@ class Member:
                 await self.member_session.ownership.release(partition)
 
     async def release_all(self) -> None:
-        """Take back what our partitions said, finished ones too: what they brought was not processed after all."""
+        """Forgets and releases all partitions, finished ones too: their records were not processed after all."""
         partitions = list(self.progress.partitions)
         for partition in partitions:
             self.gates.pop(partition, None)
@@ -320,13 +324,13 @@ class Member:
         self.forget(gate.partition)
 
     def forget(self, partition: Partition) -> None:
-        """The partition is no longer ours to report; it may have been the one that the report waited for."""
+        """Forgets a partition. The report may be due without it."""
         self.progress.forget(partition)
         self.report_if_due()
         self.moved.set()
 
     def report_if_due(self) -> None:
-        """A partition has arrived: if it was the last, or if the others are late, there is something to say, now or soon."""
+        """Reports now or soon, if it is time. Called whenever the progress has changed."""
         member_progress = self.progress
         if (
             self.on_complete is not None
@@ -344,17 +348,17 @@ class Member:
                 self.member_session.delay_report()
 
     def claimed(self, partitions: list[Partition], holder: str, cut: Cut | None) -> None:
-        """We hold these locks in the session of this name, and have read the limit and the last cut since."""
+        """Notes that the member session ``holder`` holds these locks and has read the limit and the last cut since."""
         self.progress.claim(partitions, holder, cut)
         for partition in partitions:
             gate = self.gates.get(partition)
             if gate is not None:
                 gate.signal.set()
-        self.moved.set()  # who waits for locks that were lost with a session does so there
+        self.moved.set()  # a task may wait for locks that were lost with a session
         self.report_if_due()
 
     async def confirm(self) -> None:
-        """Ask the store anything: an answer in this session proves that it is alive, and lifts the deadline."""
+        """Reads from the store: an answer proves that the session is alive, and moves its deadline. Raises SessionLostError."""
         if isinstance(self.session, NoSession):
             raise SessionLostError("there is no session at present")
         node = await self.session.find(paths.COORDINATOR)
@@ -365,7 +369,7 @@ class Member:
     # -- the limit ----------------------------------------------------------------------------------------------------
 
     def see(self, limit: Limit, version: int) -> None:
-        """A limit was read, at this version of its node: wake exactly the tasks for which it changes something."""
+        """Takes a limit that was read, at this version of its node, and wakes the tasks for which it changes something."""
         if not self.accepts(limit, version):
             return
         before = self.progress.limit
@@ -374,7 +378,7 @@ class Member:
             closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
             closing = self.progress.positions(closed if limit.mode is Mode.GATED else before.floor)
         if not self.progress.see(limit):
-            if self.version is not None and limit == before:  # written again as it was: no step
+            if self.version is not None and limit == before:  # the same limit was written again
                 self.version = max(self.version, version)
             return
         if self.version is not None:
@@ -393,7 +397,7 @@ class Member:
         self.report_if_due()
 
     def accepts(self, limit: Limit, version: int) -> bool:
-        """Returns whether the leader can have written this limit, at this version of its node; says so at ERROR if not.
+        """Returns whether the leader can have written this limit, at this version of its node; logs an error if not.
 
         A stale read is an older version. A newer one with a lower limit, or with fewer boundaries than the run has, was cut
         short by somebody else: we keep to what we know until the node is right again.
@@ -411,8 +415,8 @@ class Member:
         return False
 
     async def settled(self) -> None:
-        """Wait until what our finished partitions said stands in a cut, so that nobody needs this process any more.
+        """Waits until a cut holds our finished partitions, so that the group does not need this process any more.
 
-        If no such cut can come, because a partition that we gave up has no next owner, it is taken back when we leave.
+        Returns early if no such cut can come, because a partition that we released has no next owner.
         """
         await recorded(self)

@@ -1,11 +1,11 @@
-"""One member in one session: it joins, takes the locks of its partitions, follows the limit, and reports.
+"""One member in one session: it joins, claims the locks of its partitions, follows the limit, and reports.
 
-A new session has new node names, so it never meets what a former one left behind ([unique name] in
-docs/explanation/protocol.md). Each write goes through the session in which it was decided, which refuses it once it is lost.
+A new session has new node names, so it never meets nodes of a former one ([unique name] in docs/explanation/protocol.md).
+Each write goes through the session in which it was decided. A session that is lost refuses writes.
 
-Four tasks: *follow* reads the limit and the generation, *claim* takes locks, *report* writes the report whenever it differs
-from what the node holds, *campaign* stands for election and leads. While we lead, the leader's own report travels
-in the transaction that moves the limit, and *follow* does not need to be told what we wrote ourselves.
+There are four tasks: *follow* reads the limit and the generation, *claim* claims locks, *report* writes the report whenever it
+differs from the content of the node, *campaign* stands for election and leads. While we lead, our own report is part of the
+transaction that moves the limit, and *follow* does not watch the limit, which we write ourselves.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ __all__ = ["MemberSession"]
 log = logging.getLogger("aiokcc.member")
 
 LATE: Final = 1.0
-"""Seconds after which a member whose partitions are still at work says which, for whoever looks at the status."""
+"""Seconds after which a member whose partitions still run reports that, so that the status shows which are slow."""
 LINGER: Final = 0.05
-"""Seconds in which, under lookahead, more boundaries may be crossed before those that were are reported."""
+"""Under lookahead a report is delayed by up to this many seconds, so that it has more boundaries."""
 
 
 class MemberSession:
@@ -68,15 +68,15 @@ class MemberSession:
         self.generation = Generation(0, "-", "-")
         self.generation_version = ANY_VERSION
         self.written: Report | None = None
-        """What our node holds."""
+        """The report that our node holds, as far as we know."""
         self.term: LeaderTerm | None = None
         self.report_needed = Signal()
-        """Set when there may be something to report, or to give back."""
+        """Set when there may be something to report or to release."""
         self.ownership = Ownership(self)
         self.assignment_follower: AssignmentFollower | None = None
-        """What is given to us, in a managed group."""
+        """Follows our assignment in a managed group; None in other groups."""
         self.joined_at = 0.0
-        """By the event loop's clock."""
+        """The time when we joined, by the event loop's clock."""
         self.late = False
         self._late_timer: Timeout | None = None
         self._moved_at = 0.0
@@ -99,7 +99,7 @@ class MemberSession:
         theirs = run.settings.partitions
         managed = self.member.group is not None
         if self.member.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
-            # The leader adds what is missing, and takes out what is gone.
+            # The leader adds the missing partitions and removes those that no longer exist.
             settings = replace(settings, partitions=theirs)
         elif theirs < settings.partitions and self._are_newer(settings.partitions - theirs, theirs):
             settings = replace(settings, partitions=theirs)
@@ -138,7 +138,7 @@ class MemberSession:
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     def _are_newer(self, more: frozenset[Partition], theirs: frozenset[Partition]) -> bool:
-        """Whether what the agreed set lacks may have come to be since the run was founded: it keeps its set to the end."""
+        """Returns whether the partitions ``more`` may be newer than the run. The run keeps its set to the end."""
         known = {p.topic for p in theirs}
         newer = self.member.newer
         return newer == "topics" or (newer == "partitions" and all(p.topic in known for p in more))
@@ -168,7 +168,9 @@ class MemberSession:
                     *(Create(paths.cut(n, CUT_SLOTS)) for n in range(CUT_SLOTS)),
                 )
             except NodeExistsError as error:
-                if await session.find(paths.RUN) is None:  # not another founder, but the remains of something else
+                if (
+                    await session.find(paths.RUN) is None
+                ):  # there is no other founder: these are remains of something else
                     raise MissingNodeError(self.store.describe(paths.RUN)) from error
             except OutcomeUnknownError:
                 pass
@@ -178,9 +180,9 @@ class MemberSession:
     # -- taking part --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take part until the session is lost (SessionLostError), the run is over (returns), or we are cancelled."""
+        """Takes part until the session is lost (SessionLostError) or it is cancelled."""
         self.ownership.claim_needed.set()
-        self.limit_moved()  # to us it has: who is slow in the first period is told as well
+        self.limit_moved()  # it is new to us: start the timers of the first period
         errors: list[Exception] = []
         try:
             async with anyio.create_task_group() as tasks:
@@ -223,7 +225,7 @@ class MemberSession:
                     node = change.now
                     if change.path == paths.TOPIC_PARTITIONS:
                         await self._see_set(node)
-                        self.member.moved.set()  # even if it is as we knew it: who has read another one meanwhile looks again
+                        self.member.moved.set()  # also if it is the same: a task may have read another one
                     elif not isinstance(node, Node):
                         raise MissingNodeError(self.store.describe(change.path))
                     elif change.path == paths.GENERATION:
@@ -232,7 +234,7 @@ class MemberSession:
                         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     async def _see_set(self, node: object) -> None:
-        """The agreed set may have grown. One that cannot be read changes nothing: the leader goes by what it has read."""
+        """Takes the agreed set that was read. A damaged one changes nothing: the leader keeps the set that it has read."""
         if not isinstance(node, Node):
             log.error(
                 "%s was deleted; the next leader will not know the set", self.store.describe(paths.TOPIC_PARTITIONS)
@@ -249,7 +251,7 @@ class MemberSession:
             try:
                 bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
             except CorruptNodeError as error:
-                if not await has_changed(self.session, node):  # else the watch tells
+                if not await has_changed(self.session, node):  # else the watch reports the change
                     log.error("%s; the set stays as it is until it can be read", error)
                 return
         if agreed < partitions or (self.assignment_follower is not None and agreed != partitions):
@@ -258,7 +260,7 @@ class MemberSession:
                 self.assignment_follower.topics_changed()
 
     def see_generation(self, node: Node) -> None:
-        """The generation was read, or written by us: from now on our reports carry it."""
+        """Takes a generation that was read, or that we wrote: from now on our reports have it."""
         if node.version <= self.generation_version:
             return
         self.generation = Generation.decode(self.store.describe(node.path), node.data)
@@ -269,14 +271,14 @@ class MemberSession:
         self.member.report_if_due()
 
     def request_report(self) -> None:
-        """The member's progress has something to say, or may have."""
+        """Has the report written now: by the leader term if we lead, by the report task otherwise."""
         if self.term is not None:
             self.term.wake.set()
         if self.term is None or self.late:
             self.report_needed.set()
 
     def limit_moved(self) -> None:
-        """From now on counts the time after which a member says who is slow."""
+        """Restarts the timers for a slow period and for a standstill."""
         self.late = False
         loop = asyncio.get_running_loop()
         self._moved_at = loop.time()
@@ -285,7 +287,7 @@ class MemberSession:
             self._late_timer = timers().call_later(LATE, self._check_late)
 
     def _check_late(self) -> None:
-        """One timer for all periods: it finds out how old the present limit is, instead of being set anew for each."""
+        """Checks how old the present limit is. One timer serves all periods; it is not set again for each."""
         loop = asyncio.get_running_loop()
         left = self._moved_at + LATE - loop.time()
         if left > 0:
@@ -296,13 +298,13 @@ class MemberSession:
         self.member.report_if_due()
 
     def delay_report(self) -> None:
-        """There is something to say, and soon there may be more of it. Say it before long, whatever comes."""
+        """Delays the report by up to LINGER, so that it has more boundaries."""
         if self._linger_timer is None:
             self._lingers_under = self.member.progress.limit
             self._linger_timer = timers().call_later(LINGER, self._linger_over)
 
     def _linger_over(self) -> None:
-        """One timer for all periods, here too."""
+        """Ends the delay. One timer serves all periods here, too."""
         self._linger_timer = None
         member_progress = self.member.progress
         if member_progress.limit == self._lingers_under:
@@ -310,7 +312,7 @@ class MemberSession:
         self.member.report_if_due()
 
     async def _report(self) -> None:
-        """Write the report whenever it differs from what the node holds; while leading, only when it is late."""
+        """Writes the report whenever it differs from the content of the node; while leading, only when it is late."""
         while True:
             await self.report_needed.wait()
             if self.ownership.has_releases:
@@ -332,17 +334,17 @@ class MemberSession:
             self.written = report
 
     async def restore_report_node(self) -> None:
-        """Somebody may have deleted our node: make it again, empty."""
+        """Creates our report node again, empty, if it was deleted."""
         try:
             await self.session.create(paths.progress(self.name), b"", ephemeral=True)
         except NodeExistsError:
             return
         self.written = None
 
-    # -- office -------------------------------------------------------------------------------------------------------
+    # -- leading ------------------------------------------------------------------------------------------------------
 
     async def _campaign(self) -> None:
-        """Stand for election for as long as the session lasts; lead when it is our turn."""
+        """Stands for election as long as the session lasts, and leads when elected."""
         while True:
             async with campaign(self.session, self.name, self.member.clock) as candidate:
                 term = LeaderTerm(self)
@@ -350,7 +352,7 @@ class MemberSession:
                     continue
                 log.info("%s leads under generation %d", self.name, term.epoch)
                 self.term = term
-                if self.generation.leader != self.name:  # somebody has taken over while we read
+                if self.generation.leader != self.name:  # another member took over while we read
                     term.depose()
                 self._watch.remove(paths.COORDINATOR)
                 try:

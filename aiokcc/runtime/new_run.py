@@ -1,7 +1,7 @@
-"""A run in memory ends with its last member: whoever comes after that begins a new one under the same name.
+"""Removes a run in memory that has ended and has no member left: the next member founds a new one under the same name.
 
-Elsewhere a run that has ended stays, so that nobody runs it again by mistake. What ``memory://name`` holds is of no use to
-anybody once the run is over and everybody has left, and a cell of a notebook, or a test, is run again under the same name.
+In other stores a run that has ended stays, so that it is not run again by mistake. The content of ``memory://name`` has no use
+once the run is over and all members have left, and a notebook cell or a test runs again under the same name.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _OF_A_RUN: Final = (
     paths.STATE,
     paths.ISOLATED,
 )
-"""All that a founder creates, and what lies below. Committed offsets are not of a run: they stay."""
+"""The nodes that a founder creates. Committed offsets do not belong to a run: they stay."""
 
 
 async def remove_ended_run(session: Session) -> bool:
-    """Delete the nodes of a run that has ended, in one transaction. Return False if a member of it is still there.
+    """Deletes the nodes of a run that has ended, in one transaction. Returns False if a member of it is still there.
 
-    If somebody else was faster, nothing is deleted, and whatever stands there now is to be read again.
+    If another process was faster, nothing is deleted; the caller reads again in any case.
     """
     run = await session.find(paths.RUN)
     if run is None:
@@ -54,7 +54,7 @@ async def remove_ended_run(session: Session) -> bool:
 
 
 async def _below(session: Session, path: str) -> list[str]:
-    """A node and all nodes below it, the lowest first; nothing if it does not exist."""
+    """Returns a node and all nodes below it, the lowest first; nothing if the node does not exist."""
     if await session.find(path) is None:
         return []
     return [

@@ -1,7 +1,7 @@
-"""The locks of one member in one session: what it runs it holds, and what it has given back it does not run.
+"""The locks of one member in one session. A member runs only partitions whose locks it holds.
 
-*Claim first*: a partition starts when its lock is ours and the limit has been read since. Locks are taken and given back in
-transactions that rest on the generation, and in a managed group on the assignment.
+A partition starts when we hold its lock and have read the limit since. Locks are claimed and released in transactions that
+check the generation, and in a managed group the assignment ([owner lock] in docs/explanation/protocol.md).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Ownership"]
 log = logging.getLogger("aiokcc.member")
 
 _BATCH: Final = 500
-"""Locks taken or given back in one transaction: far below the store's 1 MB."""
+"""The most locks claimed or released in one transaction: far below the store's 1 MB."""
 
 
 class Ownership:
-    """What one member session holds, wants, and is about to give back."""
+    """Claims, holds and releases the locks of one member session."""
 
     def __init__(self, member_session: MemberSession) -> None:
         self._us = member_session
@@ -41,11 +41,11 @@ class Ownership:
         self._session = member_session.session
         self._store = member_session.store
         self.claim_needed = Signal()
-        """Set when there may be something to take."""
+        """Set when there may be something to claim."""
         self._held: set[Partition] = set()
-        """Those we hold, as far as we have been answered."""
+        """The locks that we hold, by the answers that we have."""
         self._releasing: dict[Partition, asyncio.Future[None]] = {}
-        """Those on their way back. Until they are given back nobody can take them, not even we."""
+        """The partitions that are being released. Until that is done nobody can claim them, not even we."""
 
     @property
     def _follower(self) -> AssignmentFollower | None:
@@ -53,21 +53,21 @@ class Ownership:
 
     @property
     def has_releases(self) -> bool:
-        """Whether some are to be given back."""
+        """True if there are locks to release."""
         return bool(self._releasing)
 
     async def release_batch(self) -> None:
-        """Give back what is to be given back, or as much of it as one transaction takes."""
+        """Releases the locks that are to be released, as many as one transaction takes."""
         await self._release(list(self._releasing)[:_BATCH])
 
     def end(self) -> None:
-        """The session is over: there is nothing left to give back."""
+        """Ends all waits for a release: the session is over, and its locks with it."""
         for done in self._releasing.values():
             if not done.done():
                 done.set_result(None)
 
     async def claim(self) -> None:
-        """Take what is wanted, whenever that changes, for as long as the session lasts."""
+        """Claims the partitions that are wanted, whenever that changes, until cancelled."""
         awaited: set[Partition] = set()
         while True:
             await self.claim_needed.wait()
@@ -77,11 +77,11 @@ class Ownership:
                 p for p, progress in member_progress.partitions.items() if not progress.owned and p not in unavailable
             ]
             if self._follower is not None:
-                # All that we were given, or nothing: while one of them is still held by our predecessor the others wait.
+                # All assigned partitions or none: while another member still holds one of them, the others wait.
                 assigned = self._member.assigned or frozenset()
                 wanted = [p for p in wanted if p in assigned] if not awaited & assigned else []
             batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
-            # Taken down now: a claim rests on the assignment by which it is wanted, whatever is read while it is on its way.
+            # Made now: a claim rests on the assignment by which it is wanted, not on one that is read while it is in flight.
             conditions = [[] if self._follower is None else self._follower.conditions(batch) for batch in batches]
             held: dict[Partition, str] = {}
             for batch, resting_on in zip(batches, conditions, strict=True):
@@ -95,7 +95,7 @@ class Ownership:
             self._log_holders(held)
 
     def _log_holders(self, held: dict[Partition, str]) -> None:
-        """One line, however many partitions we wait for."""
+        """Logs one line for all partitions that we wait for."""
         if held:
             log.log(
                 logging.INFO if self._follower is None else logging.DEBUG,  # a managed group hands over all the time
@@ -108,9 +108,9 @@ class Ownership:
     async def _claim(
         self, wanted: list[Partition], conditions: list[Check]
     ) -> tuple[list[Partition], dict[Partition, str]]:
-        """Take all of these locks in one transaction, without those that somebody else holds: ours, and the others' owners.
+        """Claims these locks in one transaction, without those that others hold. Returns ours, and the owners of the others.
 
-        In a managed group the transaction rests on the assignment too, and one lock that somebody else holds keeps us from all.
+        In a managed group the transaction checks the assignment too, and if another member holds one lock, we claim none.
         """
         refused: dict[Partition, str] = {}
         ours: list[Partition] = []
@@ -122,19 +122,19 @@ class Ownership:
                 await self._session.commit(Check(paths.GENERATION, self._us.generation_version), *conditions, *locks)
             except BadVersionError as error:
                 if error.path != paths.GENERATION:
-                    wanted = []  # there is another assignment; when we have read it we shall know what to want
+                    wanted = []  # there is a new assignment: once we have read it, we claim again
                     break
                 self._us.see_generation(await self._session.get(paths.GENERATION))
             except NoNodeError as error:
                 if not error.path.startswith(f"{paths.ASSIGNMENTS}/"):
                     raise
-                wanted = []  # the topic has left the set since; we shall be told
+                wanted = []  # the topic has left the set: the watch reports it
                 break
             except NodeExistsError as error:
                 place = (error.index or 1) - 1 - len(conditions)
                 in_the_way = wanted[place]
                 nodes = await self._owners(wanted)
-                # ours already: an answer that never came, or given up and opened again before it was given back
+                # Ours already: the answer was lost, or the partition was opened again before it was released.
                 mine = [p for p, node in nodes.items() if node is not None and node.owner == self._session.id]
                 ours += mine
                 others = {p: _name(node) for p, node in nodes.items() if node is not None and p not in set(mine)}
@@ -155,12 +155,12 @@ class Ownership:
         return ours + wanted, refused
 
     async def _owners(self, partitions: list[Partition]) -> dict[Partition, Node | None]:
-        """The locks of these partitions, read side by side."""
+        """Reads the locks of these partitions side by side."""
         nodes = await asyncio.gather(*(self._session.find(paths.owner(p)) for p in partitions))
         return dict(zip(partitions, nodes, strict=True))
 
     async def _owned_by_us(self, partitions: list[Partition]) -> set[Partition]:
-        """Those whose locks this session holds."""
+        """Reads which of these locks this session holds."""
         nodes = await self._owners(partitions)
         return {p for p, node in nodes.items() if node is not None and node.owner == self._session.id}
 
@@ -187,7 +187,7 @@ class Ownership:
                 self.start_release(partition)
 
     async def _await_release(self, partition: Partition, awaited: set[Partition]) -> None:
-        """Wait until the other owner is gone, then try again; give up after a while, and say whose it is."""
+        """Waits until the other owner is gone, then claims again. After the timeout the gate raises PartitionOwnedError."""
         timeout = self._member.claim_timeout
         if timeout is None:
             timeout = 2 * self._session.timeout
@@ -208,24 +208,24 @@ class Ownership:
         self.claim_needed.set()
 
     def holds(self, partition: Partition) -> bool:
-        """Whether we hold this lock in this session, as far as we have been answered."""
+        """Returns whether we hold this lock in this session, by the answers that we have."""
         return partition in self._held
 
     async def release(self, partition: Partition) -> None:
-        """Give a partition's lock back, with others that are given back at the same time."""
+        """Releases a partition's lock, with others of the same moment. Cancelling ends the wait, not the release."""
         await asyncio.shield(self.start_release(partition))
 
     def start_release(self, partition: Partition) -> asyncio.Future[None]:
-        """Have the lock given back, without waiting for it."""
+        """Starts to release a lock. Returns a future that is done when it is released."""
         done = self._releasing.setdefault(partition, asyncio.get_running_loop().create_future())
         self._us.report_needed.set()
         return done
 
     async def _release(self, partitions: list[Partition], *, look: bool = False) -> None:
-        """The report without these partitions and the deletion of their locks, in one transaction.
+        """Writes the report without these partitions and deletes their locks, in one transaction.
 
-        Only our own locks are deleted. What we have taken and is still assigned to us nobody else can have taken since, so
-        there it is enough to check the assignment; otherwise, or if that is refused, we look.
+        Only our own locks are deleted. A partition that we claimed and that is still assigned to us cannot belong to another
+        member, so checking the assignment is enough; otherwise, or if that check fails, the locks are read first (``look``).
         """
         report = self._member.progress.report(even_running=True)
         content = b"" if report is None else report.encode()
@@ -262,7 +262,7 @@ class Ownership:
         self._show_running()
         if self._follower is not None and self._member.leaving:
             self._follower.deregistered = True
-        self.claim_needed.set()  # for who has opened one of them again meanwhile
+        self.claim_needed.set()  # one of them may have been opened again meanwhile
         for partition in partitions:
             done = self._releasing.pop(partition)
             if not done.done():
@@ -270,5 +270,5 @@ class Ownership:
 
 
 def _name(lock: Node) -> str:
-    """The member that a lock names."""
+    """Returns the member session that a lock names."""
     return lock.data.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The one way in which tasks of the runtime wake each other."""
+"""The signal with which tasks of the runtime wake each other."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["Signal"]
 
 
 class Signal:
-    """A level that one task waits for: setting it twice wakes once, and setting it early is not lost.
+    """An event for one waiting task: setting it twice wakes once, and setting it before the wait is not lost.
 
-    ``asyncio.Event`` keeps a queue of waiters and stays set; here one task waits, and waking clears. What is awaited is a bare
-    future: a coroutine around it would cost as much again, and this is where every record that meets the limit waits.
-    A task that is cancelled in the very moment it is woken takes the wake-up with it; so look before you wait.
+    ``asyncio.Event`` keeps a queue of waiters and stays set; here one task waits, and waking clears. ``wait()`` returns a bare
+    future: a coroutine around it would double the cost, and every record at the limit waits here.
+    A task that is cancelled in the moment when it is woken loses the wake-up, so check the condition before each wait.
     """
 
     __slots__ = ("_is_set", "_loop", "_waiter")
@@ -23,7 +23,7 @@ class Signal:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wake the waiting task, or let the next ``wait()`` return at once."""
+        """Wakes the waiting task, or let the next ``wait()`` return at once."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -31,13 +31,13 @@ class Signal:
             self._is_set = True
 
     def clear(self) -> None:
-        """Forget that it was set: what it told has been dealt with."""
+        """Clears the signal."""
         self._is_set = False
 
     def wait(self) -> asyncio.Future[None]:
-        """To be awaited: done when it is set, which clears it. RuntimeError if another task waits already."""
+        """Returns a future that is done when the signal is set; that clears it. Raises RuntimeError if another task waits."""
         loop = self._loop
-        if loop is None:  # asked for once: up to Python 3.11 that is a system call
+        if loop is None:  # kept: up to Python 3.11 the lookup is a system call
             loop = self._loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         if self._is_set:

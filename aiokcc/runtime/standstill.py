@@ -1,8 +1,8 @@
-"""Says in the log when the limit stands still, which partition it waits for, and why; and when it moves again.
+"""Logs when the limit stands still, for which partition it waits and why; and when it moves again.
 
 A group that waits for ever looks like one that has nothing to do. Often the cause is a task that serves two gates and waits in
-one of them, or a partition that nobody runs. Each member tells of its own partitions, for it knows whether records still
-pass there; the leader also tells of those that nobody runs or reports. A group that is held, that is idle as a whole or that
+one of them, or a partition that is unowned. Each member logs its own partitions, because it knows whether records still pass
+there; the leader also logs those that are unowned or not reported. A group that is held, that is idle as a whole or that
 waits for the clock does not stand still in this sense: no partition blocks it.
 """
 
@@ -27,23 +27,23 @@ log = logging.getLogger("aiokcc.member")
 
 _SHOWN: Final = 5
 _LAST_LOOK: Final = 7 * 24 * 3600.0
-"""Seconds. Whoever has not read the log by then will not."""
+"""Seconds after which nothing more is logged."""
 
 
 class Standstill:
-    """Watches how long the limit of one member session has stood. Costs one timer for all periods."""
+    """Watches how long the limit of one member session has stood, with one timer for all periods."""
 
     def __init__(self, member_session: MemberSession) -> None:
         self._us = member_session
         self._timer: Timeout | None = None
         self._since = 0.0
         self._next = 0.0
-        """Seconds after which we look again. The first look, half way to the first warning, only notes where everybody is."""
+        """Seconds until the next check. The first check, half way to the first warning, only notes the positions."""
         self._told = False
         self._marks: dict[Partition, object] = {}
 
     def moved(self, now: float) -> None:
-        """The limit has moved, at this time of the event loop."""
+        """Notes that the limit has moved, at this time of the event loop."""
         if self._told:
             self._told = False
             log.info("%s: the limit moves again, after it stood for %.0f s", self._us.name, now - self._since)
@@ -52,7 +52,7 @@ class Standstill:
             self._timer = timers().call_later(self._next, self._look)
 
     def end(self) -> None:
-        """The session is over."""
+        """Cancels the timer: the session is over."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -68,7 +68,7 @@ class Standstill:
             self._timer = timers().call_later(max(0.0, self._next - stood), self._look)
 
     def _still(self) -> list[Partition]:
-        """Our partitions that have work before the limit and have not moved since we looked last."""
+        """Returns our partitions that have work before the limit and have not moved since the last check."""
         member = self._us.member
         limit, before = member.progress.limit, self._marks
         self._marks = {
@@ -114,7 +114,7 @@ class Standstill:
         every = words + elsewhere
         more = f"; and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
         log.log(
-            logging.WARNING if words else logging.INFO,  # whoever runs it knows better whether it stands still
+            logging.WARNING if words else logging.INFO,  # the member that runs it knows better whether it stands still
             "%s: the limit has stood for %.0f s. It waits for %s%s",
             self._us.name,
             stood,

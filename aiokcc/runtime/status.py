@@ -1,4 +1,4 @@
-"""How the group stands, read from the store by anybody: which partition blocks, on which member, for how long."""
+"""The status of the group, read from the store: which partition blocks, on which member, for how long."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 T = TypeVar("T")
 
 STANDSTILL_SECONDS: Final = 30.0
-"""The group stands still when its limit has waited so long for a partition."""
+"""The group stands still when its limit has waited this long for a partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ class PartitionStatus:
 
     partition: str
     member: str | None
-    """Who holds its lock; None if nobody does."""
+    """The member that holds its lock; None if it is unowned."""
     state: str
     """``waiting`` (at the gate, for the others), ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
     timestamp: int | None = None
-    """Of its next record, where it is blocked and that is known."""
+    """The timestamp of its next record, if it is blocked and that is known."""
     offset: int | None = None
 
 
@@ -61,21 +61,21 @@ class MemberStatus:
     host: str | None
     pid: int | None
     since: int | None
-    """When it joined, in milliseconds since the epoch."""
+    """The time when it joined, in milliseconds since the epoch."""
     partitions: int
     leads: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """A partition the limit waits for."""
+    """A partition for which the limit waits."""
 
     partition: str
     member: str | None
-    """Who holds it; None if it is in nobody's hands."""
+    """The member that holds it; None if it is unowned."""
     state: str
     last_member: str | None
-    """Who ran it when the last period closed."""
+    """The member that ran it when the last period closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +104,30 @@ class Status:
     partitions: tuple[PartitionStatus, ...]
     blocking: tuple[Blocking, ...]
     waiting_seconds: float
-    """How long the limit has stood where it is, by this machine's clock."""
+    """Seconds since the limit last moved, by this machine's clock."""
     periods_closed: int
     problems: tuple[str, ...]
-    """What could not be read, and why."""
+    """The nodes that could not be read, and why."""
     group: GroupStatus | None = None
-    """Who was given what, in a managed group; None where every member says for itself what it runs."""
+    """The assignment in a managed group; None in other groups."""
     standstill: str | None = None
     """Says which partition the limit waits for, on which member and why, once it has waited for 30 seconds; None otherwise."""
 
     source: str = ""
-    """What is replayed, in the words that all members share; a replay says here how its start and end were given."""
+    """Describes the records; the same text for all members. A replay says here how its start and end were given."""
     offsets_done: int | None = None
-    """How many offsets of all logs are processed, of ``offsets_total``. None where the run does not know where the logs end."""
+    """The number of processed offsets, of ``offsets_total``; None if the run does not know the end of each log."""
     offsets_total: int | None = None
     held_period: int | None = None
     """The period that was in force before the hold; None where there is no hold, or the store does not tell."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
+        """Returns plain data, for JSON."""
         return asdict(self)
 
 
 async def read_status(store: Store, session: Session, *, now: Callable[[], float] = time.time) -> Status:
-    """Read everything there is to tell. UsageError if there is no group under the root."""
+    """Reads the status of the group. Raises UsageError if there is no group under the root."""
     problems: list[str] = []
 
     def attempt(decode: Callable[[str, bytes], T], node: Node | None) -> T | None:
@@ -183,13 +183,15 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         registered = {path.removeprefix(f"{paths.IDS}/"): node for path, node in ids.items() if node is not None}
         group = await read_group_status(store, session, partitions, registered, owners, problems)
         if limit is not None and limit.mode is Mode.END:
-            group = replace(group, waits_for=None)  # who has left since is not replaced any more
+            group = replace(group, waits_for=None)  # a member that has left since is not replaced any more
     waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
     state = _state(limit, request)
     blocking = tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found)
     standstill: str | None = None
     if state == "running" and blocking and waited >= STANDSTILL_SECONDS:
-        first = min(blocking, key=lambda b: b.state == "running")  # what nobody works on tells more
+        first = min(
+            blocking, key=lambda b: b.state == "running"
+        )  # a partition that does not run is more likely the cause
         standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
     shown = tuple(_partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions))
     done, total = _offsets(run, cut, shown)
@@ -236,7 +238,7 @@ def _held_period(request: Node | None, founded: Node | None, run: Run | None) ->
 def _offsets(
     run: Run | None, cut: Cut | None, partitions: tuple[PartitionStatus, ...]
 ) -> tuple[int | None, int | None]:
-    """Return how many offsets of the run are processed, and how many there are; None where its end is not known."""
+    """Returns how many offsets of the run are processed, and how many there are; None if its end is not known."""
     if run is None or not run.bounds:
         return None, None
     reached = {p.partition: p.offset for p in partitions}
@@ -252,7 +254,7 @@ def _offsets(
 
 
 def why_blocked(blocking: Blocking) -> str:
-    """Says in words why the limit waits for a partition."""
+    """Returns a sentence that says why the limit waits for a partition."""
     who = blocking.member
     if blocking.state == "unowned":
         last = "" if blocking.last_member is None else f" ({blocking.last_member} ran it last)"
@@ -274,7 +276,7 @@ async def _below(session: Session, path: str) -> list[str]:
 
 
 async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str, ...]) -> dict[str, T]:
-    """Many reads in one round trip."""
+    """Makes many reads in one round trip."""
     result: dict[str, T] = {}
 
     async def one(name: str) -> None:
@@ -284,7 +286,7 @@ async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str
         async with anyio.create_task_group() as tasks:
             for name in names:
                 tasks.start_soon(one, name)
-    except ExceptionGroup as group:  # all of the same kind, as a rule: the store is away, or does not let us
+    except ExceptionGroup as group:  # usually all of one kind: the store is unreachable, or denies access
         raise group.exceptions[0] from None
     return {name: result[name] for name in names}
 
@@ -340,6 +342,6 @@ def _partition(
 
 
 def _offset(text: str) -> int | None:
-    """From an entry or a mark: the first offset not processed, if it is known."""
+    """Returns the first unprocessed offset from an entry or a mark; None if it is not known."""
     number = text.rstrip("!").partition("-")[0]
     return int(number) if number.isdigit() else None
