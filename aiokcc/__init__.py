@@ -1,7 +1,7 @@
 """aiokcc keeps many Kafka partitions in step in event time, across topics and processes.
 
-Nobody processes a record at or past the limit ``T`` before everybody has processed everything before ``T``; then an elected
-leader moves ``T`` on. ::
+No partition processes a record at or past the limit ``T`` before all partitions have processed everything before ``T``; then an
+elected leader moves ``T``. ::
 
     async with aiokcc.connect("zk://127.0.0.1:2181/replay", topics={"orders": 8, "payments": 4},
                               start="2026-01-01T00:00Z", period="1m") as group:
@@ -115,7 +115,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """``aiokcc.replay`` and ``aiokcc.spark`` need what the gate alone does not: they are looked for when asked for."""
+    """Imports ``aiokcc.replay`` and ``aiokcc.spark`` on first use: they need packages that the gate alone does not."""
     if name not in {"replay", "spark"}:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,7 +1,7 @@
 """Tasks that run beside the body of an ``async with``, and end with it.
 
-A task group that is entered around the body would do, if the body were ours. It is the user's: on leaving, the group's cancel
-scope cancels the task that the body runs in, and has to tell its own cancellation from others by counting them. Up to Python
+A task group around the body would be enough if the body were ours. It is the user's: on leaving, the group's cancel scope
+cancels the task in which the body runs, and has to tell its own cancellation from others by counting them. Up to Python
 3.12 ``asyncio.TaskGroup`` leaves the count one too high when one of its tasks fails, so that the scope takes its own
 cancellation for a foreign one and raises CancelledError in place of the user's error.
 
@@ -58,7 +58,7 @@ class Background:
             try:
                 await self._over.wait()
             finally:
-                if tasks.cancel_scope.cancel_called:  # by the failure of a task; the body learns of it first
+                if tasks.cancel_scope.cancel_called:  # a task has failed; cancel the body first
                     self._interrupt()
                 if self._closing is not None:
                     with anyio.CancelScope(shield=True):
@@ -84,11 +84,11 @@ class Background:
             raise cancelled
 
     async def _end(self) -> asyncio.CancelledError | None:
-        """Cancel the tasks and wait for their end, even if we are cancelled meanwhile: that cancellation is returned."""
+        """Cancels the tasks and waits for their end. Returns a cancellation that comes meanwhile, instead of raising it."""
         cancelled: asyncio.CancelledError | None = None
         self._body_runs = False
         self._over.set()
-        # Shielded, for a cancelled scope around us would wake us in every turn of the event loop.
+        # Shielded: a cancelled scope around us would wake us in every turn of the event loop.
         with anyio.CancelScope(shield=True):
             while not self._host.done():
                 try:
@@ -99,7 +99,7 @@ class Background:
 
 
 def _first(error: BaseException) -> BaseException:
-    """The first error of a group, as a caller would expect it from a plain call."""
+    """Returns the first error of a group, as a plain call would raise it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,33 +1,33 @@
-"""Everything aiokcc raises on purpose, in one tree.
+"""All errors that aiokcc raises on purpose, in one tree.
 
 ::
 
     AiokccError
-    ├── UsageError (also a ValueError)      the caller's fault: the message says what would be right
+    ├── UsageError (also a ValueError)      an error of the caller: the message says what would be right
     │   ├── GroupMismatchError              this member's settings are not those of the running group
     │   ├── MemberExistsError               another live process has this member's id
     │   ├── PartitionError                  a partition outside the agreed set, or opened twice
     │   └── PipelineMismatchError           a Spark pipeline was started before with another definition
-    ├── CoordinationError                   the world's fault
-    │   ├── CorruptNodeError                a node holds what cannot be read
-    │   ├── MissingNodeError                a node the protocol needs was deleted under us
-    │   ├── KafkaError                      the broker does not answer, or the log is not what it was
-    │   │   └── KafkaRefusedError           the broker is there and refuses us: credentials, or security_protocol
+    ├── CoordinationError                   a problem outside this process
+    │   ├── CorruptNodeError                the content of a node cannot be read
+    │   ├── MissingNodeError                a node of the protocol was deleted while the group ran
+    │   ├── KafkaError                      the broker does not answer, or the log has changed
+    │   │   └── KafkaRefusedError           the broker refuses us: credentials, or security_protocol
     │   ├── PartitionOwnedError             another member holds the partition's lock
     │   ├── PositionLostError               another member ran the partition meanwhile: seek to ``offset`` and go on
-    │   ├── SparkJobError                   a job failed, again and again; the limit has not passed its periods
+    │   ├── SparkJobError                   a job failed too often; the limit has not passed its periods
     │   ├── FencedError                     a later driver of the same pipeline has begun
-    │   ├── LocalServiceError               a service of `aiokcc.local` cannot be had
+    │   ├── LocalServiceError               a service of `aiokcc.local` cannot start, or has ended
     │   └── StoreError
     │       ├── StoreUnreachableError       no server answered in time
     │       ├── SessionLostError            the session is over; what was decided in it cannot be written
     │       ├── OutcomeUnknownError         a write may or may not have been applied
     │       ├── NoNodeError  NodeExistsError  BadVersionError  NotEmptyError  EphemeralParentError
     │       └── NoAuthError  TooLargeError
-    ├── RecordError                         one record stands in the way: topic, partition, offset
+    ├── RecordError                         one record cannot be processed: topic, partition, offset
     │   ├── PoisonTimestampError            its timestamp is missing, negative, or absurdly far ahead
     │   └── HandlerError                    the handler raised; the cause is chained
-    ├── PartitionRevoked                    the partition was given to another member; nothing more passes here
+    ├── PartitionRevoked                    the partition was assigned to another member; nothing more passes here
     └── RunEnded                            the replay has reached its end: nothing more will open
 
 Facts are attributes (``path``, ``version``, ``member`` …), so that a program need not read the message.
@@ -76,7 +76,7 @@ class AiokccError(Exception):
 
 
 class UsageError(AiokccError, ValueError):
-    """The caller passed something that cannot be meant; nothing was changed."""
+    """The caller passed an invalid argument. Nothing was changed."""
 
 
 class GroupMismatchError(UsageError):
@@ -103,7 +103,7 @@ class PipelineMismatchError(UsageError):
 
 
 class CoordinationError(AiokccError):
-    """Something outside this process stands in the way."""
+    """A problem outside this process."""
 
 
 class CorruptNodeError(CoordinationError):
@@ -116,7 +116,7 @@ class CorruptNodeError(CoordinationError):
 
 
 class MissingNodeError(CoordinationError):
-    """A node that carries the agreement was deleted while the group was running."""
+    """A node of the protocol was deleted while the group was running."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"{path} was deleted while the group was running; restart the group under a new root")
@@ -154,7 +154,7 @@ class PositionLostError(CoordinationError):
 
 
 class SparkJobError(CoordinationError):
-    """A Spark job failed as often as it may. ``start`` and ``end`` bound its periods, which the limit has not passed."""
+    """A Spark job failed too often. ``start`` and ``end`` bound its periods, which the limit has not passed."""
 
     def __init__(self, message: str, pipeline: str, start: int, end: int) -> None:
         super().__init__(message)
@@ -162,7 +162,7 @@ class SparkJobError(CoordinationError):
 
 
 class FencedError(CoordinationError):
-    """Another driver of the same pipeline has begun since: this one must not publish any more."""
+    """Another driver of the same pipeline has begun since. This one must not publish any more."""
 
 
 class LocalServiceError(CoordinationError):
@@ -182,7 +182,7 @@ class StoreUnreachableError(StoreError):
 
 
 class SessionLostError(StoreError):
-    """The session is over: expired, closed, or past the point where that can be excluded."""
+    """The session has expired, was closed, or may have expired by our own clock."""
 
 
 class OutcomeUnknownError(StoreError):
@@ -231,7 +231,7 @@ class EphemeralParentError(NodeError):
 
 
 class NoAuthError(NodeError):
-    """The store's access list does not let us."""
+    """The store's access list denies the operation."""
 
     reason = "no permission; give the store the credentials that the node's access list names"
 
@@ -251,7 +251,7 @@ class KafkaRefusedError(KafkaError):
 
 
 class RecordError(AiokccError):
-    """One record stands in the way. The limit has not passed it."""
+    """One record cannot be processed. The limit has not passed it."""
 
     def __init__(self, message: str, topic: str, partition: int, offset: int) -> None:
         super().__init__(f"{topic}.{partition} at offset {offset}: {message}")
@@ -267,8 +267,8 @@ class HandlerError(RecordError):
 
 
 class PartitionRevoked(AiokccError):  # noqa: N818 - not a fault: what a partition's task ends with
-    """The partition was given to another member: no further record starts here."""
+    """The partition was assigned to another member. No further record starts here."""
 
 
 class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with
-    """The run has reached its end. ``async with group.gate(...)`` swallows it, so that a consuming loop just ends."""
+    """The run has reached its end. ``async with group.gate(...)`` swallows it, so that a consuming loop ends."""

@@ -1,4 +1,4 @@
-"""Level 1 of the API: connect to a group, open gates, and steer it."""
+"""Level 1 of the API: connect to a group, open gates, and control it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = ["Group", "connect", "wall_clock"]
 log = logging.getLogger("aiokcc.member")
 
 _told_periods: set[int] = set()
-"""Periods that were warned of: a process may connect many times."""
+"""Periods that were warned of already: a process may connect many times."""
 
 
 @known_keywords("aiokcc.connect", lambda: STORE_OPTIONS)
@@ -69,45 +69,44 @@ def connect(
     expect: int | None = None,
     **options: Any,
 ) -> AbstractAsyncContextManager[Group]:
-    """Join the group under the store's root, or found it: ``async with aiokcc.connect(...) as group``.
+    """Joins the group under the store's root, or founds it: ``async with aiokcc.connect(...) as group``.
 
-    All members bring the same settings; one that does not gets a GroupMismatchError that names both sides. What is passed is
-    checked at once, before anything is connected.
+    All members bring the same settings; a member with other settings gets a GroupMismatchError that names both sides. The
+    arguments are checked at once, before anything is connected.
 
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name``, or a store
     :param topics: ``{"orders": 8}`` for the partitions 0 to 7, or ``{"orders": [0, 3]}``
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
-    :param start: where the replay starts; by default at the earliest record anybody has
+    :param start: where the replay starts; by default at the earliest record of all partitions
     :param end: where it ends; records from there on never pass. By default it goes on
-    :param lookahead: how many periods a partition may run ahead of the slowest. From three on, members gather up to half of
-        them, eight at most, and for 0.1 s at most, before they report: then one round trip closes several periods
+    :param lookahead: how many periods a partition may run ahead of the slowest. From three on, members report up to half
+        of them together, eight at most, and delay that by 0.1 s at most: then one round trip closes several periods
     :param caught_up: once the limit has reached the clock: ``"follow"`` it, ``"release"`` the gate, or a longer period
-    :param ahead: how far past the clock a record may pull the limit
-    :param member: this member's name; made from host, process and chance if not given
-    :param session_timeout: seconds after which a member that is gone is known to be gone
+    :param ahead: how far past the clock a record may move the limit
+    :param member: this member's name; made from host, process and a random number if not given
+    :param session_timeout: seconds after which the store ends the session of a member that no longer answers
     :param connect_timeout: seconds to wait for the first answer; then StoreUnreachableError
     :param claim_timeout: seconds to wait for a partition another member holds (default: twice the session timeout);
         ``math.inf`` waits for as long as it takes, as a hot standby does
     :param clock: milliseconds since the epoch; the wall clock by default
-    :param source: what the records are, in words that all members must share
-    :param offsets: resolves what of each log is replayed; asked of the member that founds the group, kept for all
-    :param grows: whether the set of partitions may grow while the group runs: then one that has grown already is joined as
-        it is, and :meth:`Group.add` has partitions join
-    :param newer: what may have come to be since the group was founded, and is then not part of the run: partitions of the
-        group's topics, or topics too
-    :param assignment: ``"managed"``: the group's leader says which member runs which partitions, see :meth:`Group.share`.
-        All members of a group must say so. Without it, each member opens the gates it wants
-    :param subscription: managed: what this member may be given: topics (``["orders"]``), the most partitions of each
+    :param source: describes the records; the same text for all members
+    :param offsets: returns the offsets to replay; called by the member that founds the group, and kept for all
+    :param grows: whether the set of partitions may grow while the group runs: then a group whose set has grown already is
+        joined as it is, and :meth:`Group.add` adds partitions
+    :param newer: what may be newer than the group, and is then not part of the run: partitions of the group's topics, or
+        topics as well
+    :param assignment: ``"managed"``: the group's leader assigns the partitions to members, see :meth:`Group.share`.
+        All members of a group must set it. Without it, each member opens the gates it wants
+    :param subscription: managed: what may be assigned to this member: topics (``["orders"]``), the most partitions of each
         (``{"orders": 4}``), partitions (``{"orders": [0, 3]}``), or a compiled regular expression; by default everything
     :param assignor: managed: ``"sticky"`` (moves as little as possible), ``"range"`` or ``"round_robin"``
     :param weight: managed: how heavy a partition is on a member, a function of the two; loads are balanced, not numbers
-    :param join_window: managed: seconds in which members that join are gathered before partitions move; 1 by default, 30 where
-        ``expect`` says when to stop waiting
-    :param expect: managed: so many members end the window early
+    :param join_window: managed: seconds to wait for further members before partitions move; 1 by default, 30 with ``expect``
+    :param expect: managed: the number of members that ends the window early
     :param options: for the store behind a URL
 
-    Leaving the block normally waits until what its finished partitions said is recorded, then leaves the group. If the group
-    cannot go on (a node was deleted or cannot be read), the block is cancelled and the error raised from it.
+    Leaving the block normally waits until a cut holds its finished partitions, then leaves the group. If the group cannot go
+    on (a node was deleted or cannot be read), the block is cancelled and the error is raised from it.
     """
     group = check_group(
         assignment,
@@ -160,7 +159,7 @@ def connect(
 
 
 def wall_clock() -> int:
-    """Milliseconds since the epoch."""
+    """Returns milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
 
 
@@ -190,13 +189,13 @@ async def _connected(member: Member) -> AsyncIterator[Group]:
             raise
         raise ours from None  # bare, even where a task group in the block has wrapped it
     finally:
-        member.discard_release_log()  # where the block fails, that is what is to be seen
+        member.discard_release_log()  # if the block fails, the log shows that error only
         if member.failure is None:
             member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 
 
 class Group:
-    """This process's place in the group. Made by :func:`connect`."""
+    """The group, as this process takes part in it. Made by :func:`connect`."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -213,12 +212,12 @@ class Group:
 
     @property
     def released(self) -> bool:
-        """Whether the gate was opened for all, for good."""
+        """True if the gate was opened for all, for good."""
         return self._member.progress.limit.mode is Mode.OPEN
 
     @property
     def ended(self) -> bool:
-        """Whether the run is over."""
+        """True if the run is over."""
         return self._member.progress.limit.mode is Mode.END
 
     @property
@@ -229,9 +228,9 @@ class Group:
         return None if term is None else term.epoch
 
     def gate(self, topic: str, partition: int) -> Gate:
-        """The gate of one partition: ``async with group.gate("orders", 3) as gate``.
+        """Returns the gate of one partition: ``async with group.gate("orders", 3) as gate``.
 
-        PartitionError if the partition is not in the agreed set.
+        Raises PartitionError if the partition is not in the agreed set.
         """
         wanted = Partition(topic, partition)
         agreed = self._member.settings.partitions
@@ -251,7 +250,7 @@ class Group:
         return self._member.settings.partitions
 
     def add(self, bounds: Mapping[Partition, Bounds]) -> bool:
-        """Have partitions join the agreed set, at the present limit. Only the leader can: False if we do not lead."""
+        """Adds partitions to the agreed set, at the present limit. Only the leader can; returns False if we do not lead."""
         member_session = self._member.member_session
         term = None if member_session is None else member_session.term
         if term is not None:
@@ -259,7 +258,7 @@ class Group:
         return term is not None
 
     def remove(self, partitions: frozenset[Partition]) -> bool:
-        """Have partitions leave the agreed set of a managed group. Only the leader can: False if we do not lead."""
+        """Removes partitions from the set of a managed group. Only the leader can; returns False if we do not lead."""
         member_session = self._member.member_session
         term = None if member_session is None else member_session.term
         if term is not None:
@@ -268,11 +267,11 @@ class Group:
 
     @property
     def assigned(self) -> frozenset[Partition]:
-        """What this member of a managed group is to run at present, as far as it knows."""
+        """The partitions that are assigned to this member of a managed group, as far as it knows."""
         return self._member.assigned or frozenset()
 
     async def share(self, run: Callable[[Partition], Awaitable[None]]) -> None:
-        """Run what the managed group assigns to this member, each partition as a task, until the run ends. ::
+        """Runs the partitions that the managed group assigns to this member, each as a task, until the run ends. ::
 
             async def consume(partition):
                 async with group.gate(*partition) as gate:
@@ -280,29 +279,29 @@ class Group:
 
             await group.share(consume)
 
-        When a partition is taken away its gate raises PartitionRevoked; once ``consume`` has returned or let that pass, the
-        partition goes to its next owner. When another member has closed periods of it while we had lost its lock, its gate
-        raises PositionLostError: let that pass, and ``consume`` is called again, or handle it as :class:`Gate` shows. What else
-        ``consume`` raises comes out here.
+        When a partition is revoked its gate raises PartitionRevoked; once ``consume`` has returned or raised it, the partition
+        goes to its next owner. When another member has closed periods of it while we had lost its lock, its gate raises
+        PositionLostError: let ``consume`` raise it, and it is called again, or handle it as :class:`Gate` shows. This call
+        raises every other error of ``consume``.
         """
         if self._member.group is None:
             raise UsageError('this group is not managed; connect with assignment="managed"')
         await run_assigned(self._member, run)
 
     async def status(self) -> Status:
-        """How the whole group stands: which partition blocks, on which member, for how long."""
+        """Reads the status of the whole group: which partition blocks, on which member, for how long."""
         return await read_status(self._member.store, self._session())
 
     async def set_period(self, period: str | int | timedelta) -> None:
-        """Change the period for all, from the next boundary on; ends a hold."""
+        """Changes the period for all, from the next boundary on. Ends a hold."""
         await write_request(self._member.store, self._session(), Request.every(parse_period(period)))
 
     async def hold(self) -> None:
-        """Keep the limit where it is. Once this has returned it does not move until a period is set again."""
+        """Stops the limit. Once this has returned, the limit does not move until a period is set again."""
         await write_request(self._member.store, self._session(), Request(RequestKind.HOLD))
 
     async def release(self) -> None:
-        """Open the gate for all, for good."""
+        """Opens the gate for all, for good."""
         await write_request(self._member.store, self._session(), Request(RequestKind.OFF))
 
     def _session(self) -> Session:

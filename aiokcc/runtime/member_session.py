@@ -87,7 +87,7 @@ class MemberSession:
     # -- joining ------------------------------------------------------------------------------------------------------
 
     async def join(self, *, first: bool) -> None:
-        """Find the group's agreement or make it, compare it with what we bring, and register.
+        """Reads the group's agreement or founds the group, compares it with our settings, and registers.
 
         Raises GroupMismatchError if the group runs, or ran, with other settings; RunEnded if it ran with ours and has ended
         before we ever took part.

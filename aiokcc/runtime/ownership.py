@@ -183,7 +183,7 @@ class Ownership:
         held = [p for p in taken if p in self._held and p not in self._releasing]
         self._member.claimed(held, self._us.name, cut)
         for partition in held:
-            if partition not in self._member.progress.partitions:  # given up while we awaited for it
+            if partition not in self._member.progress.partitions:  # its gate was closed while we claimed it
                 self.start_release(partition)
 
     async def _await_release(self, partition: Partition, awaited: set[Partition]) -> None:
