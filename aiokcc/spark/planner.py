@@ -1,17 +1,17 @@
-"""Which periods come next, and what the gate is told about those that are published.
+"""Plans which periods come next, and reports the published ones to the group.
 
-A period may be planned when it is open under the limit and *ripe*: where each of its ends lies is certain. In a bounded replay
-it always is. Where a log is followed, an end is certain once a record at or past it is there; where none is, the log may still
-bring records of this period, and the clock decides: past the boundary, and the bound on lateness, none is waited for.
-The same holds for saying that a partition is idle, or that it has passed the end of the run. Only what was read can tell that:
-a partition whose log was not read yet, such as after a restart, is unknown, and nothing is said of it. And what counts is the
-clock at the moment of reading, for while a job runs the clock goes on and records come. Kafka tells nobody that records have
-come, so a followed log is looked at whenever the clock passes a boundary: before that nothing could be published anyway.
+A period may be planned when it is below the limit and *ripe*: the places of its ends are certain. In a bounded replay they
+always are. In a followed log an end is certain when the log has a record at or past it. If it has none, records of this period
+may still come, and the clock decides: they are not waited for after the boundary plus the bound on lateness.
+The same rule decides whether a partition is idle, or has passed the end of the run. Only a log that was read can show that: a
+partition whose log was not read yet, such as after a restart, is unknown, and nothing is reported for it. The clock at the
+moment of reading counts, because records may come while a job runs. Kafka does not notify anybody of new records, so a followed
+log is read whenever the clock passes a boundary; nothing could be published before that.
 
-What was found is remembered, for it stays true: the first record at or past a time is that for good. So while the job of one
-batch runs, the boundaries of the next are looked up, which decides nothing: the batch is planned when its turn has come, under
-the limit as it is then, and what it does not find remembered it asks for. That nothing was *found* is never remembered of a
-followed log: it holds for the moment of asking only.
+Records that were found are remembered: the first record at or past a time stays the first. So the boundaries of the next batch
+are looked up while the job of a batch runs. This decides nothing: the next batch is planned when its turn has come, under the
+limit of that moment, and boundaries that are not remembered are looked up then. That a followed log has *no* record at or past
+a time is never remembered, because it is true for the moment only.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ __all__ = ["Plan", "Planner"]
 log = logging.getLogger("aiokcc.spark")
 
 MOST_BOUNDARIES: Final = 1000
-"""So many periods a batch may hold, with those that have no records."""
+"""The greatest number of periods in a batch, with those that have no records."""
 MOST_PLACES: Final = MAX_INTENT // 2
-"""So many places an intent may hold: none takes less than two bytes."""
+"""The greatest number of places in an intent. A place takes at least two bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A batch, and the first record after it of each partition, where there is one."""
+    """A batch, and for each partition the first record after it, if there is one."""
 
     intent: Intent
     upcoming: Mapping[Partition, Found | None] = field(default_factory=dict)
     as_of: Limit | None = None
-    """The limit under which the ends of followed logs were read; None if no log was read, and nothing upcoming is known."""
+    """The limit under which the ends of followed logs were read; None if no log was read and ``upcoming`` is not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PartitionBoundaries:
-    """Where boundaries lie in one partition."""
+    """The places of boundaries in one partition."""
 
     places: list[Place]
     found: list[Found | None]
-    """The first record at or past the boundary, and the bound on lateness."""
+    """For each boundary, the first record at or past the boundary plus the bound on lateness."""
     following: list[Found | None]
-    """The first record at or past the boundary."""
+    """For each boundary, the first record at or past it."""
 
 
 class Planner:
-    """Goes through event time: what is published, what comes next."""
+    """Keeps what is published, and plans what comes next."""
 
     def __init__(
         self,
@@ -87,23 +87,23 @@ class Planner:
         self._lateness = lateness
         self._most_late = max(lateness.values(), default=0)
         self._alone = alone
-        """Whether we run all partitions: then nobody but us keeps the limit from moving."""
+        """True if this driver runs all partitions of the group: then no other member holds the limit back."""
         self._clock = clock
         self._read_at = 0
-        """The clock right before the logs were read last. What they did not hold then may have come since."""
+        """The clock right before the logs were read last. Records that they did not have then may have come since."""
         self.published = start
         """Everything before this time is published."""
         self._unclosed: deque[CrossedPeriod] = deque()
-        """Published periods that the gate may not have closed."""
+        """Published periods whose ends the limit may not have passed."""
         self._remembered: dict[Partition, dict[int, Found | None]] = {}
-        """By time past what is published, the first record at or past it; None where a bounded log has none."""
+        """For times past the published time, the first record at or past each; None if a bounded log has none."""
 
     # -- what is known --------------------------------------------------------------------------------------------------
 
     async def find_next_records(self, limit: Limit) -> None:
-        """Find the next record of partitions of which none is known; at the end of a followed log, look again.
+        """Find the next record of each partition whose next record is not known; at the end of a followed log, read again.
 
-        Call it first in each round: what is said and planned after it is decided by the clock as it was then.
+        Call it first in each round: the reports and the plan after it use the clock of this moment.
         """
         self._read_at = self._clock()
         missing = [
@@ -120,7 +120,7 @@ class Planner:
             end = ends.get(track.partition, track.bounds.end)
             assert end is not None
             if track.next is None and track.place.low < end:
-                # All that is left is older than what is published, or it is no record at all: it is next all the same.
+                # The rest is older than what is published, or has no records at all: it comes next all the same.
                 track.next = Found(end, self.published)
             track.end_seen = limit if track.next is None else None
 
@@ -131,7 +131,7 @@ class Planner:
         if found is not None and found.ts > ceiling:
             raise poison(found.ts, *track.partition, found.offset, ceiling)
         if found is not None and self._is_outside(track, found) and track.place.low < found.offset:
-            found = Found(found.offset, self.published)  # late records stand before it: they come first
+            found = Found(found.offset, self.published)  # late records are before it in the log: they come first
         track.next = found
 
     def _is_outside(self, track: Track, found: Found) -> bool:
@@ -139,7 +139,7 @@ class Planner:
         return self._end is not None and found.ts - self._lateness.get(track.partition.topic, 0) >= self._end
 
     def _next_ts(self, track: Track) -> int:
-        """Nothing of the partition that is not published belongs before this time."""
+        """Return a time before which the partition has no unpublished record."""
         assert track.next is not None
         return max(self.published, track.next.ts - self._lateness.get(track.partition.topic, 0))
 
@@ -161,10 +161,10 @@ class Planner:
             due = min(due, self._end)
         return max(0.02, (due + self._most_late - self._clock()) / 1000)
 
-    # -- what is said ---------------------------------------------------------------------------------------------------
+    # -- reports --------------------------------------------------------------------------------------------------------
 
     def report(self, limit: Limit) -> None:
-        """Tell the gate where each partition stands."""
+        """Report the position of each partition to the group."""
         participant, end = self._participant, self._end
         for track in participant.tracks.values():
             if track.is_finished:
@@ -178,7 +178,7 @@ class Planner:
         participant.write_report()
 
     def _has_passed(self, track: Track, end: int) -> bool:
-        """Return whether the partition has nothing left before the run's end. Without a look at its log nobody knows."""
+        """Return whether the partition has nothing left before the run's end; False if its log was not read."""
         if self.published >= end:
             return True
         if track.next is not None:
@@ -186,15 +186,15 @@ class Planner:
         return track.end_seen is not None and self._is_due(end)
 
     def record_published(self, plan: Plan) -> None:
-        """A batch is published: tell the gate where its boundaries were crossed, and what comes next."""
+        """Record that a batch is published, and report where its boundaries were crossed."""
         for partition, place in plan.intent.positions().items():
             track = self._participant.tracks.get(partition)
             if track is not None:
                 track.place = place
                 self._learn(track, plan.upcoming.get(partition))
                 track.end_seen = plan.as_of if track.next is None else None
-        known = {stretch.end for stretch in self._unclosed}
-        new = [stretch for stretch in plan.intent.crossed_periods() if stretch.end not in known]
+        known = {period.end for period in self._unclosed}
+        new = [period for period in plan.intent.crossed_periods() if period.end not in known]
         self._unclosed.extend(new)
         self.published = plan.intent.periods[-1][1]
         for partition, found in self._remembered.items():
@@ -207,7 +207,7 @@ class Planner:
     # -- what is next ---------------------------------------------------------------------------------------------------
 
     async def plan(self, number: int, limit: Limit) -> Plan | None:
-        """The next batch; None while there is nothing that may be computed."""
+        """Return the plan of the next batch; None while there is nothing that may be computed."""
         tracks = [track for track in self._participant.tracks.values() if not track.is_finished]
         times = [self._next_ts(track) for track in tracks if track.next is not None]
         if not times:
@@ -230,16 +230,16 @@ class Planner:
         return Plan(intent, {p: mine.following[last] for p, mine in located.items()}, limit)
 
     def _wanted(self, partitions: int) -> int:
-        """How many boundaries to look at: some periods may be empty and cost a job nothing."""
+        """Return how many boundaries to look up: more than the job may have, because empty periods cost it nothing."""
         periods = self._sizer.periods
         return 1 if periods == 1 else min(4 * periods, MOST_BOUNDARIES, max(1, MOST_PLACES // partitions))
 
     def _will_open_more(self, limit: Limit) -> bool:
-        """Whether to wait for a larger batch: the limit is on its way, and nobody but us could stop it."""
+        """Return whether to wait for a larger batch: the limit is about to move, and only this driver could hold it back."""
         return self._alone and limit.mode is Mode.GATED and limit.value != self._end and self._participant.has_arrived
 
     async def look_ahead(self, plan: Plan | None = None) -> None:
-        """Look up where the batch after this plan may end, or the first batch. A failure is told when it is planned."""
+        """Look up the boundaries of the batch after this plan, or of the first one. A failure is ignored: planning meets it."""
         if not self._finder.looks_ahead:
             return
         published = self.published if plan is None else plan.intent.periods[-1][1]
@@ -268,7 +268,7 @@ class Planner:
     async def _across(
         self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
     ) -> tuple[dict[Partition, list[Found | None]], dict[Partition, list[Found | None]]]:
-        """The first records at or past boundaries, and the same for boundaries and the bound on lateness."""
+        """Return the first records at or past the boundaries, and those at or past boundaries plus the bound on lateness."""
         following = await self._find(known, boundaries)
         behind = following
         for late in sorted(set(self._lateness.values()) - {0}):
@@ -279,7 +279,7 @@ class Planner:
     async def _find(
         self, known: Mapping[Partition, Found | None], times: Sequence[int]
     ) -> dict[Partition, list[Found | None]]:
-        """For each time, ascending, the first record at or past it. Only what is not remembered is asked for."""
+        """Return for each time, ascending, the first record at or past it. Only times that are not remembered are looked up."""
         remembered = {p: self._remembered.setdefault(p, {}) for p in known}
         new = {p: n for p, found in remembered.items() if (n := _first_missing(found, times)) is not None}
         answers: dict[Partition, list[Found | None]] = {
@@ -300,12 +300,12 @@ class Planner:
         self, tracks: Sequence[Track], boundaries: Sequence[int], ends: Mapping[Partition, int]
     ) -> dict[Partition, _PartitionBoundaries]:
         following, behind = await self._across({track.partition: track.next for track in tracks}, boundaries)
-        # Past the last record one boundary is enough: empty periods at the end of a batch are left to the next one.
+        # Past the last record one boundary is enough: the next batch takes empty periods at the end of this one.
         count = min(len(boundaries), 1 + max(sum(map(bool, found)) for found in following.values()))
         result = {}
         for track in tracks:
             partition, place = track.partition, track.place
-            # Where neither is known all were found, and the end does not matter.
+            # If neither is known, all boundaries were found, and the end does not matter.
             end = track.bounds.end if track.bounds.end is not None else ends.get(partition, place.low)
             places = []
             for low, high in zip(following[partition][:count], behind[partition][:count], strict=True):
@@ -324,19 +324,19 @@ class Planner:
     def _intent(
         self, number: int, limit: Limit, boundaries: Sequence[int], located: Mapping[Partition, _PartitionBoundaries]
     ) -> Intent | None:
-        """The batch as it is recorded; None if that is too much for the store before the gate has closed what is published."""
+        """Return the batch to record; None if it is too large for the store until the limit has passed published periods."""
         walked = [s for s in self._unclosed if limit.mode is Mode.GATED and s.end >= limit.floor]
         tracks = self._participant.tracks
         places: dict[Partition, tuple[Place, ...]] = {}
         for partition, track in tracks.items():
-            before = (stretch.places.get(partition, track.place) for stretch in walked)
-            mine = located.get(partition)  # none of a partition that has finished: it stays where it is
+            before = (period.places.get(partition, track.place) for period in walked)
+            mine = located.get(partition)  # a finished partition has none: it stays where it is
             after = [track.place] * len(boundaries) if mine is None else mine.places[: len(boundaries)]
             places[partition] = (*before, track.place, *after)
         starts = starts_of(boundaries, self.published, self._period)
         intent = Intent(
             number,
-            tuple((stretch.start, stretch.end) for stretch in walked),
+            tuple((period.start, period.end) for period in walked),
             tuple(zip(starts, boundaries, strict=True)),
             places,
         )

@@ -66,9 +66,10 @@ _AGAIN = 5.0
 def check_topics(
     everything: frozenset[Partition], partitions: frozenset[Partition] | None, wanted: Subscription | None
 ) -> None:
-    """Whether Kafka has what the pipeline is to run: PartitionError or UsageError for the first thing that it has not.
+    """Raise PartitionError or UsageError for the first partition or topic of the pipeline that Kafka does not have.
 
-    ``everything`` is what is there of what the group replays, ``partitions`` or ``wanted`` what the pipeline runs of it.
+    ``everything`` are the existing partitions that the group replays. ``partitions`` or ``wanted`` say which of them the
+    pipeline runs.
     """
     named = partitions if wanted is None else wanted.partitions
     outside = sorted((named or everything) - everything)
@@ -94,11 +95,11 @@ async def explain_kafka_error(
     is_followed: bool,
     again: float = _AGAIN,
 ) -> None:
-    """Tell an error that comes from a deleted topic from others: for those this returns.
+    """Raise a better error if a deleted topic is the cause of this one; return if it is not.
 
-    ``needed`` are the topics of a batch that was decided; without their records it can never be published. Where the leader
-    takes a topic out of the set, this waits until it has. PartitionRevoked if the topic is there again before that: a
-    broker that has just come up may not know all of its topics yet.
+    ``needed`` are the topics of a batch that was decided: without their records it can never be published. If the leader takes
+    the topic out of the set, wait until it has done so. Raise PartitionRevoked if the topic exists again before that: a
+    broker that has just started may not know all of its topics yet.
     """
     topics = needed | {p.topic for p in participant.tracks}
     told: list[str] = []
@@ -119,7 +120,7 @@ async def explain_kafka_error(
         if gone != told:
             told = gone
             log.warning("%s was deleted; the leader takes it out of the set", ", ".join(gone))
-        with anyio.move_on_after(again):  # time is the event: nobody tells that it is there again
+        with anyio.move_on_after(again):  # time is the event: Kafka does not notify that a topic exists again
             await wait_until_revoked(participant)
             return
 
@@ -128,7 +129,7 @@ async def explain_kafka_error(
 
 
 def deleted_error(partition: Partition, wanted: int, begin: int, what: str) -> KafkaError:
-    """Return the error for records that are gone: those from ``wanted`` on, which belong to ``what``."""
+    """Return the error for deleted records: those from ``wanted`` on, which belong to ``what``."""
     return KafkaError(
         f"the log of {partition} begins at {begin} now: the records from {wanted} on, which belong to {what}, were deleted. "
         f"Nothing was skipped; keep them longer (retention.ms), or start from scratch"
@@ -183,7 +184,7 @@ async def check_start(finder: Finder, tracks: Iterable[Track], start: int) -> No
 
 
 async def check_run_published(store: Store, session: Session, mine: Subscription, checkpoint: Checkpoint) -> None:
-    """RunEnded if the pipeline has not published all that was run of its partitions. All is read as it stays."""
+    """Raise RunEnded if the pipeline has not published all that was run of its partitions. An ended run does not change."""
     limit = await session.get(paths.COORDINATOR)
     listed = await session.get(paths.TOPIC_PARTITIONS)
     agreed = decode_partitions(store.describe(listed.path), listed.data)
@@ -207,7 +208,10 @@ async def check_run_published(store: Store, session: Session, mine: Subscription
 
 
 async def forget_group(store: Store, session: Session, seconds: float) -> None:
-    """Delete what the group under the store's root has agreed on, once all its members are gone. UsageError if they stay."""
+    """Delete what the group under the store's root has agreed on, after all its members have left.
+
+    Raise UsageError if members are left after these seconds, or if the root holds only a part of a group.
+    """
     with anyio.move_on_after(seconds):
         while True:
             await _until_nobody_is_left(session)
@@ -220,7 +224,7 @@ async def forget_group(store: Store, session: Session, seconds: float) -> None:
                 await session.commit(
                     Delete(paths.GENERATION, generation.version), *(Delete(p, ANY_VERSION) for p in (*agreed, *slots))
                 )
-            except BadVersionError:  # somebody has joined and leads
+            except BadVersionError:  # a member has joined and was elected leader
                 continue
             except NoNodeError as error:
                 raise UsageError(

@@ -1,4 +1,4 @@
-"""Level 3 of the API: ``aiokcc.spark.replay`` computes each period with Spark, in step with everybody else."""
+"""Level 3 of the API: ``aiokcc.spark.replay`` computes each period with Spark, in step with the rest of the group."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Opening", "Replay", "replay"]
 
 LOOKAHEAD: Final = 1000
-"""Of a group in which one driver runs all partitions: so many periods may go into one job."""
+"""The default lookahead of a group in which one driver runs all partitions: one job may hold this number of periods."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _BYTES: Final = re.compile(r"\s*(\d+)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
 
@@ -89,13 +89,13 @@ def replay(
                                  start="2026-01-01T00:00Z", end="now", period="1h") as replay:
             replay.for_each_period(revenue, sink=aiokcc.spark.ParquetSink("out/revenue"))
 
-    With ``async with`` the same in an asyncio program: ``await replay.for_each_period(…)``. What is passed is checked at once.
+    In an asyncio program use ``async with`` and ``await replay.for_each_period(…)``. All arguments are checked at once.
 
     :param spark: a session with the Kafka connector, such as :func:`aiokcc.spark.session` makes
     :param pattern: instead of topics, a regular expression that the whole name of a topic must match
     :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
-    :param name: identifies the pipeline under the store's root: started again, it goes on after what it has published
-    :param period: how long a period is: ``"1h"``, a timedelta, or milliseconds
+    :param name: identifies the pipeline under the store's root: started again, it resumes after what it has published
+    :param period: the length of a period: ``"1h"``, a timedelta, or milliseconds
     :param start: a time, or ``"earliest"``
     :param end: a time, ``"now"`` (the default: the ends of the logs when the group is founded), or None to follow for ever:
         then partitions that are added later, and topics that come to match the pattern, join while it runs
@@ -237,7 +237,7 @@ def replay(
 
 
 def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subscription:
-    """What a pipeline of a managed group runs: all topics, those it subscribes to, or the partitions it names."""
+    """Return what a pipeline of a managed group runs: all topics, those it subscribes to, or the partitions it names."""
     if settings.partitions is not None:
         if subscription is not None:
             raise UsageError("partitions and subscription both say what the pipeline runs; give one of them")
@@ -249,7 +249,7 @@ def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subs
     strange = sorted(t for t in {*wanted.topics, *(p.topic for p in wanted.partitions)} if not settings.replays(t))
     if settings.pattern is not None:
         replayed = f"what matches {settings.pattern.pattern}"
-        matches = True  # which topics there are is asked later
+        matches = True  # which topics exist is checked later
     else:
         replayed = ", ".join(settings.topics)
         matches = bool(wanted.partitions) or any(map(wanted.covers_topic, settings.topics))
@@ -260,7 +260,7 @@ def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subs
 
 
 def _told_by_spark(record: Any) -> int:
-    """Stands where asynchronous members of the group have a function: event time is not Kafka's own."""
+    """Stand for the function that asynchronous members of the group have: event time is not Kafka's own. Never called."""
     raise NotImplementedError
 
 
@@ -312,7 +312,7 @@ class Opening:
 
 
 class Replay:
-    """A replay for programs without an event loop: what waits, blocks."""
+    """A replay for programs without an event loop: its methods block."""
 
     def __init__(self, portal: BlockingPortal, inner: AsyncReplay) -> None:
         self._portal = portal
@@ -320,7 +320,7 @@ class Replay:
 
     @property
     def summary(self) -> Summary:
-        """What was published so far."""
+        """The totals of what was published so far."""
         return self._inner.summary
 
     def for_each_period(
@@ -328,7 +328,7 @@ class Replay:
         function: Callable[[DataFrame, Periods], Any],
         sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
     ) -> Summary:
-        """As :meth:`AsyncReplay.for_each_period`. Ctrl-C stops the running job; no period is half published then."""
+        """Do as :meth:`AsyncReplay.for_each_period` does. Ctrl-C stops the running job; no period is half published then."""
         over = threading.Event()
 
         async def run() -> Summary:

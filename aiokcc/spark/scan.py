@@ -1,14 +1,14 @@
-"""Where boundaries lie in the logs when event time is told by an expression, which Kafka's index of times knows nothing of.
+"""Finds boundaries by a scan of the records, for event times by an expression, which Kafka's index of times does not know.
 
-All that a cut needs is, for a time ``T``, the first record in log order at or past it: ``low(T)`` is its offset, and
-``high(T)`` the offset of the first at or past ``T`` and the bound on lateness. (A record belongs to a later period than ``T``
-if its own time is at or past ``T``, or if it stands behind ``high(T)``; and the record there is itself at or past ``T``.)
+A boundary ``T`` needs the first record in log order at or past it: ``low(T)`` is its offset. ``high(T)`` is the offset of the
+first record at or past ``T`` plus the bound on lateness. (A record belongs to a period after ``T`` if its own time is at or
+past ``T``, or if it stands at or behind ``high(T)``; the record at that offset is itself at or past ``T``.)
 
-So one aggregation over the records is enough, however many periods they span: by partition and period the first offset, and
-its time. What is asked later is answered from that, for all boundaries of periods, the same moved by the bound on lateness, and
-the few *odd* times that were named. The log of a period holds many records and gives a row or two, so the answers fit a driver.
+So one aggregation over the records is enough, however many periods they span: by partition and period the first offset and its
+time. It answers later requests for all boundaries of periods, for boundaries plus the bound on lateness, and for the few *odd*
+times that were given. Each period gives one or two rows, so the answers fit in the driver's memory.
 
-A record without a usable time is found by the same aggregation, and named: the first of each partition counts.
+The same aggregation finds records without a usable time. The error names the first of them.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ Range = tuple[int, int]
 
 
 class ScanGroup(NamedTuple):
-    """Records of one partition that no time of interest lies between, and the first of them in the log."""
+    """Records of one partition that no scanned time separates, and the first of them in the log."""
 
     partition: Partition
     by_time: int
-    """Where their period starts."""
+    """The start of their period."""
     by_bound: int
-    """Where the period starts that their time lies in, less the bound on lateness."""
+    """The start of the period that holds their time minus the bound on lateness."""
     odd: int
-    """How many of the odd times they are at or past."""
+    """The number of odd times that they are at or past."""
     first: Found
 
 
 class ScanIndex:
-    """The first record at or past a time, for the times that were scanned for."""
+    """Gives the first record at or past a time, for the times of the scan."""
 
     def __init__(self, period: int, lateness: Mapping[str, int] | None = None, odd: Iterable[int] = ()) -> None:
         self.period = period
@@ -57,17 +57,17 @@ class ScanIndex:
         self._sorted: dict[Partition, tuple[_Firsts, _Firsts, _Firsts]] = {}
 
     def add(self, groups: Iterable[ScanGroup]) -> None:
-        """What a scan has found, in addition to what earlier ones have."""
+        """Add the result of a scan to those of earlier ones."""
         for group in groups:
             self._groups.setdefault(group.partition, []).append(group)
             self._sorted.pop(group.partition, None)
 
     def knows(self, topic: str, ts: int) -> bool:
-        """Whether it was scanned for this time."""
+        """Return whether the scan was made for this time."""
         return ts % self.period == 0 or self._unbound(topic, ts) % self.period == 0 or ts in self.odd
 
     def first(self, partition: Partition, ts: int) -> Found | None:
-        """The first record in log order at or past a time that is known; None if there is none."""
+        """Return the first record in log order at or past a known time; None if there is none. ValueError for other times."""
         if not self.knows(partition.topic, ts):
             raise ValueError(f"{ts} is no time that was scanned for")
         groups = self._groups.get(partition, [])
@@ -89,7 +89,7 @@ class ScanIndex:
 
 
 class _Firsts:
-    """For each key the first record, in log order, of those with this key or a greater one."""
+    """Gives for each key the first record, in log order, of those with this key or a greater one."""
 
     def __init__(self, items: Iterable[tuple[int, Found]]) -> None:
         least: dict[int, Found] = {}
@@ -111,7 +111,7 @@ class _Firsts:
 def summarize(frame: DataFrame, millis: Column, index: ScanIndex, *, ceiling: int | None = None) -> list[ScanGroup]:
     """Run the aggregation over records with Kafka's columns, whose event time in milliseconds is given.
 
-    PoisonTimestampError for a record without a time, with one before 1970, or with one past the ceiling.
+    Raise PoisonTimestampError for a record without a time, with a time before 1970, or with one past the ceiling.
     """
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -157,14 +157,14 @@ def summarize(frame: DataFrame, millis: Column, index: ScanIndex, *, ceiling: in
 
 @dataclass(frozen=True, slots=True)
 class Scanner:
-    """What a scan needs to read the topics; calling it blocks while the job runs."""
+    """Scans topics by a Spark job; a call blocks while the job runs."""
 
     spark: SparkSession
     timestamp: Column | str | None
     bootstrap_servers: str
     options: Mapping[str, str] = field(repr=False)  # a password may be among them
     ceiling: Callable[[], int]
-    """The greatest time that is believed, in milliseconds; it moves with the clock."""
+    """Returns the greatest accepted time in milliseconds; it moves with the clock."""
 
     def __call__(self, index: ScanIndex, ranges: Mapping[Partition, Range]) -> list[ScanGroup]:
         """Scan these offset ranges for the times of an index."""
@@ -175,7 +175,7 @@ class Scanner:
 
 
 class ScanningFinder(Finder):
-    """Finds times as :class:`Finder` does, from a scan. Each record is scanned once, and what is appended when it is there."""
+    """Finds records as :class:`Finder` does, by a scan. Each record is scanned once; appended records are scanned later."""
 
     def __init__(
         self,
@@ -191,28 +191,28 @@ class ScanningFinder(Finder):
         self._spark_thread = spark_thread
         self._scanner = scanner
         self._bounds = bounds
-        """Of a partition: the first offset that is still of interest, and where the run ends in it, if it does."""
+        """Returns the first offset of a partition that is still needed, and the offset at which the run ends in it, or None."""
         self._index = ScanIndex(period, lateness, odd)
         self._odd = tuple(self._index.odd)
         self._reached: dict[Partition, int] = {}
-        """Up to where a partition is scanned."""
+        """The offset up to which each partition is scanned."""
 
     async def at(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
-        """The first record at or past a time, of each partition; None where there is none."""
+        """Return the first record at or past a time, for each partition; None where there is none."""
         await self._scan({p: [ts] for p, ts in times.items()})
         return {p: self._index.first(p, ts) for p, ts in times.items()}
 
     async def across(
         self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]
     ) -> dict[Partition, list[Found | None]]:
-        """For each boundary, ascending, the first record at or past it; None where there is none."""
+        """Return for each boundary, ascending, the first record at or past it; None where there is none."""
         await self._scan(dict.fromkeys(known, boundaries))
         return {p: [self._index.first(p, ts) for ts in boundaries] for p in known}
 
     async def _scan(self, asked: Mapping[Partition, Sequence[int]]) -> None:
         strange = {ts for p, times in asked.items() for ts in times if not self._index.knows(p.topic, ts)}
         if strange:
-            # An operator has changed the period in the middle: what is not published yet is scanned again, for these too.
+            # An operator has changed the period during the run: what is not published is scanned again, for these times too.
             self._index = ScanIndex(self._index.period, self._index.lateness, [*self._odd, *strange])
             self._reached = {}
         followed = await self.ends(p for p in asked if self._bounds(p)[1] is None)

@@ -1,6 +1,6 @@
 """A Spark session that is ready for replays: it reads Kafka, and its settings suit many small jobs.
 
-What it sets, and why:
+It sets, for these reasons:
 
 - The Kafka connector, in the version of the installed pyspark, from jars that are fetched once and kept (`aiokcc.local`):
   no network at the next start.
@@ -72,7 +72,7 @@ def session(
     progress: Callable[[str], None] | None = None,
     **conf: object,
 ) -> SparkSession:
-    """A session with the Kafka connector and settings that suit a replay; it takes about 8 s. ::
+    """Return a session with the Kafka connector and settings that suit a replay; the start takes about 8 s. ::
 
         spark = aiokcc.spark.session(app="revenue", master="local[4]", **{"spark.driver.memory": "4g"})
 
@@ -127,7 +127,7 @@ def _check(app: str | None, master: str | None, conf: Mapping[str, object]) -> N
 
 
 def _in_a_thread(make: Callable[[], T]) -> T:
-    """The result of `make`, which runs in a thread that nobody has to wait for: Ctrl-C ends the waiting at once."""
+    """Return the result of `make`, which runs in a daemon thread, so that Ctrl-C ends the waiting at once."""
     made: Future[T] = Future()
 
     def run() -> None:
@@ -141,7 +141,7 @@ def _in_a_thread(make: Callable[[], T]) -> T:
 
 
 def _make_submitted(app: str | None, master: str | None, conf: Mapping[str, object]) -> SparkSession:
-    """In a program that spark-submit runs: Java is there already, with all that it was given."""
+    """Make a session in a program that spark-submit runs: Java runs already, with the settings it was given."""
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
@@ -213,7 +213,7 @@ def _text(value: object) -> str:
 
 
 def _running(context_type: type, master: str) -> SparkSession | None:
-    """The session that runs in this process already, if there is one, and if it is what was asked for."""
+    """Return the session that runs in this process, or None. Raise UsageError if it has another master."""
     from pyspark.sql import SparkSession
 
     context = context_type._active_spark_context  # type: ignore[attr-defined]
@@ -228,7 +228,7 @@ def _running(context_type: type, master: str) -> SparkSession | None:
 
 
 def _equip(spark: SparkSession, conf: Mapping[str, object]) -> SparkSession:
-    """What can only be done to a session that runs."""
+    """Check that a running session has the connector, set its shuffle partitions, and return it."""
     try:
         spark.sparkContext._jvm.org.apache.spark.util.Utils.classForName(_CONNECTOR, True, False)
     except Exception as error:
@@ -248,7 +248,7 @@ def _equip(spark: SparkSession, conf: Mapping[str, object]) -> SparkSession:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These variables for a while: pyspark takes some settings from nowhere else."""
+    """Set environment variables inside the block: pyspark takes some settings only from there."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

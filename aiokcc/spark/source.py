@@ -1,15 +1,15 @@
-"""A batch as a DataFrame: exactly its offset ranges, read the quick way, each row with its period.
+"""Reads a batch as a DataFrame: exactly its offset ranges, with fast settings, each row with its period.
 
-Only batch reads with explicit offsets are exact and repeatable. ``earliest``, ``latest`` and times are resolved anew by each
-job, or even by each task, so none of them is ever passed. Ranges without an offset are left out, for each would cost a task.
+Only batch reads with explicit offsets are exact and repeatable. ``earliest``, ``latest`` and times are resolved again by each
+job, or even by each task, so none of them is ever passed. Empty ranges are left out, because each would cost a task.
 
-What makes the read several times quicker than with Spark's own settings:
+These settings make the read several times faster than Spark's defaults:
 
-- ``fetch.max.wait.ms``: a task otherwise sits out half a second at its end, in a fetch for records past it.
+- ``fetch.max.wait.ms``: with the default a task waits half a second at its end, in a fetch for records past its range.
 - ``max.poll.records``: fewer and larger steps.
 - A fixed group id, by which executors keep their consumers from job to job. Spark keeps them by group id and partition, and
   refuses one whose other settings differ; so a digest of the settings is part of the id.
-- The newer of the connector's two readers, where the session is ours to ask: the older turns each row into objects and back.
+- The newer of the connector's two readers, in a classic session: the older one converts each row to objects and back.
 - As many tasks as shuffle partitions, which are about the cores, where there are more Kafka partitions than that and little to
   read: each task costs some milliseconds, and a small period in many partitions is hardly anything but tasks.
 """
@@ -59,7 +59,7 @@ _V1_LIST_LOCK: Final = threading.Lock()
 """Pipelines of one process may share a session, each with a thread of its own: they change the setting one at a time."""
 _TASKS: Final = "spark.sql.shuffle.partitions"
 _FEW: Final = 250_000
-"""So many offsets a task may have and still be one of few: more than that is worth spreading."""
+"""The number of offsets for which one task is enough; more are spread over further tasks."""
 _TS: Final = "__aiokcc_event_ts"
 _POISON: Final = "aiokcc: poison timestamp "
 _POISON_FORM: Final = re.compile(_POISON + r"(-?\d+|null) at (\S+) (\d+) (\d+);")
@@ -75,7 +75,7 @@ def read(
     lateness: Mapping[str, int] | None = None,
     start: int | None = None,
 ) -> DataFrame:
-    """The batch's records with the columns of Spark's Kafka source and ``period``, the start of the row's period.
+    """Return the batch's records with the columns of Spark's Kafka source and ``period``, the start of the row's period.
 
     :param options: further options of the source, such as ``{"includeHeaders": "true", "kafka.security.protocol": "SSL"}``
     :param timestamp: event time as an expression; Kafka's own by default
@@ -89,11 +89,11 @@ def read(
     columns = frame.columns
     late = any((lateness or {}).values())
     if timestamp is not None and not late and start is None:
-        return label(frame, batch, columns=columns)  # its times were looked at when its boundaries were found
+        return label(frame, batch, columns=columns)  # the scan for its boundaries has checked the times
     from pyspark.sql import functions as F  # noqa: N812
 
     ts = event_millis(frame, timestamp)
-    if late or timestamp is not None:  # computed once for all that it is needed for
+    if late or timestamp is not None:  # computed once for all uses
         frame, ts = frame.withColumn(_TS, ts), F.col(_TS)
     inside = _sound(ts) if start is None else _sound(ts) & (ts >= start)
     return label(frame.where(inside), batch, ts if late else None, columns)
@@ -106,7 +106,7 @@ def load(
     bootstrap_servers: str,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """These offset ranges, the ends exclusive, as the Kafka source gives them. At least one must hold an offset."""
+    """Return these offset ranges, the ends exclusive, as the Kafka source reads them. Raise ValueError if all are empty."""
     starts, ends = _by_topic(ranges)
     if not starts:
         raise ValueError("no range holds an offset: there is nothing to read")
@@ -127,13 +127,13 @@ def load(
 
 
 def offsets_text(batch: Batch) -> str:
-    """The batch's offsets as one would pass them to Spark's Kafka source, to repeat a job by hand."""
+    """Return the batch's offsets as options of Spark's Kafka source, to repeat a job by hand."""
     starts, ends = _by_topic(batch.ranges)
     return f"startingOffsets={_text(starts)} endingOffsets={_text(ends)}"
 
 
 def check_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """What a user passes through to the source; UsageError for what cannot be meant, or would undo what a replay promises."""
+    """Return the user's options of the source. Raise UsageError for an unknown one, or one that the replay decides itself."""
     result = {}
     for name, value in options.items():
         lower = str(name).lower()
@@ -154,7 +154,10 @@ def check_options(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def event_millis(frame: DataFrame, timestamp: Column | str | None) -> Column:
-    """Event time in milliseconds since the epoch. UsageError if the expression is of another type, or cannot be resolved."""
+    """Return event time in milliseconds since the epoch.
+
+    Raise UsageError if the expression cannot be resolved, or is of a wrong type.
+    """
     from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -178,7 +181,7 @@ def event_millis(frame: DataFrame, timestamp: Column | str | None) -> Column:
 
 
 def poison_in(error: BaseException) -> PoisonTimestampError | None:
-    """The error about the record that made a job fail, if that is why it failed. Trying again would not help."""
+    """Return the error for the bad record that made a job fail; None if the job failed for another reason."""
     found = _POISON_FORM.search(str(error))
     if found is None:
         return None
@@ -187,7 +190,7 @@ def poison_in(error: BaseException) -> PoisonTimestampError | None:
 
 
 def poison(ts: int | None, topic: str, partition: int, offset: int, ceiling: int | None = None) -> PoisonTimestampError:
-    """What is said about a record without a usable timestamp; one above the ceiling lies too far ahead."""
+    """Return the error for a record without a usable timestamp, or with one above the ceiling, which is too far ahead."""
     if ts is not None and ceiling is not None and ts > ceiling:
         wrong = f"the timestamp {ts} ({format_time(ts)}) lies further ahead of the clock than ahead= allows"
     else:
@@ -196,7 +199,10 @@ def poison(ts: int | None, topic: str, partition: int, offset: int, ceiling: int
 
 
 def _sound(ts: Column) -> Column:
-    """True, or the job fails. As a condition, which Spark keeps whatever columns are used afterwards."""
+    """Return a condition that is true for a good timestamp and fails the job otherwise.
+
+    It is a filter condition because Spark keeps that whatever columns are used afterwards.
+    """
     from pyspark.sql import functions as F  # noqa: N812
 
     words = [F.lit(_POISON), F.coalesce(ts.cast("string"), F.lit("null")), F.lit(" at "), F.col("topic"), F.lit(" ")]

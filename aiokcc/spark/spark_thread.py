@@ -1,8 +1,9 @@
-"""The one thread in which a replay talks to Spark, and how a running job is stopped.
+"""The one thread in which a replay calls Spark, and how a running job is stopped.
 
-PySpark binds each Python thread to a Java thread and keeps job groups there, so all calls of a replay come from one thread, one
-after the other. Each try of a job has a job group of its own that later jobs of the same try belong to as well: cancelling it
-also stops what was not submitted yet. A group must not outlive its try in the thread, or the next one would be stopped with it.
+PySpark binds each Python thread to a Java thread and keeps the job group there. So all calls of a replay come from one thread,
+one after the other. Each try of a job has a job group of its own, which all Spark jobs of that try belong to: cancelling it
+also stops jobs that were not submitted yet. The group is removed from the thread after the try, or the next try would be
+cancelled with it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PROPERTIES: Final = ("spark.jobGroup.id", "spark.job.description", "spark.job.i
 
 
 def is_remote(spark: SparkSession) -> bool:
-    """Whether the session is one of Spark Connect, which has no context."""
+    """Return whether the session is one of Spark Connect, which has no SparkContext."""
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
@@ -43,18 +44,18 @@ class SparkThread:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="aiokcc-spark")
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """Run something that is over soon and must not stop half way: when cancelled, this waits for it first."""
+        """Run a short function that must not stop half way. When cancelled, wait for its end first."""
         return await self._wait(self._executor.submit(function, *args), lambda: None)
 
     async def job(self, description: str, function: Callable[..., T], *args: Any) -> T:
-        """Run something whose Spark jobs are stopped when this is cancelled; then it returns once they have stopped."""
+        """Run a function. When cancelled, stop its Spark jobs and wait until the function has ended."""
         tag = f"aiokcc-{os.getpid()}-{next(_numbers)}"
         return await self._wait(
             self._executor.submit(self._tagged, tag, description, function, *args), lambda: self._stop(tag)
         )
 
     def close(self) -> None:
-        """No more calls."""
+        """End the thread after the calls that were made. No more calls are possible."""
         self._executor.shutdown(wait=False)
 
     async def _wait(self, future: Future[T], stop: Callable[[], None]) -> T:
@@ -92,5 +93,5 @@ class SparkThread:
                 self._spark.interruptTag(tag)
             else:
                 self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(tag)
-        except Exception as error:  # noqa: BLE001 - a session that is gone has no jobs
+        except Exception as error:  # noqa: BLE001 - a session that has stopped has no jobs
             log.warning("could not stop the running job: %r", error)

@@ -1,10 +1,10 @@
-"""Drivers of one pipeline in a managed group take turns: one drives, the others stand by.
+"""Drivers of one pipeline in a managed group: one drives, the others stand by.
 
-A pipeline's partitions are given to one driver as a whole, and taken from it as a whole (:mod:`aiokcc.core.colocation`). Until
-they are given to it a driver stands by: it is registered, holds nothing, and waits to be told. It starts once it holds all
-locks, and then nobody else drives. When a partition is taken away everything stops, the running job too, and only then
-do the locks go back: the next driver cannot start before that. What had been decided stands in the store, and is done by
-whoever comes next. A driver that lost its turn while it was asleep is fenced out as anywhere else; it finds out, and stands by.
+The leader assigns a pipeline's partitions to one driver as a whole, and revokes them so (:mod:`aiokcc.core.colocation`).
+Until then a driver stands by: it is registered, owns nothing, and waits for its assignment. It starts when it holds all locks;
+then no other driver runs. When a partition is revoked everything stops, the running job too, and only then are the locks
+released: the next driver cannot start before that. The batch that was decided is recorded in the store, and the next driver
+carries it out. A driver that lost its partitions while it was suspended is fenced out, as anywhere else, and stands by again.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ log = logging.getLogger("aiokcc.spark")
 
 
 async def drive_in_turn(participant: Participant, drive: Callable[[frozenset[Partition]], Awaitable[None]]) -> None:
-    """Stand by until all partitions are given to us, then drive; stand by again if they are taken away. To the run's end."""
+    """Stand by until all partitions are assigned to us, then drive; stand by again if they are revoked; until the run's end."""
     name = participant.member.name
     while (mine := await _wait_for_assignment(participant)) is not None:
-        log.info("%s is given all partitions of the pipeline, and drives it", name)
+        log.info("%s is assigned all partitions of the pipeline, and drives it", name)
         if await _drive_until_revoked(participant, mine, drive):
             return
-        log.info("%s has given the pipeline's partitions back", name)
+        log.info("%s has released the pipeline's partitions", name)
 
 
 async def _wait_for_assignment(participant: Participant) -> frozenset[Partition] | None:
-    """Wait until all that the pipeline runs is given to us: that; or None if the run is over before."""
+    """Wait until all partitions of the pipeline are assigned to us, and return the assignment; None if the run ends before."""
     member, told = participant.member, False
     while participant.limit.mode is not Mode.END:
         participant.check()
@@ -63,7 +63,7 @@ async def _wait_for_assignment(participant: Participant) -> frozenset[Partition]
 async def _drive_until_revoked(
     participant: Participant, mine: frozenset[Partition], drive: Callable[[frozenset[Partition]], Awaitable[None]]
 ) -> bool:
-    """Drive until that is over (True), or until a partition is taken away: then everything is given back (False)."""
+    """Drive. Return True if that came to its end; False if a partition was revoked, after all locks are released."""
     member = participant.member
     with anyio.CancelScope() as ours:
 
@@ -85,10 +85,10 @@ async def _drive_until_revoked(
 
 
 async def claim_all(participant: Participant, mine: frozenset[Partition]) -> None:
-    """Take the locks, and look once more whether that is all of the pipeline. PartitionRevoked if it is not.
+    """Claim the locks, then check that they are all partitions of the pipeline. Raise PartitionRevoked if they are not.
 
-    How the set stands is read once the locks are ours, for what we were given may be all of a set that has changed since.
-    Whoever holds all of it knows that no other driver holds any.
+    The set is read after the locks are held, because it may have changed since the assignment was made. A driver that holds
+    the locks of the whole pipeline knows that no other driver holds any of them.
     """
     member = participant.member
     known = member.settings.partitions
@@ -107,11 +107,11 @@ async def claim_all(participant: Participant, mine: frozenset[Partition]) -> Non
             return
         if member.settings.partitions != known or participant.limit.mode is Mode.END:
             raise PartitionRevoked(f"{min(missing)} belongs to the pipeline as well")
-        await member.moved.wait()  # until we have heard of it ourselves, or we would only try the same again
+        await member.moved.wait()  # until this member has read the new set, or the same would be tried again
 
 
 async def wait_until_revoked(participant: Participant) -> None:
-    """Wait until a partition is taken away, which ends this call as it ends all else; or return if the run is over."""
+    """Return when the run has ended. A revoked partition cancels this call, as it cancels everything else of the driver."""
     while participant.limit.mode is not Mode.END:
         participant.check()
         await participant.member.moved.wait()
@@ -127,10 +127,10 @@ async def _agreed(store: Store, session: Session) -> frozenset[Partition]:
 async def check_other_pipelines(
     store: Store, session: Session, member_session: str, mine: Subscription, replays: Callable[[str], bool]
 ) -> None:
-    """Whether a pipeline fits in with the others that are there, and came before it; an error that says why it does not.
+    """Raise an error if the pipeline conflicts with others of the group that registered before it.
 
-    Of two that start in the same moment and do not fit, both may be refused. What comes about later, and nobody can tell here,
-    the leader decides by a rule, and says so in its log.
+    If two that conflict start at the same moment, both may be refused. Conflicts that arise later cannot be seen here; the
+    leader resolves them by a rule and logs it.
     """
     agreed = await _agreed(store, session)
     others = sorted({p.topic for p in agreed if not replays(p.topic)})
@@ -140,7 +140,7 @@ async def check_other_pipelines(
             f"say with subscription= or partitions= which of them the pipeline runs"
         )
     ours = await session.find(paths.member(member_session))
-    if ours is None:  # deleted by hand: it is being made again
+    if ours is None:  # deleted by hand: it is being created again
         return
     whole = frozenset(filter(mine.covers, agreed))
     for name in await session.children(paths.IDS):
@@ -150,7 +150,7 @@ async def check_other_pipelines(
         try:
             theirs = Registration.decode(store.describe(node.path), node.data).subscription
         except CorruptNodeError:
-            continue  # the leader says so, and gives it nothing
+            continue  # the leader logs that, and assigns it nothing
         if theirs.pipeline is None or theirs == mine:
             continue
         if theirs.pipeline == mine.pipeline:

@@ -1,7 +1,7 @@
-"""Reading what a ParquetSink has published: the log of manifests says which files, any program reads them.
+"""Reads what a ParquetSink has published: the log of manifests names the files, which any program can read.
 
-What is returned is one moment's state of the log, however long the reading takes: files that are published are never changed
-and never moved, so the list stays good while the pipeline goes on. (Until somebody starts the pipeline from scratch.)
+The result is the state of the log at one moment, however long the reading takes. Published files are never changed and never
+moved, so the list stays valid while the pipeline runs, until somebody starts the pipeline from scratch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Time: TypeAlias = "str | int | datetime"
 
 
 def files(path: str | os.PathLike[str], start: Time | None = None, end: Time | None = None) -> list[str]:
-    """The published Parquet files, in the order of their periods: for pandas, DuckDB, Spark or anything else. ::
+    """Return the published Parquet files, in the order of their periods, for pandas, DuckDB, Spark or other programs. ::
 
         pandas.read_parquet(aiokcc.spark.files("out/revenue"))
         duckdb.read_parquet(aiokcc.spark.files("out/revenue", start="2026-01-01T00:00Z"))
@@ -45,7 +45,7 @@ def files(path: str | os.PathLike[str], start: Time | None = None, end: Time | N
 
 
 def manifest(path: str | os.PathLike[str], start: Time | None = None, end: Time | None = None) -> list[PublishedPeriod]:
-    """The published periods in order, those without rows too: bounds, rows, offsets they were read from, and files."""
+    """Return the published periods in order, those without rows too: bounds, rows, offsets they were read from, and files."""
     first, last = _bounds(start, end)
     return [period for batch in _log(_root(path)) for period in batch.periods if first <= period.start < last]
 
@@ -53,9 +53,9 @@ def manifest(path: str | os.PathLike[str], start: Time | None = None, end: Time 
 def read(
     spark: SparkSession, path: str | os.PathLike[str], start: Time | None = None, end: Time | None = None
 ) -> DataFrame:
-    """The published rows as a DataFrame of Spark; times as in :func:`files`.
+    """Return the published rows as a Spark DataFrame; times are as in :func:`files`.
 
-    Where the columns have changed over time, those of the last batch; a column that a file does not have is null there.
+    If the columns have changed over time, it has those of the last batch; a column that a file does not have is null there.
     """
     from pyspark.sql.types import StructType
 
