@@ -155,7 +155,7 @@ def _print_error(error: BaseException) -> None:
         text = error.strerror or str(error)
         text = f"{error.filename}: {text}" if error.filename else text
     else:
-        text = f"unexpected: {type(error).__name__}: {error}. With --verbose it shows where; please report it"
+        text = f"unexpected error: {type(error).__name__}: {error}. --verbose shows the traceback; please report it"
     print(f"aiokcc: {mask_text(text)}", file=sys.stderr)
     if hint := _hint(error):
         print(f"  {hint}", file=sys.stderr)

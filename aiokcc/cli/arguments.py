@@ -88,7 +88,7 @@ def make_parser() -> _Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aiokcc {__version__}")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks, and what the client logs")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and logs")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs", parser_class=_Parser)
     _replay(verbs)
     _status(verbs)
@@ -110,7 +110,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
         _refuse_unknown(options.verb, rest)
     if options.verb == "local":
         if url is not None:
-            raise UsageError(f"{mask_url(url)}: local services have no URL yet; they print one when they are up")
+            raise UsageError(f"{mask_url(url)}: aiokcc local takes no URL; the services print one when they are up")
     else:
         _choose_store(options, url, environment)
         if options.verb == "replay":
@@ -150,22 +150,21 @@ def _choose_store(options: argparse.Namespace, url: str | None, environment: Map
     options.store = options.given_url or environment.get(ENVIRONMENT)
     if not options.store and options.verb == "replay":
         raise UsageError(
-            f"where do the processes meet? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
-            f"one process alone can do with --store memory://once"
+            f"which store? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
+            f"a single process can use --store memory://once"
         )
     if not options.store and options.verb == "offsets" and options.group_id is not None:
         return  # offsets stored in Kafka need no store
     if not options.store:
         verb = f"offsets {options.action}" if options.verb == "offsets" else options.verb
-        kept = "; or --group-id, for those that Kafka keeps" if options.verb == "offsets" else ""
+        kept = "; or --group-id, for offsets that are stored in Kafka" if options.verb == "offsets" else ""
         raise UsageError(
             f"which group? Give its store's URL, as in `aiokcc {verb} zk://127.0.0.1:2181/replay`, "
             f"or set {ENVIRONMENT} to it{kept}"
         )
     if options.store.startswith("memory://") and options.verb != "replay":
         raise UsageError(
-            f"{mask_url(options.store)} lives inside the process that made it, where no other can look; "
-            f"call `await group.status()` there"
+            f"{mask_url(options.store)} exists only inside the process that made it; call `await group.status()` there"
         )
 
 
@@ -243,7 +242,7 @@ def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
     brief = "which partition blocks, on which member, for how long"
     parser = _add(verbs, "status", texts.STATUS_USAGE, brief, texts.STATUS, texts.STATUS_END)
     _add_store(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help="follow it, woken by the store's watches")
+    parser.add_argument("-w", "--watch", action="store_true", help="follow the status until the run ends")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object (docs/reference/command-line.md has its fields)"
     )
@@ -253,7 +252,7 @@ def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
         type=_seconds("--stuck-after"),
         default=30.0,
         metavar="TIME",
-        help="how long the limit may stand before that counts as stuck; default: 30s",
+        help="how long the limit may stand before the group counts as stuck; default: 30s",
     )
 
 
@@ -262,9 +261,9 @@ def _control(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser = _add(verbs, "period", "aiokcc period [URL] PERIOD", brief, texts.PERIOD, texts.PERIOD_END)
     parser.add_argument("period", type=_duration("period"), metavar="PERIOD", help='such as "30s", "5m", "1h30m", "1d"')
     _add_store(parser)
-    parser = _add(verbs, "hold", "aiokcc hold [URL]", "keep the limit where it is", texts.HOLD, texts.HOLD_END)
+    parser = _add(verbs, "hold", "aiokcc hold [URL]", "stop the limit where it is", texts.HOLD, texts.HOLD_END)
     _add_store(parser)
-    brief = "open the gate for all, for good"
+    brief = "open the gate for all members, for the rest of the run"
     parser = _add(verbs, "release", "aiokcc release [URL] [--yes]", brief, texts.RELEASE, texts.RELEASE_END)
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     _add_store(parser)
@@ -277,7 +276,7 @@ def _offsets(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 
 def _members(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "who is in a managed group, and who runs what"
+    brief = "show the members of a managed group and their partitions"
     parser = _add(verbs, "members", "aiokcc members [URL] [--json]", brief, texts.MEMBERS, texts.MEMBERS_END)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     _add_store(parser)
@@ -311,7 +310,7 @@ def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser.add_argument("--port", type=_number, metavar="PORT", help="of the broker; default: a free one")
     parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
     parser = _add(services, "spark", texts.SPARK_USAGE, brief, texts.SPARK, texts.SPARK_END)
-    parser.add_argument("--workers", type=_number, default=2, metavar="N", help="how many; default: 2")
+    parser.add_argument("--workers", type=_number, default=2, metavar="N", help="number of workers; default: 2")
     parser.add_argument("--cores", type=_number, default=1, metavar="N", help="of each worker; default: 1")
     parser.add_argument(
         "--memory", default="1g", metavar="SIZE", help="of each worker, such as 512m or 4g; default: 1g"

@@ -36,7 +36,7 @@ async def run_period(options: argparse.Namespace) -> int:
         led = await _is_led(session)
     now = format_duration(options.period)
     if previous is None:
-        print(f"The period is {now} from the next boundary on; what the node held before could not be read.")
+        print(f"The period is {now} from the next boundary on; the previous content of the node could not be read.")
     elif previous.kind is RequestKind.HOLD:
         print(f"The hold is over: the limit moves again, by {now} at a time.")
     elif previous.period == options.period:
@@ -60,9 +60,9 @@ async def run_hold(options: argparse.Namespace) -> int:
         led = await _is_led(session)
     where = f"at {format_time(limit.value)}" if limit.value else "where it is"
     print(
-        f"{'Held already' if held_before else 'Held'}: the limit stays {where}. What lies before it is still processed."
+        f"{'Held already' if held_before else 'Held'}: the limit stays {where}. Records before it are still processed."
     )
-    print(f"\nGo on with:\n\n    {resume_command(status, options) or command(options, 'period', 'PERIOD')}\n")
+    print(f"\nResume with:\n\n    {resume_command(status, options) or command(options, 'period', 'PERIOD')}\n")
     if status.held_period is None:
         began = "" if status.agreed_period is None else f"; the run began with {format_duration(status.agreed_period)}"
         print(f"(The period before the hold is not recorded{began}.)")
@@ -75,7 +75,7 @@ def confirm_release(options: argparse.Namespace) -> bool:
     if options.yes:
         return True
     if not sys.stdin.isatty():
-        raise UsageError("release is final for the run; add --yes to say that it is meant")
+        raise UsageError("release is final for the run; add --yes to confirm")
     where = mask_url(options.store)
     print(f"This opens the gate of {where} for all members, for good: partitions are not kept in step any more.")
     try:
@@ -103,10 +103,10 @@ async def run_release(options: argparse.Namespace) -> int:
         led = await _is_led(session)
     if led:
         raise CoordinationError(
-            f"the release was asked for, but the leader has not acted on it within {_RELEASE_SECONDS:g} s; "
+            f"the release was requested, but the leader has not acted on it within {_RELEASE_SECONDS:g} s; "
             f"see `{command(options, 'status')}`"
         )
-    print("The release is asked for.")
+    print("The release is requested.")
     _mention_no_leader(led)
     return 0
 
@@ -133,4 +133,4 @@ async def _is_led(session: Session) -> bool:
 
 def _mention_no_leader(led: bool) -> None:
     if not led:
-        print("No member is there at present: the next leader acts on it.")
+        print("The group has no members at present; the next leader acts on the request.")

@@ -24,7 +24,7 @@ def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any
     """
     module_name, colon, path = name.partition(":")
     if not colon or not path or not all(map(str.isidentifier, module_name.split("."))) or "@" in name:
-        raise UsageError(f"{mask_url(name)!r} names no function; expected MODULE:FUNCTION, such as handlers:handle")
+        raise UsageError(f"{mask_url(name)!r} is not a function; expected MODULE:FUNCTION, such as handlers:handle")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -37,7 +37,7 @@ def load_function(name: str, gets: str, arguments: int = 1) -> Callable[..., Any
     if not callable(found):
         raise UsageError(f"{name} is {_type_name(found)}, which cannot be called; expected a function of {gets}")
     if inspect.isasyncgenfunction(found) or inspect.isgeneratorfunction(found):
-        raise UsageError(f"{name} is a generator: it has a yield in it, so a call would do nothing")
+        raise UsageError(f"{name} is a generator: it contains yield, so a call would do nothing")
     try:
         inspect.signature(found).bind(*[None] * arguments)
     except TypeError:
@@ -84,7 +84,9 @@ def _import(module_name: str, path: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module_name != missing and not module_name.startswith(f"{missing}."):
-            raise UsageError(f"{module_name} cannot be imported: it needs {missing!r}, which is not there") from error
+            raise UsageError(
+                f"{module_name} cannot be imported: it needs {missing!r}, which is not installed"
+            ) from error
         hint = ""
         if module_name.endswith(".py") or "/" in module_name:
             stem = module_name.removesuffix(".py").strip("./").replace("/", ".")

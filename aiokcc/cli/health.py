@@ -18,7 +18,7 @@ _SETTLED: Final = 2.0
 
 _REASONS: Final = {
     "running": "still has records before the limit",
-    "idle": "was idle and has to look again",
+    "idle": "was idle and has to be checked again",
     "unreported": "has not reported yet",
     "disputed": "is reported by two members",
 }
@@ -85,7 +85,7 @@ def _assess(status: Status, now: float) -> tuple[HealthKind, str]:
     if not status.members:
         return (
             HealthKind.NO_MEMBERS,
-            f"Nobody is there. The limit has stood for {stood}; it goes on when the members are back.",
+            f"The group has no members. The limit has stood for {stood}; it moves again when members join.",
         )
     lost = [b for b in status.blocking if b.member is None]
     late = any(p.state == "running" and p.timestamp is None for p in status.partitions)
@@ -94,13 +94,13 @@ def _assess(status: Status, now: float) -> tuple[HealthKind, str]:
     if status.blocking:
         return HealthKind.BLOCKED, _blocked(status, lost, stood)
     if status.partitions and all(p.state in {"idle", "finished"} for p in status.partitions):
-        return HealthKind.IDLE, f"Waiting for new records for {stood}: every partition has read all there is."
+        return HealthKind.IDLE, f"Waiting for new records for {stood}: every partition is read to its end."
     nearest = min((p.timestamp for p in status.partitions if p.timestamp is not None), default=None)
     if nearest is not None and nearest > now * 1000:
         return HealthKind.CLOCK, f"Waiting for the clock for {stood}: the next record is of {format_time(nearest)}."
     leader = short_names([status.leader])[status.leader] if status.leader else None
-    who = f"the leader, {leader}, does not move the limit" if leader else "nobody leads"
-    return HealthKind.STALLED, f"Every partition has arrived, but {who} for {stood}."
+    who = f"the leader, {leader}, has not moved the limit" if leader else "there is no leader,"
+    return HealthKind.STALLED, f"Every partition has reached the limit, but {who} for {stood}."
 
 
 def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:

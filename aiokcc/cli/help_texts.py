@@ -1,6 +1,6 @@
-"""The texts of ``--help``: what each verb does, and examples.
+"""The texts of ``--help``: a description of each verb, and examples.
 
-They are printed as they are, so no line is longer than 80 columns.
+They are printed unchanged, so no line is longer than 80 columns.
 """
 
 from __future__ import annotations
@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 MAIN: Final = """\
-Replay Kafka topics in step in event time; look at a group that does, and
-steer it.
+Replay Kafka topics in step in event time; show and control a group that does.
 
 the store:
-  Give its URL anywhere after the verb, or with --store, or once and for all
-  in AIOKCC_STORE:
+  Give its URL anywhere after the verb, with --store, or in AIOKCC_STORE:
 
     aiokcc status zk://127.0.0.1:2181/replay
     export AIOKCC_STORE=zk://h1:2181,h2:2181,h3:2181/replay
@@ -22,9 +20,8 @@ the store:
 MAIN_END: Final = """\
 exit codes:
   0    done
-  1    it could not be done: no server answers, no permission, no such group,
-       no Java …
-  2    the command was not understood; nothing was sent
+  1    failed: no server answers, no permission, no such group, no Java …
+  2    invalid arguments; nothing was sent
   3    status: the group is stuck (see `aiokcc status --help`)
   130  ended by Ctrl-C        143  ended by SIGTERM
 
@@ -32,7 +29,7 @@ exit codes:
 """
 STATUS_USAGE: Final = "aiokcc status [URL] [--watch] [--json] [--all] [--stuck-after TIME]"
 STATUS: Final = """\
-Show how a group stands: first of all which partition blocks, on which member,
+Show the state of a group; first of all which partition blocks, on which member,
 for how long.
 """
 STATUS_END: Final = """\
@@ -40,24 +37,24 @@ examples:
   aiokcc status zk://127.0.0.1:2181/replay
   aiokcc status --watch                      follow it; ends when the run ends
   aiokcc status --all                        every partition, however many
-  aiokcc status --json | jq -r .limit_time   one object; with --watch one a line
+  aiokcc status --json | jq -r .limit_time   an object; --watch: one per line
   aiokcc status --stuck-after 5m || page-me  for a cron job
 
 exit codes:
   0  the group moves, waits for new records, is on hold, was released, or has
      ended
   3  the group is stuck: the limit has stood for longer than --stuck-after
-     because of a partition that somebody still works on or that nobody owns;
+     because of a partition that still has records before it or is unowned;
      or a node cannot be read (then at once)
 
-words:
-  limit    records before it are processed; nobody gets one at or past it
+terms:
+  limit    records before it are processed; no record at or past it is
   waiting  the partition has reached the limit and waits for the others
   running  it still has records before the limit: the others wait for it
   idle     its log holds no more records at present
 """
 PERIOD: Final = """\
-Change the period for all members while they run; from the next boundary on.
+Change the period of all members while they run, from the next boundary on.
 It also ends a hold.
 """
 PERIOD_END: Final = """\
@@ -67,14 +64,14 @@ examples:
   aiokcc period 500ms
 """
 HOLD: Final = """\
-Keep the limit where it is. Once this has returned the limit does not move,
-whoever leads, until a period is set again. Records before the limit are still
-processed.
+Stop the limit where it is. After this command the limit does not move,
+whichever member leads, until a period is set again. Records before the limit
+are still processed.
 """
 HOLD_END: Final = """\
 examples:
   aiokcc hold
-  aiokcc period 1m        go on
+  aiokcc period 1m        resume
 """
 RELEASE: Final = """\
 Open the gate for all members: from then on every record passes, and partitions
@@ -87,8 +84,8 @@ examples:
   aiokcc release --yes    for scripts
 """
 MEMBERS: Final = """\
-Show who is in a managed group: what each member may be given, what it has been
-given, and what it runs.
+Show the members of a managed group: the subscription of each, the partitions
+that are assigned to it, and those that it runs.
 """
 MEMBERS_END: Final = """\
 examples:
@@ -96,11 +93,11 @@ examples:
   aiokcc members --json | jq -r '.workers[] | select(.isolated) | .name'
 """
 ISOLATE: Final = """\
-Isolate a member of a managed group: it finishes the records it has in hand,
-commits, and releases its partitions to the others. It stays connected and is
-given nothing more until `aiokcc rejoin`. A member that does not answer keeps
-what it has until it does, or until its session ends: nothing is ever run by
-two.
+Isolate a member of a managed group: it drains the records that it has started,
+commits, and releases its partitions to the other members. It stays connected
+and is assigned no partitions until `aiokcc rejoin`. A member that does not
+answer keeps its partitions until it does, or until its session ends: no
+partition is ever run by two members.
 """
 ISOLATE_END: Final = """\
 examples:
@@ -109,7 +106,7 @@ examples:
   aiokcc rejoin machine-7-4711-1
 """
 REJOIN: Final = """\
-Let an isolated member take part again. It is given its share with the next
+Let an isolated member take part again. It is assigned partitions with the next
 rebalance, about a second later.
 """
 LOCAL: Final = """\
@@ -170,24 +167,22 @@ examples:
 """
 
 OFFSETS: Final = """\
-Look at the offsets that replays have committed, and change them between two
-runs.
+Show the offsets that replays have committed, and change them between two runs.
 
-where they are kept:
+where they are stored:
   in the store   below its root, as offsets/TOPIC/PARTITION; give its URL:
                  aiokcc.replay(offset_storage="store")
   in Kafka       under a group's name: aiokcc.replay(group_id=…). Give
-                 --group-id, and the store's URL too, so that a run that is
-                 still going on is seen.
+                 --group-id, and the store's URL too, so that a run that has
+                 not ended is found.
 """
 OFFSETS_END: Final = """\
-what they are good for:
-  A run that goes on does so by its last cut and by what it has committed
-  itself. Offsets that somebody else has written never hide a record from it, so
-  nothing here can harm a run; it would only commit over what you write. That is
-  why writing is refused while a run under the store's root has not ended.
-  Offsets written here count for a new run, which is told to start at
-  'committed'.
+how they are used:
+  A run resumes from its last cut and from its own commits. Offsets that
+  somebody else has written never hide a record from it, so nothing here can
+  harm a run; it would only overwrite what you write. That is why writing is
+  refused while a run under the store's root has not ended. Offsets written
+  here are used by a new run that starts at 'committed'.
 
 examples:
   aiokcc offsets show zk://127.0.0.1:2181/replay
@@ -202,9 +197,9 @@ examples:
 `aiokcc offsets ACTION --help` explains each.
 """
 OFFSETS_SHOW: Final = """\
-Show what is committed: topic, partition, offset, how far that is behind the end
-of the log, when it was committed and by whom. How far it is behind is known
-only with Kafka's address (--bootstrap-servers) and pip install 'aiokcc[kafka]'.
+Show the committed offsets: topic, partition, offset, lag behind the end of the
+log, time and author of the commit. The lag needs Kafka's address
+(--bootstrap-servers) and pip install 'aiokcc[kafka]'.
 """
 OFFSETS_SET: Final = """\
 Set the offset of one partition: the next run that starts at 'committed' begins
@@ -217,18 +212,17 @@ these are the topics of the run under the store's root, and those that have
 offsets already.
 """
 OFFSETS_EXPORT: Final = """\
-Write what is committed to standard output, as JSON or CSV; `aiokcc offsets
+Write the committed offsets to standard output, as JSON or CSV; `aiokcc offsets
 import` reads both.
 """
 OFFSETS_IMPORT: Final = """\
 Set offsets from a file that `aiokcc offsets export` has written: JSON, or CSV
 with the columns topic, partition and offset. All of it is checked before
-anything is written. Partitions that are not in the file keep what they have.
+anything is written. Partitions that are not in the file keep their offsets.
 """
 OFFSETS_MIGRATE: Final = """\
 Copy offsets from Kafka to the store, or back: to change offset_storage= between
-two runs. What they are copied from stays as it is. To do it again changes
-nothing.
+two runs. The source stays as it is. Repeating the command changes nothing.
 """
 
 REPLAY_USAGE: Final = """\
@@ -238,9 +232,9 @@ aiokcc replay MODULE:HANDLER (--topic TOPIC … | --pattern REGEX)
                      [--bootstrap-servers HOST:PORT,…] [--store URL]
                      [more below]"""
 REPLAY: Final = """\
-Run Kafka topics through a function of yours, one period of event time after the
-other, over any number of processes: nobody gets a record of a period before
-everybody has done all of the period before.
+Run a function of yours over Kafka topics, one period of event time after the
+other, in any number of processes: no process gets a record of a period before
+all processes have finished the previous period.
 Needs: pip install 'aiokcc[kafka]'
 
   # handlers.py
@@ -263,34 +257,34 @@ examples:
     aiokcc replay handlers:handle --topic orders --period 1m --follow
   new topics that match join:
     aiokcc replay handlers:handle --pattern 'orders-.*' --period 1m --follow
-  again in other terminals, on other machines: they share it:
+  in several terminals or on several machines, which share the partitions:
     aiokcc replay handlers:handle … --assignment managed
   a list of records at a time, which is faster:
     aiokcc replay handlers:handle_all --batches …
-  what the handler prints; our own words go to stderr:
+  the handler's output to a file; messages of aiokcc go to stderr:
     aiokcc replay handlers:handle … > result.csv
 
 stopping:
-  Ctrl-C or SIGTERM stops in good order: no further record is begun, handlers
-  that run return, offsets are committed, partitions are released. A second one
+  Ctrl-C or SIGTERM stops in good order: no further record is started, running
+  handlers return, offsets are committed, partitions are released. A second one
   stops at once, whatever a handler does. Exit code 130 or 143.
 
-going on:
-  Stopped, killed or failed, the same command goes on where the last period
-  closed: nothing is lost, at most the open period is handled again. Stopped in
-  good order with --offset-storage store or --group-id, it goes on with the
-  very next record.
+resuming:
+  After a stop, a kill or a failure the same command resumes where the last
+  period closed: nothing is lost, at most the open period is handled again.
+  After a stop in good order with --offset-storage store or --group-id, it
+  resumes with the next record.
   A run that has ended stays so; to run it again, use another root (the end of
   the store's URL).
-  With memory:// nothing is remembered; --group-id and --from committed go on by
-  what was committed to Kafka.
+  With memory:// nothing is remembered; --group-id and --from committed resume
+  from the offsets that were committed to Kafka.
 
 times:
   ISO 8601 with a zone, such as 2026-01-31T00:00Z, or milliseconds since the
   epoch. Durations: 500ms, 30s, 5m, 1h30m, 1d.
 
 environment:
-  AIOKCC_STORE and AIOKCC_BOOTSTRAP_SERVERS stand in for --store and
+  AIOKCC_STORE and AIOKCC_BOOTSTRAP_SERVERS are the defaults of --store and
   --bootstrap-servers.
 
 passwords:

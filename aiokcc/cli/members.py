@@ -37,7 +37,7 @@ async def run_members(options: argparse.Namespace) -> int:
     here = sum(worker.here for worker in status.group.workers)
     print(f"Generation {status.generation}, {count(here, 'member')}.")
     if status.state == "ended":
-        print("The run has ended; this is how it was shared out last.")
+        print("The run has ended; this is its last assignment.")
     if status.group.waits_for is not None:
         print(f"A rebalance is under way: {status.group.waits_for}.")
     for table in assignment_tables(status):
@@ -56,7 +56,7 @@ async def run_isolate(options: argparse.Namespace) -> int:
     if not new:
         print(f"{options.member} is isolated already; nothing was changed.")
         return 0
-    print(f"Isolated: {options.member} is given nothing more, and what it has goes to the others.")
+    print(f"Isolated: {options.member} is assigned no partitions any more; those that it has go to the other members.")
     print(f"\nLet it take part again with:\n\n    {command(options, 'rejoin', options.member)}\n")
     return 0
 

@@ -31,7 +31,7 @@ _RARE: Final = {
     "late": "came after their period had closed",
     "outside": "lay before the start and were left out",
     "poisoned": "had no usable timestamp",
-    "retried": "were tried again",
+    "retried": "were retried",
     "dead_lettered": "went to the dead-letter function",
     "skipped": "were skipped (--late drop, --poison skip)",
 }
@@ -89,7 +89,7 @@ class Monitor:
     def warn(self, what: str) -> None:
         """Tell the user that the workers are stopping, and that a second signal (``what``) stops at once."""
         if self._pool is not None:
-            when = " when the handlers that run have returned" if self._joined else ""
+            when = " when the running handlers have returned" if self._joined else ""
             self._print(f"Stopping{when}; a second {what} stops at once.")
 
     async def run(self, pool: WorkerPool, bar: Bar) -> None:
@@ -176,7 +176,7 @@ class Monitor:
         others = len(self._done) < self._options.processes
         if self._stop_asked_at is None and others and self._managed:
             self._replaced.add(worker)
-            self._print(f"{self._name(worker)} was told to stop; the others take over what it had.")
+            self._print(f"{self._name(worker)} was told to stop; the others take over its partitions.")
         elif self._stop_asked_at is None and others:
             self._print(f"{self._name(worker)} was told to stop, and the others cannot go on without it: all stop.")
             self.stop()
@@ -188,7 +188,7 @@ class Monitor:
             self._done.add(worker)  # it stopped before it had begun anything
             self.stopped = True
         elif self._managed and code < 0 and self._stop_asked_at is None and len(self._exited) < self._options.processes:
-            self._print(f"{how}; the others take over what it had.")
+            self._print(f"{how}; the others take over its partitions.")
         else:
             self.failure = how
 
@@ -209,7 +209,7 @@ class Monitor:
 
     def summary(self) -> str:
         """Return the message for a run that has ended."""
-        released = "\nThe gate was released on the way: from there on the partitions were not kept in step."
+        released = "\nThe gate was released during the run: from then on the partitions were not kept in step."
         return self.result("Done") + (released if self._released else "")
 
     def how_to_resume(self, last: PreviousRun, *, in_order: bool = False) -> str:
@@ -218,24 +218,26 @@ class Monitor:
         again = f"\n    {_same_command(options)}"
         if not options.store.startswith("memory://"):
             if self._managed and last.others:
-                return f"The others of the group go on. The same command takes part again:{again}"
+                return f"The other members go on. The same command joins again:{again}"
             if last.known and not last.exists:
-                return f"Nothing was begun. The same command starts it:{again}"
+                return f"Nothing was started. The same command starts it:{again}"
             if in_order and last.known and not self._commit_failed and self._commits and not self._runs_ahead:
-                return f"The same command goes on with the next record:{again}"
+                return f"The same command resumes with the next record:{again}"
             where = "where the last period closed"
             if last.known:
                 where = "from the beginning" if last.closed is None else f"at {format_time(last.closed)}"
             if in_order and not self._commits and self._sum("records"):
-                where += "; what was handled since comes again, for no offsets are committed"
-            return f"The same command goes on {where}:{again}"
+                where += "; records handled since then come again, because no offsets are committed"
+            return f"The same command resumes {where}:{again}"
         if options.group_id is None:
             return (
-                "memory:// remembers nothing: the same command starts from the beginning; with a zk:// it would go on."
+                "memory:// remembers nothing: the same command starts from the beginning. With zk:// it would resume."
             )
         if options.start != "committed":
-            return f"To go on by what was committed for {options.group_id}: the same command with --from committed."
-        return f"The same command goes on by the committed offsets:{again}"
+            return (
+                f"To resume from the offsets committed for {options.group_id}: the same command with --from committed."
+            )
+        return f"The same command resumes from the committed offsets:{again}"
 
     @property
     def _commits(self) -> bool:
@@ -289,13 +291,13 @@ class Monitor:
         if self._done - self._replaced:
             return "ending"
         if len(self._joined) < self._options.processes:
-            return f"{len(self._joined)} of {count(self._options.processes, 'worker')} there"
+            return f"{len(self._joined)} of {count(self._options.processes, 'worker')} joined"
         silent = [
             n for n, heard in enumerate(self._last_report_at) if now - heard > _SILENT_SECONDS and n not in self._exited
         ]
         if silent:
             who, how_long = join_names(map(self._name, silent)), format_elapsed(now - self._last_report_at[silent[0]])
-            return f"no word from {who} for {how_long}: a handler that does not return?"
+            return f"no report from {who} for {how_long}: does a handler not return?"
         match self._status.get("state"):
             case "away":
                 return "the store does not answer"
@@ -328,7 +330,7 @@ class Monitor:
             return ""
         partition, member = blocking[0]
         if member is None:
-            return f"waits for {partition}, which nobody runs{how_long}"
+            return f"waits for {partition}, which is unowned,{how_long}"
         return f"waits for {partition} on {short_names([member])[member]}{how_long}"
 
     def _sum(self, name: str) -> int:

@@ -64,7 +64,7 @@ def read(text: str, name: str) -> dict[Partition, int]:
         except UsageError as error:
             raise UsageError(f"{name}, {place}: {error}") from None
         if partition in result:
-            raise UsageError(f"{name}, {place}: {partition} is there twice")
+            raise UsageError(f"{name}, {place}: {partition} occurs twice")
         result[partition] = offset
     if not result:
         raise UsageError(f"{name} holds no offsets; `aiokcc offsets export` writes such a file")

@@ -83,7 +83,7 @@ class _KafkaOffsets:
         if members := await self._cluster.group_members():
             raise CoordinationError(
                 f"Kafka's group {self._group} has {count(len(members), 'member')} ({join_names(members)}), "
-                f"and Kafka takes its offsets from them alone; stop them first"
+                f"and Kafka accepts offsets from them only; stop them first"
             )
         await self._cluster.commit(commits)
 
@@ -128,9 +128,7 @@ class _Context:
                         raise
             elif topic not in topics:
                 there = join_names(sorted(topics), 20) or "none"
-                raise UsageError(
-                    f"nothing is known of the topic {topic!r} in {self.storage.where}; the topics are: {there}"
-                )
+                raise UsageError(f"the topic {topic!r} is unknown in {self.storage.where}; the topics are: {there}")
         return known
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -155,16 +153,16 @@ def check_offsets(options: argparse.Namespace) -> None:
         raise UsageError(f"--bootstrap-servers {shown}: expected HOST:PORT, without a scheme and a user")
     needs = options.group_id is not None or options.action not in {"show", "export"}
     if (needs or options.consumer) and not _has_aiokafka():
-        raise UsageError(f"aiokcc offsets {options.action} asks Kafka through aiokafka: pip install 'aiokcc[kafka]'")
+        raise UsageError(f"aiokcc offsets {options.action} needs aiokafka: pip install 'aiokcc[kafka]'")
     if options.consumer:
         from aiokcc.kafka.settings import check_consumer
 
         check_consumer(dict(options.consumer))
     if needs and not options.bootstrap_servers:
-        why = "offsets are checked against the logs" if options.group_id is None else "that group is Kafka's"
+        why = "offsets are checked against the logs" if options.group_id is None else "the offsets are stored in Kafka"
         raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it; {why}")
     if options.action == "migrate" and not (options.group_id and options.store):
-        raise UsageError("migrate needs both sides: --group-id for Kafka's, and the store's URL")
+        raise UsageError("migrate needs --group-id, for Kafka, and the store's URL")
     if options.action == "import" and options.file != "-" and not Path(options.file).is_file():
         raise UsageError(f"there is no file {options.file}; '-' is standard input")
 
@@ -236,7 +234,7 @@ async def _show(context: _Context) -> None:
         print(offset_files.as_json(storage.where, storage.name, entries))
         return
     if not partitions:
-        print(f"No offsets are kept in {storage.where}.")
+        print(f"There are no offsets in {storage.where}.")
         return
     names = short_names(commit.by for commit in commits.values() if commit.by is not None)
     rows = tuple(
@@ -251,9 +249,9 @@ async def _show(context: _Context) -> None:
     )
     note = f"{sum(lags.values()):,} records behind in all" if lags else ""
     if context.options.bootstrap_servers is None:
-        note = "How far they are behind is shown with Kafka's address: --bootstrap-servers HOST:PORT"
+        note = "The lag is shown with Kafka's address: --bootstrap-servers HOST:PORT"
     elif not context.knows_kafka:
-        note = "How far they are behind is shown with: pip install 'aiokcc[kafka]'"
+        note = "The lag is shown with: pip install 'aiokcc[kafka]'"
     columns = ("topic", "partition", "offset", "lag", "when", "by")
     print(write_table(Table(storage.where, columns, rows, right=frozenset({1, 2, 3}), note=note)))
 
@@ -302,7 +300,7 @@ async def _reset(context: _Context) -> None:
     options, cluster = context.options, context.cluster
     topics = options.topic or sorted({p.topic for p in await context.known(await context.storage.read())})
     if not topics:
-        raise UsageError(f"nothing is kept in {context.storage.where} yet; name the topics with --topic")
+        raise UsageError(f"there are no offsets in {context.storage.where} yet; name the topics with --topic")
     partitions = await cluster.partitions(topics)
     if options.to == "earliest":
         offsets = await cluster.begins(partitions)
@@ -338,7 +336,7 @@ async def _migrate(context: _Context) -> None:
     offsets = {p: commit.offset for p, commit in found.items()}
     await _check(context, offsets)
     await _write(context, target, offsets)
-    print(f"Those in {source.where} stay as they are.")
+    print(f"The offsets in {source.where} stay as they are.")
 
 
 async def _existing(context: _Context, partitions: Iterable[Partition]) -> frozenset[Partition]:
@@ -374,7 +372,7 @@ async def _write(context: _Context, storage: OffsetStorage, offsets: Mapping[Par
     )
     print(write_table(Table(storage.where, ("topic", "partition", "before", "now"), rows, right=frozenset({1, 2, 3}))))
     if options.dry_run:
-        print("Nothing was written: this is what would be.")
+        print("Nothing was written: these are the offsets that would be.")
 
 
 def _refuse_while_running(context: _Context) -> None:
@@ -390,8 +388,8 @@ def _refuse_while_running(context: _Context) -> None:
         why = f"the run under {where} has not ended"
         what = "Let it end first, or write under the root of the new run"
     raise UsageError(
-        f"{why}. A run goes on by its own cuts and commits, so what is written now would have no effect on it, and would be "
-        f"committed over.\n{what}; --force writes all the same. See `{command(options, 'status')}`."
+        f"{why}. A run resumes from its own cuts and commits, so what is written now would have no effect on it, and "
+        f"would be overwritten.\n{what}; --force writes all the same. See `{command(options, 'status')}`."
     )
 
 

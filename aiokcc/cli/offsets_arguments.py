@@ -33,9 +33,9 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     def action(name: str, words: str, brief: str, description: str, *examples: str) -> Any:
         ends = "examples:\n" + "\n".join(f"  aiokcc offsets {name} {example}" for example in examples) + "\n"
         one = add(actions, name, f"aiokcc offsets {name} {words}", brief, description, ends)
-        one.add_argument("--group-id", type=_name, metavar="ID", help="those that Kafka keeps under this name")
+        one.add_argument("--group-id", type=_name, metavar="ID", help="the offsets stored in Kafka under this name")
         one.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
-        what = "a setting of aiokafka's client, such as security_protocol=SASL_PLAINTEXT; for each again"
+        what = "a setting of aiokafka's client, such as security_protocol=SASL_PLAINTEXT; may be repeated"
         one.add_argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=what)
         add_store(one)
         return one
@@ -44,7 +44,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     show = action(
         "show",
         f"{where} [--topic TOPIC …] [--json]",
-        "offset, lag, when and by whom",
+        "show offset, lag, time and author of each commit",
         texts.OFFSETS_SHOW,
         "",
         "--topic orders",
@@ -57,7 +57,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     one = action(
         "set",
         f"TOPIC PARTITION OFFSET {where}{_BREAK}[--dry-run] [--force]",
-        "of one partition",
+        "set the offset of one partition",
         texts.OFFSETS_SET,
         "orders 3 1200",
         "orders 3 1200 --group-id billing --dry-run",
@@ -69,7 +69,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     reset = action(
         "reset",
         f"TO {where} [--topic TOPIC …]{_BREAK}[--dry-run] [--force]",
-        "to a time, to the earliest or to the latest record",
+        "set offsets to a time, the earliest or the latest record",
         texts.OFFSETS_RESET,
         "earliest",
         "latest --topic orders --topic payments",
@@ -82,7 +82,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     export = action(
         "export",
         f"{where} [--topic TOPIC …]{_BREAK}[--format json|csv]",
-        "to a file, as JSON or CSV",
+        "write offsets as JSON or CSV",
         texts.OFFSETS_EXPORT,
         "> offsets.json",
         "--format csv --group-id billing > offsets.csv",
@@ -92,7 +92,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     bring = action(
         "import",
         f"FILE {where} [--dry-run] [--force]",
-        "from such a file",
+        "read offsets from such a file",
         texts.OFFSETS_IMPORT,
         "offsets.json",
         "- < offsets.csv",
@@ -102,7 +102,7 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
     migrate = action(
         "migrate",
         f"--to kafka|store --group-id ID [URL]{_BREAK}[--topic TOPIC …] [--dry-run] [--force]",
-        "from Kafka to the store, or back",
+        "copy offsets from Kafka to the store, or back",
         texts.OFFSETS_MIGRATE,
         "--to store --group-id billing",
         "--to kafka --group-id billing --dry-run",
@@ -114,12 +114,12 @@ def add_actions(parser: argparse.ArgumentParser, add: Callable[..., Any], add_st
 
 
 def _add_topics(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--topic", action="append", type=_name, metavar="TOPIC", help="only this; for each again")
+    parser.add_argument("--topic", action="append", type=_name, metavar="TOPIC", help="only this; may be repeated")
 
 
 def _add_writing(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="show what would be written, and write nothing")
-    what = "write although a run has not ended: it goes on by its own cuts, and commits over what is written"
+    what = "write although a run has not ended: it resumes from its own cuts, and overwrites what is written"
     parser.add_argument("--force", action="store_true", help=what)
 
 

@@ -28,7 +28,7 @@ __all__ = ["check_replay", "run_replay"]
 def check_replay(options: argparse.Namespace) -> None:
     """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
     if not options.topic and options.pattern is None:
-        raise UsageError("which topics? Give --topic TOPIC, for each again, or --pattern REGEX")
+        raise UsageError("which topics? Give --topic TOPIC, once for each, or --pattern REGEX")
     if not options.bootstrap_servers:
         raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it")
     if "://" in options.bootstrap_servers:
@@ -37,8 +37,8 @@ def check_replay(options: argparse.Namespace) -> None:
         )
     if options.processes > 1 and options.store.startswith("memory://"):
         raise UsageError(
-            f"{mask_url(options.store)} lives inside one process, and --processes {options.processes} are several; "
-            f"give them a ZooKeeper to meet at (`aiokcc local up` starts one), or leave --processes out"
+            f"{mask_url(options.store)} exists only inside one process, but --processes is {options.processes}; "
+            f"give the URL of a ZooKeeper (`aiokcc local up` starts one), or omit --processes"
         )
     load_function(options.handler, "a list of records" if options.batches else "a record")
     _replay(options)  # checks the settings; does not connect
@@ -161,17 +161,17 @@ def _announcement(options: argparse.Namespace, shares: list[list[Partition]], pr
         [f"{name} ({count(sum(p.topic == name for p in partitions), 'partition')})" for name in names], 5
     )
     if options.follow and options.pattern is not None:
-        topics += f", and what else comes to match {options.pattern!r},"
+        topics += f", and new topics that match {options.pattern!r},"
     start = f"from {options.start if isinstance(options.start, str) else format_time(options.start)}"
     end = options.end if isinstance(options.end, str) else format_time(options.end)
     end = "and then the present" if options.follow else f"to {end}"
     period = previous.period or options.period
     by = "" if len(shares) == 1 else f", in {len(shares)} processes"
     if isinstance(options.end, int) and options.end > time.time() * 1000:
-        end += " (which is still to come: it waits for the clock)"
+        end += " (in the future: it waits for the clock)"
     text = f"Replaying {topics} {start} {end}, in periods of {format_duration(period)}{by}."
     if previous.closed is not None:
-        text += f"\nGoing on with the run under {_where(options)}: everything before {format_time(previous.closed)} is done."
+        text += f"\nResuming the run under {_where(options)}: everything before {format_time(previous.closed)} is done."
     if period != options.period:
         text += f"\nThe period was changed since the run began with {format_duration(options.period)}."
     return text

@@ -24,31 +24,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add all options except --store and --timeout, which other verbs have too."""
     parser.add_argument("handler", metavar="MODULE:HANDLER", help="the function that gets each record")
     topics = parser.add_mutually_exclusive_group()
-    topics.add_argument("--topic", action="append", metavar="TOPIC", help="to replay; for each again")
-    what = "or all topics whose whole name matches, such as 'orders-.*'; with --follow also those that come later"
+    topics.add_argument("--topic", action="append", metavar="TOPIC", help="to replay; may be repeated")
+    what = "or all topics whose whole name matches, such as 'orders-.*'; with --follow also those created later"
     topics.add_argument("--pattern", metavar="REGEX", help=what)
     parser.add_argument(
         "--period",
         type=_checked(parse_period, "the period"),
         required=True,
         metavar="TIME",
-        help="such as 1m: how far all go before they wait for each other",
+        help="such as 1m: the event time that all process before they wait for each other",
     )
     what = "a time, 'earliest' (the default), or 'committed' (see --offset-storage)"
     parser.add_argument("--from", dest="start", type=_start, default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
-    what = "a time, or 'now' (the default): where the topics end as the run begins"
+    what = "a time, or 'now' (the default): where the topics end when the run begins"
     end.add_argument("--to", dest="end", type=_end, metavar="TIME", help=what)
-    end.add_argument("--follow", action="store_true", help="have no end: go on with what is written from now on")
-    parser.add_argument("--processes", type=_whole(1), default=1, metavar="N", help="share the partitions; default: 1")
+    end.add_argument("--follow", action="store_true", help="have no end: continue with new records")
+    parser.add_argument(
+        "--processes", type=_whole(1), default=1, metavar="N", help="the number of worker processes; default: 1"
+    )
     what = (
-        "who says which process runs which partitions: 'fixed' (the default), shared out once by this command; or "
-        "'managed', by the group: start it on as many machines as you like, and stop or kill any of them"
+        "who assigns partitions to processes: 'fixed' (the default): this command, once; or "
+        "'managed': the group; start it on as many machines as you like, and stop or kill any of them"
     )
     parser.add_argument("--assignment", choices=("fixed", "managed"), default="fixed", metavar="HOW", help=what)
     what = "managed: the members' id; -1, -2 … are added where there are several processes. Default: host and process"
     parser.add_argument("--member", metavar="ID", help=what)
-    what = "managed: begin as soon as so many processes are there, on all machines; default: --processes, if above 1"
+    what = (
+        "managed: begin as soon as this many processes have joined, on all machines; default: --processes, if above 1"
+    )
     parser.add_argument("--expect", type=_whole(1), metavar="N", help=what)
     parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
     parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
@@ -56,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--offset-storage", type=storage, choices=("kafka", "store"), default="kafka", metavar="WHERE", help=what
     )
-    more = parser.add_argument_group("how")
+    more = parser.add_argument_group("processing")
     more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
     what = "let partitions run up to N periods ahead of the slowest; default: 0"
     more.add_argument("--lookahead", type=_whole(0), default=0, metavar="N", help=what)
@@ -64,16 +68,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "with --follow, once at the present: 'follow' the clock (the default), 'release' the gate, or a longer period"
     )
     more.add_argument("--caught-up", type=_caught_up, default="follow", metavar="WHAT", help=what)
-    what = "event time, if it is not Kafka's: a function of a record that gives milliseconds"
+    what = "a function of a record that returns its event time in milliseconds; default: Kafka's timestamp"
     more.add_argument("--timestamp", metavar="MODULE:FUNCTION", help=what)
-    faults = parser.add_argument_group("out of the ordinary")
+    faults = parser.add_argument_group("exceptions")
     what = "how far a record may lie behind an earlier one of its partition; for all, or TOPIC=TIME for each"
     faults.add_argument("--lateness", action="append", default=[], metavar="TIME", help=what)
-    _choice(faults, "--late", "later than that: its period has closed", "deliver", "drop", "dead-letter")
-    _choice(faults, "--poison", "no usable timestamp", "raise", "skip", "cap", "dead-letter")
-    _choice(faults, "--on-error", "the handler raised, after all --retries", "raise", "dead-letter")
+    _choice(faults, "--late", "a record later than that, whose period has closed", "deliver", "drop", "dead-letter")
+    _choice(faults, "--poison", "a record without a usable timestamp", "raise", "skip", "cap", "dead-letter")
+    _choice(faults, "--on-error", "a record whose handler raised, after all --retries", "raise", "dead-letter")
     faults.add_argument(
-        "--retries", type=_whole(0), default=0, metavar="N", help="of a handler that raised; default: 0"
+        "--retries",
+        type=_whole(0),
+        default=0,
+        metavar="N",
+        help="how often a handler that raised is called again; default: 0",
     )
     what = "a function of (record, reason), for the policies that say dead-letter"
     faults.add_argument("--dead-letter", metavar="MODULE:FUNCTION", help=what)
@@ -83,7 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="read_committed",
         help=argparse.SUPPRESS,
     )
-    what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; for each again"
+    what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; may be repeated"
     faults.add_argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=what)
 
 
@@ -116,7 +124,7 @@ def _managed(options: argparse.Namespace) -> dict[str, Any]:
     if options.assignment != "managed":
         unused = [f"--{name}" for name in ("member", "expect") if getattr(options, name) is not None]
         if unused:
-            raise UsageError(f"{' and '.join(unused)} only mean something with --assignment managed")
+            raise UsageError(f"{' and '.join(unused)} can only be used with --assignment managed")
         return {"assignment": "fixed"}
     expect = options.expect or (options.processes if options.processes > 1 else None)
     return {"assignment": "managed", "expect": expect}
@@ -193,7 +201,7 @@ def setting(text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         shown = re.match(r"[\w.-]*", text)
-        raise argparse.ArgumentTypeError(f"{shown[0] if shown else ''!r} is no setting; expected NAME=VALUE")
+        raise argparse.ArgumentTypeError(f"{shown[0] if shown else ''!r} is not a setting; expected NAME=VALUE")
     place, colon, where = value.partition(":")
     if colon and place == "env":
         if where not in os.environ:

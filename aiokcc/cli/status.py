@@ -122,7 +122,7 @@ class _StatusFollower:
     def _on_missing(self, why: str) -> None:
         self._status = None
         if self._screen is not None:
-            self._screen.show_text(f"{why}. Waiting for that.")
+            self._screen.show_text(f"{why}. Waiting for it.")
 
     def _on_connection(self, up: bool) -> None:
         self._away_since = None if up else self._away_since or time.monotonic()
@@ -153,9 +153,7 @@ class _StatusFollower:
         )
         note = "Ctrl-C ends this"
         if self._away_since is not None:
-            note = (
-                f"the store has not answered for {format_elapsed(now - self._away_since)}; what you see is from before"
-            )
+            note = f"the store has not answered for {format_elapsed(now - self._away_since)}; this is the last known status"
         self._screen.show(view, note)
 
     def _pace(self) -> str:

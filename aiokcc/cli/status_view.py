@@ -56,7 +56,7 @@ def build_view(
     seen = [m.name for m in status.members] + [p.member for p in status.partitions if p.member is not None]
     seen += [name for b in status.blocking for name in (b.member, b.last_member) if name is not None]
     names = short_names([*seen, *([status.leader] if status.leader else [])])
-    hints = (f"go on with: {resume}",) if health.kind is HealthKind.HELD and resume else ()
+    hints = (f"resume with: {resume}",) if health.kind is HealthKind.HELD and resume else ()
     shown = (
         _members(status, names, now),
         *assignment_tables(status),
@@ -89,7 +89,7 @@ def _blocking(status: Status, health: Health, names: Mapping[str, str]) -> Table
     )
     more = len(first) - len(rows)
     return Table(
-        "Who blocks",
+        "Blocking",
         ("partition", "member", "for", "why"),
         rows,
         note=f"and {more:,} more" if more else "",
@@ -115,7 +115,7 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
     if status.closed is not None:
         yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
     if status.state != "ended":
-        yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "nobody leads at present"
+        yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "none at present"
     yield "generation", str(status.generation)
     if status.group is not None and status.state != "ended":
         yield "assignment", status.group.waits_for or "stable"
@@ -139,7 +139,7 @@ def _format_limit(millis: int) -> str:
     return (
         f"{format_time(millis)}   {millis}"
         if millis
-        else "none yet: the group waits until all have said where they start"
+        else "none yet: the group waits until all members have reported where they start"
     )
 
 
@@ -154,7 +154,7 @@ def _run(status: Status) -> str:
     if status.end is not None:
         text += f" to {format_time(status.end)}"
     elif end == "now":
-        text += " to where the topics ended as it began"
+        text += " to where the topics ended when it began"
     return text
 
 
@@ -201,7 +201,7 @@ def assignment_tables(status: Status) -> list[Table]:
         return []
     workers = Table(
         f"Assignment ({count(len(group.workers), 'member')})",
-        ("member", "", "may be given", "given", "runs"),
+        ("member", "", "subscription", "assigned", "runs"),
         tuple(
             (
                 worker.name,
@@ -219,7 +219,7 @@ def assignment_tables(status: Status) -> list[Table]:
     )
     topics = Table(
         "Topics",
-        ("topic", "state", "given", "to start", "to close"),
+        ("topic", "state", "assigned", "to start", "to close"),
         tuple(
             (t.topic, t.state, f"{len(t.assignment):,}", f"{len(t.to_start):,}", f"{len(t.to_close):,}")
             for t in group.topics

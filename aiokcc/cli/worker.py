@@ -302,7 +302,7 @@ def _send_failure(reports: ReportWriter, error: BaseException, functions: Sequen
         where = "" if raised is None else describe_location(raised, *functions)
         reports.send("failed", text=mask_text(str(error)), where=where, refused=isinstance(error, UsageError))
     else:
-        text = mask_text(f"unexpected: {type(error).__name__}: {error}")
+        text = mask_text(f"unexpected error: {type(error).__name__}: {error}")
         reports.send("failed", text=text, where=describe_location(error), refused=False)
 
 

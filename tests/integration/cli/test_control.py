@@ -27,7 +27,7 @@ class TestControl:
         assert again.out.startswith("Held already")
         assert "    aiokcc period 1m30s\n" in again.out
         assert shown.code == 0
-        assert f"go on with: {command}" in shown.out
+        assert f"resume with: {command}" in shown.out
         assert gone_on.out == "The hold is over: the limit moves again, by 1m30s at a time.\n"
 
     async def test_a_period_that_was_changed_before_the_hold_is_not_taken_for_the_first_one(self, zk_root: str) -> None:
@@ -57,7 +57,7 @@ class TestControl:
             pass
         ended = await run("period", "5m", zk_root)
         assert ended.code == 0
-        assert "No member is there at present" in ended.out
+        assert "The group has no members at present" in ended.out
 
     async def test_release_is_final(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, waiting(group.orders, 10**12) as passed:

@@ -69,7 +69,7 @@ async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Ka
 
         isolated = await run("isolate", "team-2", **store)
         assert isolated.code == 0
-        assert isolated.out.startswith("Isolated: team-2 is given nothing more")
+        assert isolated.out.startswith("Isolated: team-2 is assigned no partitions any more")
         assert "aiokcc rejoin team-2" in isolated.out
         assert "isolated already" in (await run("isolate", "team-2", **store)).out
         assert set((await shared(session, orders, "team-1")).values()) == {"team-1"}
@@ -102,7 +102,7 @@ async def test_one_of_the_processes_is_killed(team: Place, zk_root: str) -> None
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
     assert "team-2 was killed by SIGKILL" in err.decode()
-    assert "the others take over what it had." in err.decode()
+    assert "the others take over its partitions." in err.decode()
     assert len(set(handled((first + out).decode()))) == 2 * MINUTES * EACH
 
 
@@ -114,7 +114,7 @@ async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_
         leaves.send_signal(signal.SIGINT)
         (mine, err), (theirs, _) = await asyncio.gather(leaves.communicate(), stays.communicate())
     assert (leaves.returncode, stays.returncode) == (130, 0)
-    assert "The others of the group go on. The same command takes part again:" in err.decode()
+    assert "The other members go on. The same command joins again:" in err.decode()
     records = handled((first + mine).decode()) + handled(theirs.decode())
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
 
@@ -128,7 +128,7 @@ async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(tea
         os.kill(next(m["pid"] for m in status["members"] if m["name"].startswith("team-2-")), signal.SIGTERM)
         out, err = await process.communicate()
     assert process.returncode == 0, err.decode()
-    assert "team-2 was told to stop; the others take over what it had." in err.decode()
+    assert "team-2 was told to stop; the others take over its partitions." in err.decode()
     records = handled((first + out).decode())
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
 
@@ -136,7 +136,7 @@ async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(tea
 async def test_what_only_a_managed_group_has(team: Place, zk_root: str, tmp_path: Path) -> None:
     refused = await team.run("show", "--expect", "3")
     assert refused.code == 2
-    assert "--expect only mean something with --assignment managed" in refused.err
+    assert "--expect can only be used with --assignment managed" in refused.err
     assert (await team.run("show")).code == 0
     for words in (("members",), ("isolate", "worker-1"), ("rejoin", "worker-1")):
         answer = await run(*words, AIOKCC_STORE=zk_root)

@@ -86,7 +86,7 @@ async def test_show_tells_offset_lag_when_and_by_whom(operator: Operator) -> Non
     assert [re.fullmatch(form, row).groups() for row in rows] == [("0", "5"), ("1", "3")]  # type: ignore[union-attr]
     assert note.strip() == "0 records behind in all"
     alone = await operator.does("show", AIOKCC_BOOTSTRAP_SERVERS="")
-    assert "How far they are behind is shown with Kafka's address" in alone
+    assert "The lag is shown with Kafka's address" in alone
 
 
 async def test_show_as_json(operator: Operator, kept: list[str]) -> None:
@@ -104,7 +104,7 @@ async def test_show_as_json(operator: Operator, kept: list[str]) -> None:
 
 
 async def test_nothing_is_kept_yet(operator: Operator, kept: list[str]) -> None:
-    assert (await operator.does("show", *kept)).startswith("No offsets are kept in ")
+    assert (await operator.does("show", *kept)).startswith("There are no offsets in ")
     assert json.loads(await operator.does("export", *kept))["offsets"] == []
 
 
@@ -138,7 +138,7 @@ async def test_reset_to_a_time_the_earliest_and_the_latest(
 async def test_reset_takes_the_topics_that_it_knows(operator: Operator) -> None:
     ended = await operator.says("reset", "earliest")
     assert ended.code == 1
-    assert "nothing is kept in" in ended.err
+    assert "there are no offsets in" in ended.err
     assert "--topic" in ended.err
     await operator.replay(operator.root, offset_storage="store")
     await operator.does("reset", "earliest")
@@ -173,7 +173,7 @@ async def test_migration_there_and_back(operator: Operator, zookeeper: local.Zoo
     there = ("migrate", "--to", "store", "--group-id", operator.group, second)
     out = await operator.does(*there)
     assert re.search(rf"{operator.name}\s+0\s+—\s+5", out)
-    assert f"Those in Kafka, group {operator.group} stay as they are." in out
+    assert f"The offsets in Kafka, group {operator.group} stay as they are." in out
     await operator.does(*there)  # again changes nothing
     assert await operator.offsets(second) == {0: 5, 1: 3}
     await _append(operator, 0, 5)
@@ -212,7 +212,7 @@ async def test_writing_is_refused_while_members_run_and_until_the_run_has_ended(
     ended = await operator.says(*words)
     assert ended.code == 1
     assert "has not ended" in ended.err
-    assert "goes on by its own cuts and commits" in ended.err
+    assert "resumes from its own cuts and commits" in ended.err
     await operator.does(*words, "--force")
     assert (await operator.offsets(*kept))[0] == 1
     assert len(await operator.replay(operator.root, **where)) == 8, "and the run has not lost a record by it"
@@ -271,7 +271,7 @@ async def test_what_cannot_be_done_is_said(operator: Operator, words: list[str],
         ("topic,partition\nT,0\n", "line 2: offset is missing"),
         ("topic,partition,offset\nT,0,-1\n", "line 2: offset '-1' is not valid"),
         ("topic,partition,offset\nT,x,1\n", "line 2: topic 'T' is given the partition 'x'"),
-        ("topic,partition,offset\nT,0,1\nT,0,2\n", "line 3: T.0 is there twice"),
+        ("topic,partition,offset\nT,0,1\nT,0,2\n", "line 3: T.0 occurs twice"),
         ("topic,partition,offset\nT,0,1\nT,7,1\n", "T.7 does not exist; T has 2 partitions, from 0 up"),
         ('[{"topic": "T", "partition": 0, "offset": 9}]', "offset 9 lies past the log of T.0, which ends at 5"),
         ('[{"topic": "T", "partition": 0, "offset": true}]', "entry 1: offset True is not valid"),
@@ -312,7 +312,7 @@ async def test_with_the_base_install_the_stores_offsets_are_shown_though_kafkas_
     base = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     shown = await operator.does("show", **base)
     assert re.search(rf"^  {operator.name} +0 +5 +— ", shown, re.MULTILINE), shown
-    assert shown.endswith("How far they are behind is shown with: pip install 'aiokcc[kafka]'\n")
+    assert shown.endswith("The lag is shown with: pip install 'aiokcc[kafka]'\n")
     exported = json.loads(await operator.does("export", **base))
     assert [entry["offset"] for entry in exported["offsets"]] == [5, 3]
     for words in (["show", "--group-id", operator.group], ["set", operator.name, "0", "1"]):

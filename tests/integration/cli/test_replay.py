@@ -230,7 +230,7 @@ async def test_a_pattern_names_the_topics_and_following_it_takes_those_that_come
         process.send_signal(signal.SIGINT)
         out, err = await process.communicate()
     assert process.returncode == 130
-    assert f"and what else comes to match '{stem}-.*', from earliest and then the present" in said
+    assert f"and new topics that match '{stem}-.*', from earliest and then the present" in said
     assert b"Traceback" not in err
     records = handled(b"".join([*lines, out]).decode())
     assert len(records) == len(set(records)) == 2 * MINUTES + 2
@@ -279,7 +279,7 @@ async def test_a_handler_that_fails_stops_all_and_is_named_once(place: Place) ->
     assert ended.err.count("the handler raised LookupError('no such customer')") == 1
     assert re.search(r"^aiokcc: (orders|payments)-\w+\.\d at offset \d+: the handler raised", ended.err, re.MULTILINE)
     assert re.search(r"^  handlers\.py, line \d+, in fail$", ended.err, re.MULTILINE)
-    assert "goes on at 2026-01-01T00:05:00Z" in ended.err
+    assert "resumes at 2026-01-01T00:05:00Z" in ended.err
     assert "Traceback" not in ended.err
     verbose = await place.run("fail", "--verbose")
     assert "Traceback" in verbose.err
@@ -315,7 +315,7 @@ async def test_a_terminal_shows_how_far_it_is_and_who_is_waited_for(place: Place
         terminal.process.send_signal(signal.SIGINT)
         await terminal.shows("a second Ctrl-C stops at once")
         terminal.process.send_signal(signal.SIGINT)
-        await terminal.shows("The same command goes on at 2026-01-01T00:05:00Z")
+        await terminal.shows("The same command resumes at 2026-01-01T00:05:00Z")
         assert await terminal.process.wait() == 130
 
 
@@ -327,7 +327,7 @@ async def test_what_cannot_be_done_is_said_before_anything_is_started(place: Pla
     typo = await place.run("shw")
     assert (many.code, many.err) == (1, "aiokcc: --processes 4: there are only 3 partitions to share\n")
     assert alone.code == 2
-    assert "memory://once lives inside one process, and --processes 2 are several" in alone.err
+    assert "memory://once exists only inside one process, but --processes is 2" in alone.err
     assert unknown.code == 1
     assert unknown.err.startswith("aiokcc: Kafka has no topic 'nope'; it has ")
     assert nowhere.code == 1
@@ -351,7 +351,7 @@ async def test_another_command_under_the_same_root_is_told_both_sides(place: Pla
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--processes", "2", "memory://x"], "memory://x lives inside one process, and --processes 2 are several"),
+        (["--processes", "2", "memory://x"], "memory://x exists only inside one process, but --processes is 2"),
         (["zk://h/x", "--bootstrap-servers", "PLAINTEXT://h:9092"], "expected HOST:PORT, without a scheme"),
         (["zk://h/x", "--from", "committed"], "needs group_id"),
         (["zk://h/x", "--from", "2026-01-02T00:00Z", "--to", "2026-01-01T00:00Z"], "does not lie after start"),

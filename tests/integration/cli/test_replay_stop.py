@@ -67,7 +67,7 @@ if "worker" in sys.argv[0]:
     print("loading", os.getpid())
     wait_for_go()
 """
-STOPPING = b"Stopping when the handlers that run have returned; a second Ctrl-C stops at once.\n"
+STOPPING = b"Stopping when the running handlers have returned; a second Ctrl-C stops at once.\n"
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ class TestTheFirst:
         assert batches or len(minutes) == 3
         assert re.search(r"^Stopped: \d+ records in 5 periods", err, re.MULTILINE)
         promise, command = err.splitlines()[-2:]
-        assert promise == "The same command goes on with the next record:"
+        assert promise == "The same command resumes with the next record:"
         assert command.strip() == f"aiokcc {' '.join(stage.words(handler, *more))}"
         with go(stage):
             again = await stage.run(handler, *more)
@@ -161,8 +161,8 @@ class TestTheFirst:
                 out, err = (part.decode() for part in await process.communicate())
         assert process.returncode == 143
         assert (
-            "The same command goes on at 2026-01-01T00:05:00Z; "
-            "what was handled since comes again, for no offsets are committed:"
+            "The same command resumes at 2026-01-01T00:05:00Z; "
+            "records handled since then come again, because no offsets are committed:"
         ) in err.splitlines()
         with go(stage):
             again = await stage.run("work", "--processes", "3")
@@ -191,7 +191,7 @@ class TestTheFirst:
             await working(process, 3)
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
                 process.send_signal(number)
-            await said(process, b"Stopping when the handlers that run have returned")
+            await said(process, b"Stopping when the running handlers have returned")
             with go(stage):
                 out, _ = await process.communicate()
         assert len(handled(out.decode())) == 3
@@ -221,7 +221,7 @@ class TestTheFirst:
         assert re.search(
             r"^worker-\d was told to stop, and the others cannot go on without it: all stop\.$", err, re.MULTILINE
         )
-        assert "The same command goes on with the next record:" in err
+        assert "The same command resumes with the next record:" in err
         assert once_each(first + out, again.out)
 
     async def test_before_the_workers_have_joined(self, stage: Place) -> None:
@@ -234,7 +234,7 @@ class TestTheFirst:
                 out, err = (part.decode() for part in await process.communicate())
                 again = await stage.run("show", "--processes", "3")
         assert (process.returncode, out) == (130, "")
-        assert "Nothing was begun. The same command starts it:" in err
+        assert "Nothing was started. The same command starts it:" in err
         assert "Traceback" not in err
         assert again.code == 0
         assert once_each(again.out)
@@ -297,7 +297,7 @@ class TestTheSecond:
         assert "Traceback" not in err
         assert re.search(r"^Stopped: \d+ records in \d+ periods", err, re.MULTILINE)
         promise, command = err.splitlines()[-2:]
-        assert promise == "The same command goes on at 2026-01-01T00:05:00Z:"
+        assert promise == "The same command resumes at 2026-01-01T00:05:00Z:"
         assert command.strip() == f"aiokcc {' '.join(stage.words('stop_in_minute_five', '--processes', '3'))}"
         (stage.directory / "handlers.py").write_text(HANDLERS.replace("+ 5 * 60_000 + 500", "* 2"))
         again = await stage.run("stop_in_minute_five", "--processes", "3")
@@ -373,17 +373,17 @@ async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
     async with in_foreground(stage, "work", *more) as terminal:
         await terminal.shows("working")
         terminal.type("\x03")
-        await terminal.shows("Stopping when the handlers that run have returned; a second Ctrl-C stops at once.")
+        await terminal.shows("Stopping when the running handlers have returned; a second Ctrl-C stops at once.")
         await terminal.shows("  stopping")
         with go(stage):
-            await terminal.shows("The same command goes on with the next record:")
+            await terminal.shows("The same command resumes with the next record:")
             assert await terminal.process.wait() == 130
     async with in_foreground(stage, "work", *more) as terminal:
         await terminal.shows("working")
         terminal.type("\x03")
         await terminal.shows("a second Ctrl-C stops at once.")
         terminal.type("\x03")
-        await terminal.shows("The same command goes on at 2026-01-01T00:0")
+        await terminal.shows("The same command resumes at 2026-01-01T00:0")
         assert await terminal.process.wait() == 130
 
 
@@ -393,12 +393,12 @@ class TestAServiceIsAway:
     async def test_zookeeper(self, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
         place = await create_place(tmp_path, kafka, private_zookeeper.url("replay"))
         err = await self.stopped_without(place, private_zookeeper.server, "--offset-storage", "store")
-        assert err.splitlines()[-2] == "The same command goes on where the last period closed:"
+        assert err.splitlines()[-2] == "The same command resumes where the last period closed:"
 
     async def test_kafka(self, private_kafka: local.Kafka, zk_root: str, tmp_path: Path) -> None:
         place = await create_place(tmp_path, private_kafka, zk_root)
         err = await self.stopped_without(place, private_kafka, "--group-id", "billing")
-        assert err.splitlines()[-2] == "The same command goes on at 2026-01-01T00:05:00Z:"
+        assert err.splitlines()[-2] == "The same command resumes at 2026-01-01T00:05:00Z:"
 
     async def stopped_without(self, place: Place, service: local.Kafka | local.ZooKeeperServer, *more: str) -> str:
         (place.directory / "handlers.py").write_text(HANDLERS + WAITING)

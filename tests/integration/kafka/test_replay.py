@@ -111,7 +111,8 @@ async def test_the_status_of_a_run_from_earliest_to_now_knows_how_much_is_done(
             if period.start == at(5):
                 assert facts["limit"].endswith("   50.0% of the run")
                 assert (
-                    facts["run"] == "from the earliest record to where the topics ended as it began   10 of 20 offsets"
+                    facts["run"]
+                    == "from the earliest record to where the topics ended when it began   10 of 20 offsets"
                 )
         ended = await replay.group.status()
     assert seen == [(2 * n, 20) for n in range(10)]

@@ -80,7 +80,7 @@ class TestArguments:
             (["local", "spark", "--worker=2"], "local spark has no option --worker; did you mean --workers?"),
             (["status", URL, "--xyz"], "status has no option --xyz\nTry 'aiokcc status --help'."),
             (["--verbos", "status", URL], "aiokcc has no option --verbos; did you mean --verbose?"),
-            (["local", "zookeeper", URL], "they print one"),
+            (["local", "zookeeper", URL], "the services print one"),
             (["local", "zookeeper", "--servers", "0"], "at least 1"),
             (["local", "zookeeper", "--port", "70000"], "a port lies between"),
             (["local", "zookeeper", "--port", "x"], "not a whole number"),

@@ -54,35 +54,35 @@ class TestHowToResume:
         return workers.monitor.how_to_resume(last or left(), in_order=in_order).splitlines()[0]
 
     def test_in_good_order(self) -> None:
-        exactly = "The same command goes on with the next record:"
+        exactly = "The same command resumes with the next record:"
         assert self.how("--group-id", "g") == exactly
         assert self.how("--offset-storage", "store") == exactly
 
     @pytest.mark.parametrize("more", [("--lookahead", "2"), ("--lateness", "30s")])
     def test_records_are_handled_ahead_of_what_may_be_committed(self, more: tuple[str, ...]) -> None:
-        assert self.how("--group-id", "g", *more) == "The same command goes on at 2026-01-01T00:00:00Z:"
+        assert self.how("--group-id", "g", *more) == "The same command resumes at 2026-01-01T00:00:00Z:"
 
     def test_nothing_is_committed(self) -> None:
         assert self.how() == (
-            "The same command goes on at 2026-01-01T00:00:00Z; "
-            "what was handled since comes again, for no offsets are committed:"
+            "The same command resumes at 2026-01-01T00:00:00Z; "
+            "records handled since then come again, because no offsets are committed:"
         )
 
     def test_at_once(self) -> None:
-        assert self.how("--group-id", "g", in_order=False) == "The same command goes on at 2026-01-01T00:00:00Z:"
+        assert self.how("--group-id", "g", in_order=False) == "The same command resumes at 2026-01-01T00:00:00Z:"
         assert self.how("--group-id", "g", in_order=False, last=left(closed=None)) == (
-            "The same command goes on from the beginning:"
+            "The same command resumes from the beginning:"
         )
 
     def test_the_store_cannot_be_asked(self) -> None:
         unknown = left(run=False, closed=None, known=False)
-        assert self.how("--group-id", "g", last=unknown) == "The same command goes on where the last period closed:"
+        assert self.how("--group-id", "g", last=unknown) == "The same command resumes where the last period closed:"
 
     def test_nothing_was_begun(self) -> None:
-        assert self.how(last=left(run=False, closed=None)) == "Nothing was begun. The same command starts it:"
+        assert self.how(last=left(run=False, closed=None)) == "Nothing was started. The same command starts it:"
 
     def test_others_go_on(self) -> None:
-        others = "The others of the group go on. The same command takes part again:"
+        others = "The other members go on. The same command joins again:"
         assert self.how("--assignment", "managed", last=left(others=True)) == others
         assert self.how(last=left(others=True)) != others, "who has what is fixed: nobody takes it over"
 
@@ -91,14 +91,14 @@ class TestHowToResume:
         for _ in range(2):
             workers.report(1, "trouble", text="could not commit offsets")
         assert capsys.readouterr().err == "worker-2: could not commit offsets\n"
-        assert workers.monitor.how_to_resume(left(), in_order=True).startswith("The same command goes on at 2026-")
+        assert workers.monitor.how_to_resume(left(), in_order=True).startswith("The same command resumes at 2026-")
 
     def test_in_memory(self) -> None:
         store = ("memory://once",)
         assert self.how(*store, processes=1).startswith("memory:// remembers nothing")
         assert self.how(*store, "--group-id", "g", processes=1).endswith("the same command with --from committed.")
         committed = (*store, "--group-id", "g", "--from", "committed")
-        assert self.how(*committed, processes=1) == "The same command goes on by the committed offsets:"
+        assert self.how(*committed, processes=1) == "The same command resumes from the committed offsets:"
 
 
 class TestWhoIsGone:
@@ -117,7 +117,7 @@ class TestWhoIsGone:
             workers.report(0, "ended", code=-9)
         assert fixed.monitor.failure == "worker-1 was killed by SIGKILL (was the machine out of memory?)"
         assert managed.monitor.failure is None
-        assert capsys.readouterr().err.endswith("; the others take over what it had.\n")
+        assert capsys.readouterr().err.endswith("; the others take over its partitions.\n")
         managed.monitor.stop()
         managed.report(1, "ended", code=-9)
         assert managed.monitor.failure == "m-2 was killed by SIGKILL (was the machine out of memory?)"
@@ -133,7 +133,7 @@ class TestWhoIsGone:
     def test_one_is_told_to_stop_by_somebody_else(self, capsys: pytest.CaptureFixture[str]) -> None:
         managed = Workers("--assignment", "managed", "--member", "m")
         managed.report(0, "done", **STOPPED)
-        assert capsys.readouterr().err == "m-1 was told to stop; the others take over what it had.\n"
+        assert capsys.readouterr().err == "m-1 was told to stop; the others take over its partitions.\n"
         assert managed.note() == ""
         fixed = Workers()
         fixed.report(0, "done", **STOPPED)
@@ -228,7 +228,7 @@ class TestWhoIsSlow:
         workers.report(0, "status", **{**self.STATUS, "blocking": [("orders.0", None)]})
         assert workers.note() == ""
         workers.report(0, "status", **{**self.STATUS, "waiting_seconds": 4.0, "blocking": [("orders.0", None)]})
-        assert workers.note() == "waits for orders.0, which nobody runs for 4.0s"
+        assert workers.note() == "waits for orders.0, which is unowned, for 4.0s"
 
     def test_what_was_seen_before_all_were_there_is_not_shown(self) -> None:
         """The limit may have stood for hours when the run is started again, and for its first status nobody ran anything."""

@@ -66,7 +66,7 @@ class TestWords:
             (["--period", "5"], "has no unit"),
             (["--processes", "0"], "'0' is not a whole number from 1 up"),
             (["--lookahead", "-1"], "'-1' is not a whole number from 0 up"),
-            (["--consumer", "fast"], "'fast' is no setting; expected NAME=VALUE"),
+            (["--consumer", "fast"], "'fast' is not a setting; expected NAME=VALUE"),
             (["--late", "never"], "invalid choice: 'never'"),
             (["--offset-storage", "zookeeper"], "'zookeeper' is now 'store', which names any store; write 'store'"),
             (["--to", "now", "--follow"], "not allowed with"),
@@ -87,7 +87,7 @@ class TestWords:
             parse(["replay", "handlers:handle", "--topic", "orders", "--perod", "1m"], ENVIRONMENT)
 
     def test_what_is_missing(self) -> None:
-        with pytest.raises(UsageError, match="where do the processes meet.* memory://once"):
+        with pytest.raises(UsageError, match="which store.* memory://once"):
             parse(WORDS, {})
         with pytest.raises(UsageError, match="required: --period"):
             parse(["replay", "a:b"], ENVIRONMENT)
@@ -95,7 +95,7 @@ class TestWords:
     def test_no_topics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", "a:b", "--period", "1m", "zk://h/x"]) == 2
         assert (
-            capsys.readouterr().err == "aiokcc: which topics? Give --topic TOPIC, for each again, or --pattern REGEX\n"
+            capsys.readouterr().err == "aiokcc: which topics? Give --topic TOPIC, once for each, or --pattern REGEX\n"
         )
 
     def test_a_pattern_instead_of_topics(self) -> None:
@@ -110,7 +110,7 @@ class TestWords:
             "examples:",
             "--processes 4",
             "async def handle(record)",
-            "the same command goes on",
+            "the same command resumes",
             "--follow",
             "stopping:",
         ):
@@ -135,7 +135,7 @@ class TestFunctions:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("mine_b", "'mine_b' names no function; expected MODULE:FUNCTION"),
+            ("mine_b", "'mine_b' is not a function; expected MODULE:FUNCTION"),
             ("nope_b:handle", "there is no module 'nope_b', in .* or installed$"),
             ("mine_b.py:handle", "there is no module 'mine_b.py'.* no .py: mine_b:handle"),
             ("mine_b:hande", "mine_b has no 'hande'; did you mean 'handle'?"),
@@ -147,7 +147,7 @@ class TestFunctions:
                 "broken_b:handle",
                 r"broken_b cannot be imported: ZeroDivisionError: .* \(broken_b.py, line 1, in <module>\)",
             ),
-            ("needy_b:handle", "needy_b cannot be imported: it needs 'nothing_of_that_name', which is not there"),
+            ("needy_b:handle", "needy_b cannot be imported: it needs 'nothing_of_that_name', which is not installed"),
             ("wrong_b:handle", r"wrong_b cannot be imported: SyntaxError: .* \(wrong_b.py, line 1\)"),
         ],
     )

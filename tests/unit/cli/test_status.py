@@ -83,7 +83,7 @@ class TestVerdict:
     def test_nobody_is_there(self) -> None:
         kind, stuck, text = self.judged(members=(), leader=None, epoch=None, waiting_seconds=180)
         assert (kind, stuck) == (HealthKind.NO_MEMBERS, True)
-        assert text.startswith("Nobody is there. The limit has stood for 3m;")
+        assert text.startswith("The group has no members. The limit has stood for 3m;")
 
     def test_all_idle_is_not_stuck(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "idle"), PartitionStatus("payments.0", None, "finished"))
@@ -100,7 +100,7 @@ class TestVerdict:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1),)
         kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=40)
         assert (kind, stuck) == (HealthKind.STALLED, True)
-        assert "the leader, alpha, does not move the limit" in text
+        assert "the leader, alpha, has not moved the limit" in text
 
     @pytest.mark.parametrize(
         ("state", "kind"), [("held", HealthKind.HELD), ("released", HealthKind.RELEASED), ("ended", HealthKind.ENDED)]
@@ -120,7 +120,7 @@ class TestPage:
         first, second, _, title, heads, row, *_ = text.splitlines()
         assert first == URL
         assert second.startswith("Blocked for 1m12s by payments.0 on beta")
-        assert title == "Who blocks"
+        assert title == "Blocking"
         assert heads.split() == ["PARTITION", "MEMBER", "FOR", "WHY"]
         assert row.split(maxsplit=4)[:4] == ["*", "payments.0", "beta", "1m12s"]
 
@@ -165,7 +165,7 @@ class TestPage:
 
     def test_a_hold_says_how_to_go_on(self) -> None:
         view = view_of(replace(MOVING, state="held", period=None), resume="aiokcc period 1m")
-        assert "go on with: aiokcc period 1m" in write_view_text(view)
+        assert "resume with: aiokcc period 1m" in write_view_text(view)
 
     def test_one_line_for_a_log(self) -> None:
         assert write_view_line(view_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
@@ -252,7 +252,7 @@ class TestTheRun:
         known = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
         facts = self.facts(**known, offsets_done=5, offsets_total=2000)
         assert facts["limit"].endswith("   0.2% of the run")
-        assert facts["run"] == "from the committed offsets to where the topics ended as it began"
+        assert facts["run"] == "from the committed offsets to where the topics ended when it began"
         assert facts["offsets"] == "5 of 2,000 are processed"
 
     def test_one_that_follows_has_no_share(self) -> None:
