@@ -45,7 +45,7 @@ class TestStatus:
         assert [(b["partition"], b["member"].rpartition("-")[0]) for b in data["blocking"]] == [("payments.0", "beta")]
         assert data["waiting_seconds"] > 0.5
 
-    async def test_a_partition_in_nobodys_hands(self, zk_root: str) -> None:
+    async def test_an_unowned_partition(self, zk_root: str) -> None:
         settings = {"topics": {"orders": 2}, "start": 0, "period": "1m", "member": "alpha"}
         async with aiokcc.connect(zk_root, **settings) as alpha, alpha.gate("orders", 0) as gate:  # type: ignore[arg-type]
             async with waiting(gate, MINUTE):
@@ -166,7 +166,7 @@ class TestWatch:
             assert await process.wait() == 143
 
 
-async def test_a_closed_pipe_is_no_drama(zk_root: str) -> None:
+async def test_a_closed_pipe_ends_it_without_a_message(zk_root: str) -> None:
     async with group_of(zk_root), started("status", "--watch", "--json", zk_root) as process:
         assert process.stdout is not None
         await process.stdout.readline()

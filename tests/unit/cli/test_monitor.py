@@ -1,4 +1,4 @@
-"""What a command makes of what its workers say: nothing is started, the reports are written here."""
+"""What the monitor makes of reports of workers; no process is started."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class TestHowToResume:
         assert self.how(*committed, processes=1) == "The same command resumes from the committed offsets:"
 
 
-class TestWhoIsGone:
+class TestExitedWorkers:
     def test_all_are_done(self) -> None:
         workers = Workers()
         for worker in range(2):

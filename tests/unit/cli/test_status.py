@@ -52,7 +52,7 @@ def view_of(status: Status, **options: object) -> StatusView:
     return build_view(status, assess(status, stuck_after=30, now=NOW), now=NOW, **options)  # type: ignore[arg-type]
 
 
-class TestVerdict:
+class TestHealth:
     def judged(self, **changes: object) -> tuple[HealthKind, bool, str]:
         verdict = assess(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
         return verdict.kind, verdict.stuck, verdict.text
@@ -68,7 +68,7 @@ class TestVerdict:
     def test_it_is_stuck_after_a_while(self) -> None:
         assert self.judged(waiting_seconds=30.0)[:2] == (HealthKind.BLOCKED, True)
 
-    def test_a_partition_in_nobodys_hands_is_told_at_once_with_who_ran_it_last(self) -> None:
+    def test_an_unowned_partition_is_named_at_once_with_its_last_owner(self) -> None:
         blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
         kind, _, text = self.judged(blocking=blocking)
         assert (kind, text) == (HealthKind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
@@ -80,7 +80,7 @@ class TestVerdict:
         blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(1000))
         assert self.judged(blocking=blocking, waiting_seconds=61)[2] == "Blocked for 1m1s by 1,000 partitions on alpha."
 
-    def test_nobody_is_there(self) -> None:
+    def test_no_members(self) -> None:
         kind, stuck, text = self.judged(members=(), leader=None, epoch=None, waiting_seconds=180)
         assert (kind, stuck) == (HealthKind.NO_MEMBERS, True)
         assert text.startswith("The group has no members. The limit has stood for 3m;")
@@ -114,7 +114,7 @@ class TestVerdict:
         assert "/replay/period holds 'x'" in text
 
 
-class TestPage:
+class TestStatusView:
     def test_who_blocks_comes_first(self) -> None:
         text = write_view_text(view_of(replace(MOVING, waiting_seconds=72)))
         first, second, _, title, heads, row, *_ = text.splitlines()
@@ -136,7 +136,7 @@ class TestPage:
         text = write_view_text(view_of(MOVING))
         assert "orders.0    alpha   waiting  2026-01-01T00:05:00.001Z" in text
 
-    def test_two_incarnations_of_one_member_keep_their_full_names(self) -> None:
+    def test_two_sessions_of_one_member_keep_their_full_names(self) -> None:
         assert short_names(["alpha-1a", "alpha-2b", "beta-3c"]) == {
             "alpha-1a": "alpha-1a",
             "alpha-2b": "alpha-2b",
