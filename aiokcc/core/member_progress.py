@@ -24,7 +24,7 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
-from aiokcc.core.report import Crossing, Cut, Report
+from aiokcc.core.report import RUNNING, Crossing, Cut, Report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
@@ -285,13 +285,13 @@ class MemberProgress:
 
     @property
     def has_arrived(self) -> bool:
-        """True if every partition whose lock we hold has arrived."""
-        return self._missing == 0
+        """True if we hold a lock, and every partition whose lock we hold has arrived."""
+        return self._missing == 0 and self._unowned < len(self.partitions)
 
     @property
     def ready(self) -> bool:
         """True if a report would count: every partition that we own has arrived, and nothing is withheld."""
-        return self._missing == 0 and self._unowned < len(self.partitions) and not self.withheld
+        return self.has_arrived and not self.withheld
 
     @property
     def due(self) -> bool:
@@ -338,6 +338,9 @@ class MemberProgress:
         if not (self.ready or even_running):
             return None
         floor = self.limit.floor
+        if self.withheld:  # arrived is not processed: such a report must not count, whoever reads it
+            running = {progress.name: RUNNING for progress in self._owned()}
+            return Report.of(self.generation, floor, running) if running else None
         said = self._last_report
         if said is not None and said.generation == self.generation and said.limit == floor:
             return said

@@ -405,7 +405,7 @@ class Replay:
                         taken.set()
                         continue
                     released = member_progress.limit.mode is Mode.OPEN
-                    if not collected or not (member_progress.complete or released):
+                    if not collected or not (member_progress.has_arrived or released):
                         continue
                     ready = dict(collected)
                     cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else member_progress.positions()

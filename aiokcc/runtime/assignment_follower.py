@@ -301,6 +301,13 @@ async def _begin(
     return begun
 
 
+def _is_only(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
+    """Return whether an error is of these kinds, also where task groups have wrapped it."""
+    if isinstance(error, ExceptionGroup):
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)
+
+
 async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None]]) -> None:
     """Runs each assigned partition as a task that opens its own gate. Raises the first error of a task."""
     ended: dict[Partition, asyncio.Event] = {}
@@ -311,13 +318,13 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         nonlocal failure
         try:
             await run(partition)
-        except (PartitionRevoked, PositionLostError):  # begun again, it starts from the last cut
-            if ended.get(partition) is done:  # it was not asked to end
+        except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
+            if not _is_only(error, (PartitionRevoked, PositionLostError)):
+                failure = failure or error
+                member.moved.set()
+            elif ended.get(partition) is done:  # it was not asked to end: begun again, it starts from the last cut
                 lost.add(partition)
                 member.moved.set()
-        except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
-            failure = failure or error
-            member.moved.set()
         finally:
             done.set()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["Gate"]
 
 log = logging.getLogger("aiokcc.member")
+
+_NOTHING: Final = -1
+"""Stands in :attr:`Gate.passed` while no record has passed."""
 
 
 class Gate:
@@ -67,6 +70,8 @@ class Gate:
 
     __slots__ = (
         "_member",
+        "_next",
+        "_passages",
         "_seen",
         "busy",
         "failure",
@@ -93,8 +98,12 @@ class Gate:
         self.session = member.session
         self.signal = Signal()
         self.failure: Exception | None = None
-        self.passed = 0
-        """The timestamp of the record that passed last."""
+        self.passed: int | None = _NOTHING
+        """The offset of the record that passed last, None if it was not given; ``_NOTHING`` if none has since the last look."""
+        self._passages = 0
+        """The number of looks at which a record had passed since the look before."""
+        self._next: int | None = None
+        """The offset after the last record that had passed at the last look, if it was given."""
         self.mark: Callable[[], object] | None = None
         """Returns the position of a reader that passes records without calling this gate for each."""
         self.late = 0
@@ -119,14 +128,28 @@ class Gate:
         """
         progress = self.progress
         if type(ts) is int and progress.late_below <= ts < progress.open_below and boottime() < self.session.stop_at:
-            self.passed = ts
+            self.passed = offset
             return
         await self._wait(ts, offset)
-        self.passed = ts
+        self.passed = offset
 
     def activity(self) -> object:
-        """Returns a value that stays equal while no record passes."""
-        return self.passed if self.mark is None else self.mark()
+        """Look at this partition: returns what it returned at the last look as long as no record has passed since."""
+        if self.mark is not None:
+            return self.mark()
+        if self.passed != _NOTHING:
+            self._next, self.passed = self._position(), _NOTHING
+            self._passages += 1
+        return self._passages
+
+    def _position(self) -> int | None:
+        """Return the first offset that is not processed, if the caller has told: it follows the record that passed last.
+
+        Where none has passed it is the offset at which the last cut lies, for a cut does not go back.
+        """
+        if self.passed == _NOTHING:
+            return self._next if self._next is not None else self.resume_offset
+        return None if self.passed is None else self.passed + 1
 
     def is_open(self, ts: int) -> bool:
         """Returns whether a record with this timestamp may be processed now; False while a PositionLostError is due."""
@@ -159,11 +182,13 @@ class Gate:
         The log must have been read under the present limit. If the limit has moved since this gate last waited, your read may
         be older: then this returns at once, and you read again. If a record may come while you wait, race the two: cancelling
         makes the partition running again. While all partitions are idle the limit does not move, and this call waits.
+        ``offset`` is the position at the end of the log; by default the one after the record that passed last.
         """
         self._enter()
         member_progress = self._member.progress
         try:
             self._check_offset(offset)
+            offset = self._position() if offset is None else offset
             while True:
                 await self._usable(offset)
                 if member_progress.limit != self._seen:
@@ -197,10 +222,14 @@ class Gate:
             member_progress.resume(self.progress)
 
     def finish(self, offset: int | None = None) -> None:
-        """Says that this partition brings nothing more before the end of the run. The others no longer wait for it."""
+        """Say that this partition brings nothing more before the run's end. The others no longer wait for it.
+
+        ``offset`` is the position at the end; by default the one after the record that passed last.
+        """
         if self.busy:
             raise UsageError(f"{self.partition} is waiting in another task; finish it in the task that reads it")
         self._check_offset(offset)
+        offset = self._position() if offset is None else offset
         if self.failure is not None:
             raise self.failure
         if self.progress.state is not PartitionState.FINISHED:
@@ -287,6 +316,7 @@ class Gate:
     def _check_position(self, offset: int | None) -> None:
         """Raises PositionLostError, once, if the task is before the position at which another member left the partition."""
         if self.progress.displaced and not self._member.progress.locate(self.progress, offset):
+            self.passed, self._next = _NOTHING, None  # the caller goes on from the last cut
             raise PositionLostError(str(self.partition), self.resume_offset)
 
     def _enter(self) -> None:

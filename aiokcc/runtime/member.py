@@ -335,7 +335,7 @@ class Member:
         if (
             self.on_complete is not None
             and member_progress.withheld
-            and (member_progress.complete or member_progress.limit.mode is Mode.OPEN)
+            and (member_progress.has_arrived or member_progress.limit.mode is Mode.OPEN)
         ):
             self.on_complete()
         if self.member_session is not None:

@@ -292,6 +292,13 @@ def test_what_is_withheld_is_not_due() -> None:
     read(member_progress, a, 12)
     member_progress.withheld = True
     assert not member_progress.due
+    late = member_progress.report(even_running=True)
+    assert late is not None
+    assert late.running, "it has arrived and is not processed: the late report must not count either"
+    member_progress.withheld = False
+    again = member_progress.report()
+    assert again is not None
+    assert not again.running
 
 
 def test_where_a_closed_boundary_was_crossed_is_what_may_be_committed() -> None:

@@ -497,3 +497,34 @@ async def test_a_clean_leave_is_a_few_round_trips(world: World) -> None:
                 await held.wait()
         assert world.time() - begun < 10
         slow.close()
+
+
+async def test_a_task_group_around_a_gate_that_is_revoked_is_no_failure(world: World) -> None:
+    """A member joins: what moves to it is revoked inside a task group of the first one, which wraps the error."""
+    settings: dict[str, Any] = {"topics": {"orders": 2}, "assignment": "managed", "join_window": 0.3}
+    runs: list[str] = []
+
+    async def member(name: str, begun: asyncio.Event) -> None:
+        async with world.connect(member=name, **settings) as group:
+
+            async def read(gate: aiokcc.Gate, number: int) -> None:
+                for n in range(40):
+                    await gate.wait_until(n * 500, n)
+                    await asyncio.sleep(0.1)
+                    begun.set()
+                runs.append(f"{name} {number}")
+                gate.finish(40)
+
+            async def consume(partition: Partition) -> None:
+                async with group.gate(*partition) as gate, asyncio.TaskGroup() as tasks:
+                    tasks.create_task(read(gate, partition.number))
+
+            await group.share(consume)
+
+    one, two = asyncio.Event(), asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(member("one", one))
+        await one.wait()
+        tasks.create_task(member("two", two))
+    assert two.is_set(), "it was given a partition"
+    assert sorted(run.split()[1] for run in runs) == ["0", "1"]

@@ -184,3 +184,44 @@ async def test_share_begins_the_task_again_at_the_cut(world: World) -> None:
             for task in (sharing, leading):
                 task.cancel()
             await asyncio.wait([sharing, leading])
+
+
+@pytest.mark.parametrize("how", ["finish", "idle"])
+async def test_the_position_follows_the_record_that_passed_last(world: World, how: str) -> None:
+    """Neither an end nor idleness without an offset makes the cut forget where the partition stands."""
+    settings = {"topics": {"orders": 1, "payments": 1}}
+    async with (
+        world.connect(member="other", **settings) as other,
+        other.gate("payments", 0) as payments,
+        world.connect(member="first", **settings) as first,
+    ):
+        async with first.gate("orders", 0) as gate:
+            for offset, ts in enumerate((0, 10, 20)):
+                await gate.wait_until(ts, offset)
+            other_waits = asyncio.create_task(payments.wait_until(1500, 0))
+            if how == "finish":
+                gate.finish()
+            else:
+                await gate.idle()
+            await other_waits
+        mark = world.cuts()[-1].find(Partition("orders", 0))
+        assert mark is not None
+        assert mark.offset == 3
+        if how == "idle":
+            async with first.gate("orders", 0) as again:
+                assert again.resume_offset == 3
+                again.finish()
+        payments.finish()
+    assert world.data("coordinator") == b"end"
+
+
+async def test_a_finish_without_an_offset_after_being_told_keeps_the_cut(world: World) -> None:
+    async with frozen(world) as gate:
+        cut = await overtake(world)
+        await thaw(world, gate)
+        with pytest.raises(PositionLostError):
+            gate.finish()
+        gate.finish()
+    last = world.cuts()[-1].find(Partition("orders", 0))
+    assert last is not None
+    assert (last.offset, last.finished) == (cut, True)

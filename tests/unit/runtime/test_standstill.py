@@ -131,3 +131,14 @@ async def test_the_status_says_so_too(world: World) -> None:
         assert status.standstill is None
         waiting.cancel()
         await settle()
+
+
+async def test_records_that_share_a_timestamp_are_no_standstill_of_their_task(
+    world: World, said: pytest.LogCaptureFixture
+) -> None:
+    async with world.connect(member="m", topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
+        for offset in range(40):
+            await gate.wait_until(500, offset)
+            await asyncio.sleep(1)
+        gate.finish()
+    assert [text for level, text in about_the_limit(said) if level == "WARNING"] == []
