@@ -23,7 +23,7 @@ async def test_the_limit_waits_for_what_is_withheld(world: World, leads: str, lo
             await asyncio.sleep(5)  # far longer than it takes until a late member tells who is slow
             assert world.limit.floor == floor
             worker._member.progress.withheld = False
-            worker._member.arrived()
+            worker._member.report_if_due()
             await asyncio.gather(*waiting)
             mine.finish()
             theirs.finish()
