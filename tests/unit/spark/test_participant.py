@@ -62,13 +62,13 @@ async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_
         participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         before = (await session.get(paths.COORDINATOR)).version
-        stretches = [
+        crossed = [
             CrossedPeriod(
                 minute * n, minute * (n + 1), {p: Place(10 * n + p.number, 10 * n + p.number) for p in PARTITIONS}
             )
             for n in range(count)
         ]
-        participant.report_crossings(stretches)
+        participant.report_crossings(crossed)
         participant.write_report()
         while participant.limit.floor <= minute * count:
             await participant.moved(None)
@@ -78,10 +78,10 @@ async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_
             Cut.decode("cut", (await session.get(paths.cut(version, CUT_SLOTS))).data)
             for version in range(after - CUT_SLOTS + 1, after + 1)
         ]
-        assert [cut and cut.limit for cut in cuts] == [stretch.end for stretch in stretches[-CUT_SLOTS:]]
-        for cut, stretch in zip(cuts, stretches[-CUT_SLOTS:], strict=True):
+        assert [cut and cut.limit for cut in cuts] == [period.end for period in crossed[-CUT_SLOTS:]]
+        for cut, period in zip(cuts, crossed[-CUT_SLOTS:], strict=True):
             for partition in PARTITIONS:
                 mark = cut and cut.find(partition)
                 assert mark
-                assert mark.offset == stretch.places[partition].low
+                assert mark.offset == period.places[partition].low
         await participant.close()

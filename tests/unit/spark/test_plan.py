@@ -109,15 +109,15 @@ def test_counts_and_trimming() -> None:
 
 
 def test_crossings_are_told_once_where_nothing_lies_between() -> None:
-    stretches = [
+    crossed = [
         CrossedPeriod(0, 10, {A: place(4)}),
         CrossedPeriod(10, 20, {A: place(4)}),
         CrossedPeriod(50, 60, {A: place(7)}),
         CrossedPeriod(60, 70, {A: place(7)}),
     ]
     # Before 50 there is nothing after offset 4, and before 70 nothing after 7.
-    assert _steps(A, stretches) == [(50, place(4)), (70, place(7))]
-    assert _steps(B, stretches) == []
+    assert _steps(A, crossed) == [(50, place(4)), (70, place(7))]
+    assert _steps(B, crossed) == []
 
 
 @pytest.mark.parametrize(("walked", "gap"), [((), (0, 50)), (((0, 10),), (10, 50)), (((40, 50),), None)])

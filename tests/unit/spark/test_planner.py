@@ -66,8 +66,8 @@ class Participant:
         self.told: dict[Partition, Any] = {}
         """The last word on each partition: "finished", "idle", or the time of its next record."""
 
-    def report_crossings(self, stretches: Any) -> None:
-        self.walked += stretches
+    def report_crossings(self, crossed: Any) -> None:
+        self.walked += crossed
 
     def report_finished(self, track: Track) -> None:
         self.told[track.partition] = "finished"
