@@ -309,6 +309,7 @@ def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
     parser = _add(services, "kafka", texts.KAFKA_USAGE, "a Kafka broker", texts.KAFKA, texts.KAFKA_END)
     parser.add_argument("--port", type=_number, metavar="PORT", help="of the broker; default: a free one")
     parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
+    brief = "a Spark cluster: a master and its workers"
     parser = _add(services, "spark", texts.SPARK_USAGE, brief, texts.SPARK, texts.SPARK_END)
     parser.add_argument("--workers", type=_number, default=2, metavar="N", help="number of workers; default: 2")
     parser.add_argument("--cores", type=_number, default=1, metavar="N", help="of each worker; default: 1")

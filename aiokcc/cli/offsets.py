@@ -24,7 +24,7 @@ from aiokcc.cli import offset_files
 from aiokcc.cli.arguments import command
 from aiokcc.cli.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.cli.render_text import write_table
-from aiokcc.cli.replay_arguments import SERVERS
+from aiokcc.cli.replay_arguments import SERVERS, check_typed
 from aiokcc.cli.status_view import Table
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.masking import mask_url
@@ -157,6 +157,7 @@ def check_offsets(options: argparse.Namespace) -> None:
     if options.consumer:
         from aiokcc.kafka.settings import check_consumer
 
+        check_typed(options.consumer)
         check_consumer(dict(options.consumer))
     if needs and not options.bootstrap_servers:
         why = "offsets are checked against the logs" if options.group_id is None else "the offsets are stored in Kafka"

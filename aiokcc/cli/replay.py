@@ -15,7 +15,7 @@ from aiokcc.cli.functions import load_function
 from aiokcc.cli.interrupt import Interruption
 from aiokcc.cli.monitor import Monitor
 from aiokcc.cli.previous_run import PreviousRun, read_previous_run, try_read_previous_run
-from aiokcc.cli.replay_arguments import SERVERS, as_keywords, member_name
+from aiokcc.cli.replay_arguments import SERVERS, as_keywords, check_typed, member_name
 from aiokcc.cli.worker_pool import WorkerPool, worker_pool
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
@@ -40,6 +40,7 @@ def check_replay(options: argparse.Namespace) -> None:
             f"{mask_url(options.store)} exists only inside one process, but --processes is {options.processes}; "
             f"give the URL of a ZooKeeper (`aiokcc local up` starts one), or omit --processes"
         )
+    check_typed(options.consumer)
     load_function(options.handler, "a list of records" if options.batches else "a record")
     _replay(options)  # checks the settings; does not connect
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
 from aiokcc.errors import UsageError
 
-__all__ = ["SERVERS", "add_options", "as_keywords", "setting", "storage"]
+__all__ = ["SERVERS", "add_options", "as_keywords", "check_typed", "setting", "storage"]
 
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 
@@ -218,6 +218,17 @@ def setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)  # numbers, true, false, null
     except ValueError:
         return name, value
+
+
+def check_typed(settings: Iterable[tuple[str, Any]]) -> None:
+    """Raise UsageError for TLS: its context is an object, which --consumer cannot give."""
+    given = dict(settings)
+    if given.get("security_protocol") in {"SSL", "SASL_SSL"} or "ssl_context" in given:
+        raise UsageError(
+            "TLS to Kafka needs ssl_context, an object that cannot be typed on the command line. In a program of your own, "
+            "call aiokcc.replay(..., security_protocol='SSL', ssl_context=aiokafka.helpers.create_ssl_context(cafile=...)); "
+            "or reach Kafka through a listener without TLS"
+        )
 
 
 def _lateness(given: list[str]) -> int | dict[str, int] | None:

@@ -7,6 +7,7 @@ has a deadline, because aiokafka itself waits for a dead broker without limit.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -120,8 +121,7 @@ class Cluster:
         missing = [entry["topic"] for entry in answer if entry["error_code"] or not entry["partitions"]]
         if missing:
             known = sorted(t for t in await self.ask(self._admin.list_topics(), "list the topics of") if t[:1] != "_")
-            there = f"it has {', '.join(known[:20])}{' …' if len(known) > 20 else ''}" if known else "it has none"
-            raise UsageError(f"Kafka has no topic {', '.join(map(repr, missing))}; {there}")
+            raise UsageError(describe_missing(missing, known))
         for entry in answer:
             found.update(Partition(entry["topic"], part["partition"]) for part in entry["partitions"])
         return frozenset(found)
@@ -273,6 +273,14 @@ class Cluster:
         else:
             stops = dict.fromkeys(partitions)
         return {p: Bounds(starts[p], stops[p]) for p in partitions}
+
+
+def describe_missing(missing: list[str], known: list[str]) -> str:
+    """Return the error for topics that Kafka does not have: which ones, which may be meant, and which there are."""
+    near = dict.fromkeys(name for topic in missing for name in difflib.get_close_matches(topic, known, 1))
+    meant = f"; did you mean {' and '.join(map(repr, near))}?" if near else ""
+    there = f"{', '.join(known[:20])}{' …' if len(known) > 20 else ''}" if known else "none"
+    return f"Kafka has no topic {', '.join(map(repr, missing))}{meant}{' It' if near else '; it'} has {there}"
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import inspect
 import re
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import HandlerError, UsageError
+from aiokcc.runtime.entry import warn_of_milliseconds
 
 __all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
 
@@ -287,6 +289,11 @@ def check_consumer(settings: Mapping[str, Any]) -> None:
             _choice(name, value, _CHOICES[name])
         if name in _IN_32_BITS:
             _count(name, value, 0, _MAX_BYTES)
+    if settings.get("sasl_mechanism") == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
+        raise UsageError(
+            "sasl_mechanism is 'GSSAPI', for which aiokafka needs the package gssapi: pip install gssapi "
+            "(which needs Kerberos on this machine)"
+        )
 
 
 def _choice(what: str, value: object, choices: Sequence[str]) -> None:
@@ -308,8 +315,10 @@ def _lateness(wanted: Sequence[str] | re.Pattern[str], value: object) -> dict[st
     if isinstance(value, Mapping):
         for topic in value:
             _check_replayed("lateness", topic, wanted)
+            warn_of_milliseconds("lateness", value[topic])
         return {topic: parse_duration(bound, what=f"lateness of {topic}", least=0) for topic, bound in value.items()}
     bound = parse_duration(value, what="lateness", least=0)
+    warn_of_milliseconds("lateness", value)
     if isinstance(wanted, re.Pattern):
         if bound:
             raise UsageError("with a pattern, give lateness by topic: the topics are not known yet")

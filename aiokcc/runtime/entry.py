@@ -9,6 +9,7 @@ import asyncio
 import difflib
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
@@ -16,11 +17,16 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from aiokcc.errors import UsageError
 
-__all__ = ["Block", "known_keywords"]
+__all__ = ["Block", "known_keywords", "warn_of_milliseconds"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+log = logging.getLogger("aiokcc.member")
+
+_warned: set[tuple[str, int]] = set()
+"""The durations that were warned of: a process may connect many times."""
 
 STORE_OPTIONS: Final = frozenset({"auth", "acl", "ssl"})
 
@@ -75,11 +81,21 @@ class Block(AbstractAsyncContextManager[T]):
     def __aiter__(self) -> NoReturn:
         raise UsageError(f"{self._call}(...) is not entered; {self._what_to_write()}")
 
+    def __iter__(self) -> NoReturn:
+        raise UsageError(f"{self._call}(...) is not entered; {self._what_to_write()}")
+
     def __enter__(self) -> NoReturn:
         raise UsageError(f"{self._call}(...) needs 'async with', not 'with'; {self._what_to_write()}")
 
     def __exit__(self, *_: object) -> None:
         """Exists so that a plain ``with`` calls :meth:`__enter__`, which raises the error."""
+
+
+def warn_of_milliseconds(what: str, value: object) -> None:
+    """Log a warning, once in a process, for a duration that is a bare number below 1000: seconds may be meant."""
+    if type(value) is int and 0 < value < 1000 and (what, value) not in _warned:
+        _warned.add((what, value))
+        log.warning('%s=%d is %d milliseconds; if seconds are meant, write %s="%ds"', what, value, value, what, value)
 
 
 def known_keywords(call: str, others: Callable[[], Collection[str]]) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -25,7 +24,7 @@ from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.assignment_follower import run_assigned
-from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords
+from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords, warn_of_milliseconds
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
 from aiokcc.runtime.operator import write_request
@@ -34,11 +33,6 @@ from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["Group", "connect", "wall_clock"]
-
-log = logging.getLogger("aiokcc.member")
-
-_told_periods: set[int] = set()
-"""Periods that were warned of already: a process may connect many times."""
 
 
 @known_keywords("aiokcc.connect", lambda: STORE_OPTIONS)
@@ -152,9 +146,8 @@ def connect(
         newer=newer,
         group=group,
     )
-    if type(period) is int and period < 1000 and period not in _told_periods:
-        _told_periods.add(period)
-        log.warning('period=%d is %d milliseconds; if seconds are meant, write period="%ds"', period, period, period)
+    for what, value in (("period", period), ("caught_up", caught_up), ("ahead", ahead)):
+        warn_of_milliseconds(what, value)
     return Block(_connected(engine), "aiokcc.connect", "group")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any, Final
 
 from aiokcc.core.masking import mask_url
@@ -45,6 +46,7 @@ __all__ = [
     "open_store",
 ]
 
+_ZOOKEEPER_OPTIONS: Final = frozenset({"auth", "acl", "ssl"})
 _FORMS: Final = (
     "write zk://host:port[,host:port…]/root, as in 'zk://127.0.0.1:2181/replay', "
     "or memory://name[/root] for one process, as in 'memory://demo'"
@@ -78,5 +80,9 @@ def open_store(url: str, **options: Any) -> Store:
         return MemoryStore.from_url(url)
     from aiokcc.stores.zookeeper import ZooKeeperStore
 
+    for name in options.keys() - _ZOOKEEPER_OPTIONS:
+        near = difflib.get_close_matches(name, _ZOOKEEPER_OPTIONS, 1)
+        hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
+        raise UsageError(f'zk:// has no option {name!r}; {hint} auth=("user", "password"), acl= and ssl=')
     store: Store = ZooKeeperStore.from_url(url, **options)
     return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -134,3 +135,24 @@ class TestArguments:
         with pytest.raises(UsageError) as caught:
             parse(["status", "zk://me:secret@h/x", URL], {})
         assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("typed", ["security_protocol=SSL", "security_protocol=SASL_SSL", "ssl_context=x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["replay", "json:loads", "--topic", "t", "--period", "1m", "zk://h/x", "--bootstrap-servers", "h:1"],
+        ["offsets", "show", "--group-id", "g", "--bootstrap-servers", "h:1"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_tls_cannot_be_typed(words: list[str], typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--consumer", typed]) == 2
+    shown = capsys.readouterr().err
+    assert "ssl_context, an object that cannot be typed on the command line" in shown
+    assert "create_ssl_context" in shown
+
+
+def test_local_help_describes_each_service(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["local", "--help"]) == 0
+    assert re.search(r"spark +a Spark cluster: a master and its workers", capsys.readouterr().out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib.util
 import inspect
 import re
 from collections.abc import AsyncIterator
@@ -17,7 +18,8 @@ from aiokcc.cli.arguments import parse
 from aiokcc.cli.replay_arguments import as_keywords
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.cluster import describe_missing
+from aiokcc.kafka.settings import ReplaySettings, check_consumer
 from aiokcc.spark.replay import replay as spark_replay
 
 
@@ -318,3 +320,17 @@ def test_a_time_early_in_1970_that_is_written_out_is_taken() -> None:
         start="1970-01-12T14:00Z",
         end="1970-01-13T00:00Z",
     )
+
+
+def test_gssapi_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gssapi" else object())
+    with pytest.raises(aiokcc.UsageError, match="pip install gssapi"):
+        check_consumer({"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "GSSAPI"})
+
+
+def test_a_mistyped_topic_is_told_the_nearest() -> None:
+    assert describe_missing(["orderz"], ["orders", "payments"]) == (
+        "Kafka has no topic 'orderz'; did you mean 'orders'? It has orders, payments"
+    )
+    assert describe_missing(["x"], ["orders"]) == "Kafka has no topic 'x'; it has orders"
+    assert describe_missing(["x"], []) == "Kafka has no topic 'x'; it has none"

@@ -111,6 +111,45 @@ def test_a_period_that_looks_like_seconds_is_told_once(caplog: pytest.LogCapture
     ]
 
 
+def test_other_durations_that_look_like_seconds_are_told_too(caplog: pytest.LogCaptureFixture) -> None:
+    connecting(caught_up=63)
+    connecting(ahead=63)
+    connecting(ahead=0)
+    replaying(lateness=63)
+    replaying(lateness={"orders": 64})
+    assert [r.getMessage().partition(" is ")[0] for r in caplog.records] == [
+        "caught_up=63",
+        "ahead=63",
+        "lateness=63",
+        "lateness=64",
+    ]
+
+
+@pytest.mark.parametrize("call", [connecting, replaying])
+def test_a_plain_for_says_what_to_write(call: Callable[..., Any]) -> None:
+    with pytest.raises(UsageError, match=r"is not entered; write 'async with aiokcc\..*'"):
+        for _ in call():
+            pass
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("password", 'it takes auth=("user", "password"), acl= and ssl='),
+        ("acll", "did you mean 'acl'?"),
+        ("x", "it takes"),
+    ],
+)
+def test_an_option_that_the_store_does_not_have_is_named(option: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        aiokcc.replay("t", bootstrap_servers="h:1", store="zk://h/x", period="1m", store_options={option: "S"})
+    assert f"zk:// has no option {option!r}; {hint}" in str(caught.value)
+    if option != "acll":  # of an argument of connect itself the nearest is named
+        with pytest.raises(UsageError) as caught:
+            aiokcc.connect("zk://h/x", topics={"t": 1}, period="1m", **{option: "S"})
+        assert f"zk:// has no option {option!r}; {hint}" in str(caught.value)
+
+
 @pytest.mark.parametrize("what", ["start", "end"])
 @pytest.mark.parametrize("call", [connecting, replaying])
 def test_a_time_that_looks_like_seconds_is_refused(call: Callable[..., Any], what: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -122,8 +123,9 @@ SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("consumer", "kafka_options", "conf"), SECURE)
 def test_credentials_that_spark_has(
-    consumer: dict[str, Any], kafka_options: dict[str, str], conf: dict[str, str]
+    consumer: dict[str, Any], kafka_options: dict[str, str], conf: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))  # gssapi is installed
     spark = SimpleNamespace(
         read=None, sparkContext=SimpleNamespace(getConf=lambda: SimpleNamespace(getAll=lambda: list(conf.items())))
     )
