@@ -4,7 +4,7 @@
 ``definition``  topics, period, event time and sink, as JSON. The definition of a name does not change
 ``attempt``     a counter and the driver that took it. A driver takes it by a conditional write that adds one
 ``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
-``published``   the number of the last batch that is published
+``published``   the number of the last batch that is published, and of the last one among these that had records
 ``run``         a random text. Sinks compare their results with it, because another root may use the same name
 ==============  ====================================================================================================
 
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiokcc.core.masking import mask_text
 from aiokcc.errors import (
     BadVersionError,
     CorruptNodeError,
@@ -74,6 +75,8 @@ class Checkpoint:
         """The batch that was decided last."""
         self.published = NOTHING
         """The number of the last batch that is published."""
+        self.filled: int | None = NOTHING
+        """The number of the last published batch that had records; None if an earlier version has not recorded it."""
 
     @property
     def pending(self) -> Intent | None:
@@ -156,18 +159,29 @@ class Checkpoint:
         return node is not None
 
     async def is_complete(self, definition: Mapping[str, Any]) -> bool:
-        """Return whether all that was decided is published, without taking over. PipelineMismatchError as in :meth:`begin`."""
+        """Return whether the pipeline has begun and all that was decided is published, without taking over.
+
+        A pipeline that has decided nothing had nothing to do, or its driver died before. The last cut tells which.
+        PipelineMismatchError as in :meth:`begin`.
+        """
         session = await self._session()
         if not await self.check(session, definition):
             return False
         for written in (self._intent, self._published):
             written.data = (await self._get(session, written.path)).data
         self._read()
-        return self.intent is not None and self.pending is None
+        run = await session.find(self._run)
+        self.run = "" if run is None else run.data.decode(errors="replace")
+        return self.pending is None
 
     def _read(self) -> None:
         self.intent = Intent.decode(self._store.describe(self._intent.path), self._intent.data)
-        self.published = self._number(Node(self._published.path, self._published.data, self._published.version))
+        node = Node(self._published.path, self._published.data, self._published.version)
+        self.published = self._number(node)
+        if len(node.data.split()) > 1:
+            self.filled = self._number(node, 1)
+        else:
+            self.filled = NOTHING if self.published == NOTHING else None
 
     def _compare(self, node: Node, mine: Mapping[str, Any]) -> None:
         where = self._store.describe(node.path)
@@ -194,10 +208,11 @@ class Checkpoint:
         await self._write(self._intent, intent.encode())
         self.intent = intent
 
-    async def record_published(self, number: int) -> None:
-        """Record that a batch is published."""
-        await self._write(self._published, str(number).encode())
-        self.published = number
+    async def record_published(self, number: int, *, has_records: bool = True) -> None:
+        """Record that a batch is published, and whether it had records."""
+        filled = number if has_records else self.filled
+        await self._write(self._published, (f"{number}" if filled is None else f"{number} {filled}").encode())
+        self.published, self.filled = number, filled
 
     async def is_superseded(self) -> bool:
         """Return whether another driver has taken over since."""
@@ -259,9 +274,9 @@ class Checkpoint:
             raise MissingNodeError(self._store.describe(path))
         return node
 
-    def _number(self, node: Node) -> int:
+    def _number(self, node: Node, word: int = 0) -> int:
         try:
-            return int(node.data.split()[0])
+            return int(node.data.split()[word])
         except (ValueError, IndexError):
             raise CorruptNodeError(self._store.describe(node.path), node.data, "a number") from None
 
@@ -277,5 +292,5 @@ def _new_run() -> bytes:
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value) if value is not None else "not given"
+    text = mask_text(json.dumps(value)) if value is not None else "not given"
     return text if len(text) <= 200 else f"{text[:200]}…"

@@ -261,6 +261,8 @@ class AsyncReplay:
                 sink.identify(checkpoint.run, member.store.describe(""))
                 if options.from_scratch:
                     await spark_thread.call(sink.reset, options.name, checkpoint.attempt)
+                elif checkpoint.filled is not None:
+                    await spark_thread.call(sink.check_published, options.name, checkpoint.filled)
                 await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
                 await pipeline.run()
             except FencedError as fenced:
@@ -336,14 +338,23 @@ class AsyncReplay:
 
             checkpoint = Checkpoint(options.store, options.name, present)
             is_complete = await checkpoint.is_complete(self._definition(sink))
-            if options.subscription is not None:
-                await check_run_published(options.store, session, options.subscription, checkpoint)
-            elif not is_complete:
+            if options.subscription is None and not is_complete:
                 assert self._ended is not None
                 raise self._ended
+            await check_run_published(options.store, session, self._covers, checkpoint)
+            sink.identify(checkpoint.run, options.store.describe(""))
+            if checkpoint.filled is not None:
+                await anyio.to_thread.run_sync(sink.check_published, options.name, checkpoint.filled)
             if checkpoint.intent is not None:
                 self.summary.event_time = checkpoint.intent.periods[-1][1]
             log.info("%s: everything is published already", options.name)
+
+    def _covers(self, partition: Partition) -> bool:
+        """Return whether the pipeline runs this partition of the group."""
+        options = self._options
+        if options.subscription is not None:
+            return options.subscription.covers(partition)
+        return options.settings.partitions is None or partition in options.settings.partitions
 
     def _definition(self, sink: Sink) -> dict[str, Any]:
         """Return the definition that is recorded for the pipeline's name."""

@@ -23,6 +23,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from aiokcc.core.limit import Mode
+from aiokcc.core.masking import mask_text
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
@@ -266,7 +267,7 @@ class Pipeline:
     async def _conclude(self, plan: Plan, batch: Batch, *, again: bool = False) -> None:
         """Record that the batch is published, and only then report its crossings."""
         if not again:
-            await self._checkpoint.record_published(batch.number)
+            await self._checkpoint.record_published(batch.number, has_records=not batch.is_empty)
             self._after(BatchStep.CHECKPOINTED, batch)
         self._planner.record_published(plan)
         self._planner.report(self._participant.limit)
@@ -324,4 +325,5 @@ def _first_line(error: Exception) -> str:
     causes = [
         line for line in lines[1:] if line.startswith("Caused by:") or re.match(r"[\w.]+(Error|Exception): ", line)
     ]
-    return " ".join([f"{type(error).__name__}:", lines[0][:400], *(line[:400] for line in causes[-1:])])
+    shown = [f"{type(error).__name__}:", lines[0][:400], *(line[:400] for line in causes[-1:])]
+    return mask_text(" ".join(shown))  # an address in it may hold a password

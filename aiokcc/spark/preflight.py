@@ -8,8 +8,8 @@
   log that begins behind its first offset has lost some of them for certain. Where the run starts at a time, the index gives the
   first record that is *left* at or past it, and cannot tell whether there were others before it. But a log that begins at
   offset 0 has lost nothing, and one that still has a record older than the start has lost only older ones.
-- **A run that has ended.** Where a pipeline's partitions are its own, the run cannot end before the pipeline has published all
-  of them. In a managed group other members may have run them to the end while no driver of the pipeline was there. The last
+- **A run that has ended.** Other members may have run the pipeline's partitions to the end while no driver of it was there: in
+  a managed group, or where a member that is no driver runs them. The last
   cut tells how far each partition was run, by any member; the last intent tells how far the pipeline has come.
 - **From scratch.** A driver that runs all partitions is the whole group: :func:`forget_group` also deletes what the group has
   agreed on, or the limit would stay where the last run left it. It does so only when the group has no members any more.
@@ -18,7 +18,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import anyio
 
@@ -183,8 +183,14 @@ async def check_start(finder: Finder, tracks: Iterable[Track], start: int) -> No
 # -- a run that has ended ----------------------------------------------------------------------------------------------
 
 
-async def check_run_published(store: Store, session: Session, mine: Subscription, checkpoint: Checkpoint) -> None:
-    """Raise RunEnded if the pipeline has not published all that was run of its partitions. An ended run does not change."""
+async def check_run_published(
+    store: Store, session: Session, covers: Callable[[Partition], bool], checkpoint: Checkpoint
+) -> None:
+    """Raise RunEnded if the pipeline has not published all that was run of the partitions that it ``covers``.
+
+    An ended run does not change.
+    Where the cut does not tell how far a partition was run, all of the agreed range is expected.
+    """
     limit = await session.get(paths.COORDINATOR)
     listed = await session.get(paths.TOPIC_PARTITIONS)
     agreed = decode_partitions(store.describe(listed.path), listed.data)
@@ -193,13 +199,14 @@ async def check_run_published(store: Store, session: Session, mine: Subscription
     cut = await last_cut(store, session, limit.version)
     intent, is_published = checkpoint.intent, checkpoint.pending is None
     places = {} if intent is None else intent.positions() if is_published else intent.beginnings()
-    for partition in sorted(filter(mine.covers, agreed)):
+    for partition in sorted(filter(covers, agreed)):
         mark = None if cut is None else cut.find(partition)
+        end = bounds[partition].end if mark is None or mark.offset is None else mark.offset
         at = places[partition].low if partition in places else bounds[partition].start
-        if mark is not None and mark.offset is not None and at < mark.offset:
+        if end is not None and at < end:
             raise RunEnded(
                 f"the run under {store.describe('')} has ended, and the pipeline {checkpoint.name!r} has not published all of "
-                f"it: {partition} up to {at} of {int(mark.offset)}. Other members have run the rest while no driver of it was "
+                f"it: {partition} up to {at} of {int(end)}. Other members have run the rest while no driver of it was "
                 "there. Compute it under another root; and leave its topics out of their subscriptions, so that they do not"
             )
 

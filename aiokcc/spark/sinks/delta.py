@@ -37,6 +37,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict, cast
 
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
@@ -81,6 +82,8 @@ class DeltaSink(Sink):
     ) -> None:
         self._local = local_path(table_uri, "DeltaSink")
         self.uri = os.fspath(table_uri).rstrip("/") if self._local is None else str(self._local)
+        self._shown = mask_url(self.uri) if self._local is None else self.uri
+        """The address without credentials: for errors, and for the description, which everybody can read in the store."""
         for what, value in (("files_per_period", files_per_period), ("row_group_rows", row_group_rows)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UsageError(f"{what} is {value!r}; expected a whole number from 1")
@@ -96,15 +99,38 @@ class DeltaSink(Sink):
         self._table: Any = None
 
     def __repr__(self) -> str:
-        return f"DeltaSink({self.uri!r})"
+        return f"DeltaSink({self._shown!r})"
 
     def describe(self) -> str:
-        return f"Delta table {self.uri}"
+        return f"Delta table {self._shown}"
 
     def identify(self, run: str, where: str) -> None:
         self._run, self._where = run, where
 
     # A driver begins
+
+    def check_published(self, pipeline: str, number: int) -> None:
+        if number < 0:
+            return
+        self._name(pipeline)
+        self._table = self._load()
+        if self._table is not None:
+            self._refuse_other_run()
+        there = self._published()
+        if there >= number:
+            return
+        found = (
+            "does not exist"
+            if self._table is None
+            else "holds no batch of it"
+            if there < 0
+            else f"ends at batch {there}"
+        )
+        raise PipelineMismatchError(
+            f"the store has recorded batch {number} of {side(self._app, self._where, self._run)} as published, and the table "
+            f"{self._shown} {found}: it was dropped, or replaced; put it back, or give from_scratch=True to compute all of it "
+            f"again"
+        )
 
     def begin(self, pipeline: str, attempt: int) -> None:
         self._name(pipeline)
@@ -125,7 +151,7 @@ class DeltaSink(Sink):
             return None
         table = DeltaTable(self.uri, storage_options=self._options)
         if table.metadata().partition_columns:
-            raise UsageError(f"{self.uri} has partition columns; a DeltaSink writes to tables without")
+            raise UsageError(f"{self._shown} has partition columns; a DeltaSink writes to tables without")
         return table
 
     def _take_over(self) -> None:
@@ -142,7 +168,9 @@ class DeltaSink(Sink):
                 continue  # somebody else begins: look again
             self._refresh()
             return
-        raise CoordinationError(f"{self.uri}: a hundred others began while this driver did; something is wrong there")
+        raise CoordinationError(
+            f"{self._shown}: a hundred others began while this driver did; something is wrong there"
+        )
 
     def _create(self, schema: str) -> None:
         """Create the empty table with our numbers; take over if it was created since we began, by whomever."""
@@ -185,7 +213,7 @@ class DeltaSink(Sink):
             return
         theirs = self._told(lambda told: "root" in told)
         raise PipelineMismatchError(
-            f"{self.uri} holds the results of {side(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
+            f"{self._shown} holds the results of {side(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
             f"{self._published()}, and this is {side(self._app, self._where, self._run)}; choose another table, or give "
             f"from_scratch=True to replace them"
         )
@@ -199,9 +227,9 @@ class DeltaSink(Sink):
             return
         theirs = self._told(lambda told: told.get("number") == published)
         raise PipelineMismatchError(
-            f"{self.uri} holds batch {published} of {self._app} with {theirs.get('content', 'other periods or offsets')}, and "
-            f"the store has batch {batch.number} with {shortened(content_of(batch))}: these are results of another run; choose "
-            f"another table, or give from_scratch=True to replace them"
+            f"{self._shown} holds batch {published} of {self._app} with {theirs.get('content', 'other periods or offsets')}, "
+            f"and the store has batch {batch.number} with {shortened(content_of(batch))}: these are results of another run; "
+            f"choose another table, or give from_scratch=True to replace them"
         )
 
     def _told(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -216,7 +244,7 @@ class DeltaSink(Sink):
         there = self._table.transaction_version(f"{self._app}/attempt")
         if there is not None and there >= self._attempt:
             raise FencedError(
-                f"{self.uri}: attempt {there} has begun there, and this is attempt {self._attempt}: a later driver of "
+                f"{self._shown}: attempt {there} has begun there, and this is attempt {self._attempt}: a later driver of "
                 f"this pipeline is at work, or these are results of an earlier run that the store knows nothing of "
                 f"(then from_scratch=True starts again, or choose another table)"
             )
@@ -229,7 +257,7 @@ class DeltaSink(Sink):
     def _check_ours(self) -> None:
         there = self._table.transaction_version(f"{self._app}/attempt")
         if there != self._attempt:
-            raise FencedError(f"{self.uri}: attempt {there} has taken over from attempt {self._attempt}")
+            raise FencedError(f"{self._shown}: attempt {there} has taken over from attempt {self._attempt}")
         self._refuse_other_run()
 
     def _holds_our_numbers(self) -> bool:
@@ -302,10 +330,10 @@ class DeltaSink(Sink):
         there = {field["name"]: field["type"] for field in json.loads(self._table.schema().to_json())["fields"]}
         for field in json.loads(schema)["fields"]:
             if field["name"] not in there:
-                raise UsageError(f"{self.uri} has no column {field['name']!r}; its columns are {', '.join(there)}")
+                raise UsageError(f"{self._shown} has no column {field['name']!r}; its columns are {', '.join(there)}")
             if types(field["type"]) != types(there[field["name"]]):
                 raise UsageError(
-                    f"{self.uri} has the column {field['name']!r} as {json.dumps(there[field['name']])}, "
+                    f"{self._shown} has the column {field['name']!r} as {json.dumps(there[field['name']])}, "
                     f"and the result as {json.dumps(field['type'])}"
                 )
 
@@ -351,7 +379,7 @@ class DeltaSink(Sink):
             if self._is_ours(batch):
                 return  # done, though the answer was lost
             raise FencedError(
-                f"{self.uri}: a driver that began after attempt {self._attempt} has taken over"
+                f"{self._shown}: a driver that began after attempt {self._attempt} has taken over"
             ) from error
         self._refresh()
 
@@ -385,7 +413,7 @@ class DeltaSink(Sink):
         foreign = [name for name in names if not name.startswith(self._prefix)]
         if foreign:
             raise UsageError(
-                f"{self.uri} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
+                f"{self._shown} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
                 f"compaction); empty the table by hand, or choose another"
             )
         now = int(time.time() * 1000)
@@ -394,5 +422,5 @@ class DeltaSink(Sink):
             # Our attempt follows, when we begin.
             self._commit(gone, {"attempt": attempt - 1, "number": -1, **self._run_number()})
         except CommitFailedError as error:
-            raise FencedError(f"{self.uri}: a driver that began after attempt {attempt} has taken over") from error
+            raise FencedError(f"{self._shown}: a driver that began after attempt {attempt} has taken over") from error
         self._table = None

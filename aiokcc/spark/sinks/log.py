@@ -249,6 +249,21 @@ class Log:
             )
         return True
 
+    def check_published(self, number: int) -> None:
+        """PipelineMismatchError if this batch is not in the log, or comes from another run. -1 is no batch."""
+        if number < 0:
+            return
+        found = self.find(number)
+        if found is None:
+            raise self._gone(f"the store has recorded batch {number} as published, and the log does not have it")
+        self._refuse_other_run(found)
+
+    def _gone(self, what: str) -> PipelineMismatchError:
+        return PipelineMismatchError(
+            f"{self.root}: {what}: results that the store has recorded are not there any more; put the directory back, or "
+            f"give from_scratch=True to compute all of them again"
+        )
+
     def check(self) -> None:
         """FencedError if a later attempt has begun: for now, only publishing tells for certain."""
         if not (self._attempts / self._name).exists():
@@ -285,10 +300,7 @@ class Log:
             self.is_published(batch)
             return self._read(batch.number)
         if batch.number > self._next:
-            raise PipelineMismatchError(
-                f"{self.root}: the log ends before batch {self._next}, and batch {batch.number} cannot follow: results that "
-                f"the store has recorded are not there any more; from_scratch=True starts again"
-            )
+            raise self._gone(f"the log ends before batch {self._next}, and batch {batch.number} cannot follow")
         manifest = Manifest(
             pipeline=batch.pipeline,
             number=batch.number,

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
 
+from aiokcc.core.masking import mask_url
 from aiokcc.errors import SparkJobError, UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
@@ -61,9 +62,10 @@ class ParquetSink(Sink):
     ) -> None:
         place = local_path(path, "ParquetSink")
         if place is None:
+            shown = mask_url(os.fspath(path))
             raise UsageError(
-                f"{os.fspath(path)!r} is not on a POSIX file system, whose hard links a ParquetSink publishes by; "
-                f"an object store is written to with aiokcc.spark.DeltaSink({os.fspath(path)!r})"
+                f"{shown!r} is not on a POSIX file system, whose hard links a ParquetSink publishes by; "
+                f"an object store is written to with aiokcc.spark.DeltaSink({shown!r})"
             )
         _check_number("files_per_period", files_per_period, _MOST_FILES)
         _check_number("row_group_rows", row_group_rows, 2**31 - 1)
@@ -82,6 +84,9 @@ class ParquetSink(Sink):
 
     def identify(self, run: str, where: str) -> None:
         self._log.run, self._log.where = run, where
+
+    def check_published(self, pipeline: str, number: int) -> None:
+        self._log.check_published(number)
 
     def begin(self, pipeline: str, attempt: int) -> None:
         self._log.begin(pipeline, attempt)

@@ -38,6 +38,13 @@ class Sink(ABC):
         Called before all else. A sink that finds the results of another run under the pipeline's name refuses to go on.
         """
 
+    def check_published(self, pipeline: str, number: int) -> None:  # noqa: B027 - a sink that keeps nothing cannot tell
+        """Raise PipelineMismatchError if the batch of this number, which was published in this run, is not there any more.
+
+        The number is that of the last published batch with records, -1 if there is none. Called after :meth:`identify` and
+        before :meth:`begin`, and where the run has ended already. It changes nothing.
+        """
+
     @abstractmethod
     def begin(self, pipeline: str, attempt: int) -> None:
         """A driver takes over: from now on nothing of an attempt with a smaller number can be published.

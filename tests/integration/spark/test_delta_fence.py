@@ -6,6 +6,7 @@ The table is a real one. Spark's job is replaced by a function that writes the s
 from __future__ import annotations
 
 import datetime as dt
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,9 +20,9 @@ from deltalake import DeltaTable
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import FencedError, PipelineMismatchError
+from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch, Slice
-from aiokcc.spark.sinks import DeltaSink, delta
+from aiokcc.spark.sinks import DeltaSink, ParquetSink, delta
 from aiokcc.spark.sinks.arrow import WrittenFile
 
 MINUTE = 60_000
@@ -155,3 +156,90 @@ def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> Non
     assert not two._is_ours(batch(0))
     assert one._is_ours(batch(0))
     assert not one._is_ours(batch(0, first=1000))
+
+
+class TestResultsThatAreGone:
+    """The store has recorded batches as published. A driver that begins must not go on without them."""
+
+    def test_a_table_that_was_dropped(self, tmp_path: Path) -> None:
+        do(driver(tmp_path, "a", 1), batch(0), "zero")
+        sink = DeltaSink(tmp_path)
+        sink.check_published("revenue", 0)
+        shutil.rmtree(tmp_path)
+        with pytest.raises(PipelineMismatchError, match=r"batch 0 .*'revenue'.* does not exist"):
+            sink.check_published("revenue", 0)
+        sink.check_published("revenue", -1)  # nothing is missed
+
+    def test_a_table_that_was_dropped_and_created_again(self, tmp_path: Path) -> None:
+        do(driver(tmp_path, "a", 1), batch(0), "zero")
+        schema = DeltaTable(str(tmp_path)).schema()
+        shutil.rmtree(tmp_path)
+        DeltaTable.create(str(tmp_path), schema)
+        with pytest.raises(PipelineMismatchError, match="holds no batch of it"):
+            DeltaSink(tmp_path).check_published("revenue", 0)
+
+    def test_a_table_that_was_replaced_by_an_older_copy(self, tmp_path: Path) -> None:
+        table, copy = tmp_path / "table", tmp_path / "copy"
+        sink = driver(table, "a", 1)
+        do(sink, batch(0), "zero")
+        shutil.copytree(table, copy)
+        do(sink, batch(1), "one")
+        shutil.rmtree(table)
+        copy.rename(table)
+        with pytest.raises(PipelineMismatchError, match="ends at batch 0"):
+            DeltaSink(table).check_published("revenue", 1)
+
+    def test_a_table_of_another_run(self, tmp_path: Path) -> None:
+        do(driver(tmp_path, "a", 1), batch(0), "zero")
+        sink = DeltaSink(tmp_path)
+        sink.identify("b" * 32, "zk://host/b")
+        with pytest.raises(PipelineMismatchError, match="under zk://host/a .* under zk://host/b"):
+            sink.check_published("revenue", 0)
+
+    def test_batches_without_rows_are_there_too(self, tmp_path: Path) -> None:
+        """The number is in the table also where the function has left no row. A batch without records has none."""
+        sink = driver(tmp_path, "a", 1)
+        do(sink, batch(0), None)
+        do(sink, batch(1, empty=True), None)
+        DeltaSink(tmp_path).check_published("revenue", 0)
+        assert DeltaSink(tmp_path).last_attempt("revenue") == 1
+        assert texts(tmp_path) == []
+
+    def test_parquet(self, tmp_path: Path) -> None:
+        place = tmp_path / "out"
+        sink = ParquetSink(place)
+        sink.identify("a" * 32, "zk://host/a")
+        sink.begin("revenue", 1)
+        sink.publish(batch(0, empty=True), None)
+        sink.check_published("revenue", 0)
+        sink.identify("b" * 32, "zk://host/b")
+        with pytest.raises(PipelineMismatchError, match="under zk://host/a .* under zk://host/b"):
+            sink.check_published("revenue", 0)
+        shutil.rmtree(place)
+        with pytest.raises(PipelineMismatchError, match="batch 0 .* not there any more"):
+            sink.check_published("revenue", 0)
+        assert not place.exists()
+
+
+def test_credentials_in_the_address_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in what people read, and not in the store, where the description goes."""
+    place = "s3://AKIAKEY:s3cr3t/part@bucket/revenue"
+    sink = DeltaSink(place)
+    assert sink.uri == place  # what deltalake gets
+    said = [repr(sink), sink.describe()]
+    with pytest.raises(UsageError) as refused:
+        ParquetSink(place)
+    said.append(str(refused.value))
+    monkeypatch.setattr(sink, "_load", lambda: None)
+    with pytest.raises(PipelineMismatchError) as missed:
+        sink.check_published("revenue", 0)
+    said.append(str(missed.value))
+    for text in said:
+        assert "s3://***@bucket/revenue" in text
+        assert "AKIAKEY" not in text
+        assert "s3cr3t" not in text
+
+
+def test_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
+    sink = DeltaSink(tmp_path / "me:you@here")
+    assert sink.describe() == f"Delta table {tmp_path / 'me:you@here'}"

@@ -377,3 +377,37 @@ async def test_a_name_under_another_root_does_not_take_old_results_for_its_own(
     assert sorted((tmp_path / "out").rglob("*.parquet")) == before
     assert (await run("one")).records == 0  # complete, and it still says so
     assert (await run("two", from_scratch=True)).records == 4
+
+
+async def test_a_pipeline_without_anything_to_do_is_complete_when_started_again(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
+) -> None:
+    """One partition has no record, and the records of the other one are all past the end of the run."""
+    name = await topic(kafka, [at(200)], []) if end == at(100) else await topic(kafka, [], [])
+    for _ in range(3):
+        async with replaying(spark, kafka, name, store=zk_root, end=end) as replay:
+            summary: Summary = await replay.for_each_period(count, MemorySink())
+        assert (summary.jobs, summary.records) == (0, 0)
+
+
+@pytest.mark.parametrize("sink", [DeltaSink, ParquetSink])
+async def test_results_that_were_deleted_are_missed(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, sink: Callable[[Path], Sink]
+) -> None:
+    """Between two starts, and after the run is complete: the rest is not computed as if nothing had happened."""
+    name = await topic(kafka, [at(n) for n in range(4)])
+    with pytest.raises(Stop):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            replay.after_step = stop_after(1)
+            await replay.for_each_period(count, sink(tmp_path / "out"))
+    (tmp_path / "out").rename(tmp_path / "away")
+    with pytest.raises(aiokcc.PipelineMismatchError, match="batch 1"):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(count, sink(tmp_path / "out"))
+    (tmp_path / "away").rename(tmp_path / "out")
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        assert (await replay.for_each_period(count, sink(tmp_path / "out"))).jobs == 2
+    (tmp_path / "out").rename(tmp_path / "away")
+    with pytest.raises(aiokcc.PipelineMismatchError, match="batch 3"):
+        async with replaying(spark, kafka, name, store=zk_root) as replay:
+            await replay.for_each_period(count, sink(tmp_path / "out"))

@@ -128,7 +128,7 @@ async def test_complete_only_if_all_that_was_decided_is_published(store: Store, 
     driver, asker = await checkpoint(store, sessions), await checkpoint(store, sessions)
     assert not await asker.is_complete(DEFINITION)
     await driver.begin(DEFINITION, "one")
-    assert not await asker.is_complete(DEFINITION)
+    assert await asker.is_complete(DEFINITION)
     await driver.record_intent(batch(0))
     assert not await asker.is_complete(DEFINITION)
     await driver.record_published(0)
@@ -136,6 +136,36 @@ async def test_complete_only_if_all_that_was_decided_is_published(store: Store, 
     with pytest.raises(PipelineMismatchError):
         await asker.is_complete({})
     await driver.confirm()  # asking fences nobody out
+
+
+async def test_the_last_batch_with_records_is_known(store: Store, sessions: AsyncExitStack) -> None:
+    """A sink may keep nothing of batches without records, so it is asked for the last one with records."""
+    first = await checkpoint(store, sessions)
+    await first.begin(DEFINITION, "one")
+    assert first.filled == -1
+    for number, has_records, filled in ((0, False, -1), (1, True, 1), (2, False, 1)):
+        await first.record_published(number, has_records=has_records)
+        after = await checkpoint(store, sessions)
+        await after.begin(DEFINITION, "two")
+        assert (after.published, after.filled) == (number, filled)
+        first = after
+    await after.begin(DEFINITION, "three", from_scratch=True)
+    assert (after.published, after.filled) == (-1, -1)
+
+
+async def test_a_node_of_an_earlier_version_does_not_tell_the_last_batch_with_records(
+    store: Store, sessions: AsyncExitStack
+) -> None:
+    first = await checkpoint(store, sessions)
+    await first.begin(DEFINITION, "one")
+    session: Session = await sessions.enter_async_context(store.session(timeout=10))
+    await session.set("pipelines/p/published", b"4", 0)
+    await first.begin(DEFINITION, "two")
+    assert (first.published, first.filled) == (4, None)
+    await first.record_published(5, has_records=False)
+    assert (await session.get("pipelines/p/published")).data == b"5"
+    await first.record_published(6, has_records=True)
+    assert first.filled == 6
 
 
 async def test_nodes_that_were_tampered_with_are_told(store: Store, sessions: AsyncExitStack) -> None:
@@ -175,7 +205,7 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
     await driver.record_intent(batch(0))
     await driver.record_published(0)
     assert (await second.get("pipelines/p/intent")).version == 1
-    assert (await second.get("pipelines/p/published")).data == b"0"
+    assert (await second.get("pipelines/p/published")).data == b"0 0"
 
 
 async def test_a_session_lost_while_it_begins_lets_it_ask_again_whether_it_may(

@@ -13,7 +13,7 @@ from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.report import Cut, Mark
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.errors import RunEnded
+from aiokcc.errors import PipelineMismatchError, RunEnded
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.plan import Intent, Place
@@ -39,7 +39,9 @@ def driver(store: Store, *, from_scratch: bool = False, subscription: Subscripti
     return AsyncReplay(options, cluster, None, RunEnded("over"))
 
 
-async def written(store: Store, replay: AsyncReplay, sink: FunctionSink, *, checkpointed: bool) -> None:
+async def written(
+    store: Store, replay: AsyncReplay, sink: FunctionSink, *, checkpointed: bool, intent: Intent | None = INTENT
+) -> None:
     async with store.session(timeout=10) as session:
 
         async def present() -> Session:
@@ -47,7 +49,8 @@ async def written(store: Store, replay: AsyncReplay, sink: FunctionSink, *, chec
 
         checkpoint = Checkpoint(store, "p", present)
         await checkpoint.begin(replay._definition(sink), "one")
-        await checkpoint.record_intent(INTENT)
+        if intent is not None:
+            await checkpoint.record_intent(intent)
         if checkpointed:
             await checkpoint.record_published(0)
 
@@ -62,6 +65,7 @@ async def test_a_run_that_is_over(from_scratch: bool, checkpointed: bool) -> Non
     store = open_store(f"memory://{uuid.uuid4().hex}")
     sink = FunctionSink(nothing)
     replay = driver(store, from_scratch=from_scratch)
+    await over(store, 5)
     await written(store, replay, sink, checkpointed=checkpointed)
     if checkpointed and not from_scratch:
         summary = await replay.for_each_period(nothing, sink)
@@ -69,6 +73,47 @@ async def test_a_run_that_is_over(from_scratch: bool, checkpointed: bool) -> Non
     else:
         with pytest.raises(RunEnded):
             await replay.for_each_period(nothing, sink)
+
+
+class Emptied(FunctionSink):
+    """A sink whose results were deleted."""
+
+    def check_published(self, pipeline: str, number: int) -> None:
+        raise PipelineMismatchError(f"batch {number} of {pipeline} is not there")
+
+
+async def test_a_run_that_is_over_and_its_results_are_gone() -> None:
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    sink, replay = Emptied(nothing), driver(store)
+    await over(store, 5)
+    await written(store, replay, sink, checkpointed=True)
+    with pytest.raises(PipelineMismatchError, match="batch 0 of p is not there"):
+        await replay.for_each_period(nothing, sink)
+
+
+@pytest.mark.parametrize("subscription", [None, Subscription.check(pipeline="p")], ids=["static", "managed"])
+@pytest.mark.parametrize(("marks", "left"), [([0, 0], None), ([0, 3], r"t\.1 up to 0 of 3")], ids=["none", "some"])
+async def test_a_pipeline_that_has_decided_nothing(
+    marks: list[int], left: str | None, subscription: Subscription | None
+) -> None:
+    """It is complete if there was nothing to do. If others have run records, its driver died before the first batch."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    sink, replay = FunctionSink(nothing), driver(store, subscription=subscription)
+    await over(store, *marks)
+    await written(store, replay, sink, checkpointed=False, intent=None)
+    if left is None:
+        assert (await replay.for_each_period(nothing, sink)).periods == 0
+    else:
+        with pytest.raises(RunEnded, match=f"pipeline 'p' has not published all of it: {left}"):
+            await replay.for_each_period(nothing, sink)
+
+
+async def test_a_pipeline_that_never_began() -> None:
+    """Nothing is known of it: that is not the same as nothing to do."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    await over(store, 0)
+    with pytest.raises(RunEnded, match="over"):
+        await driver(store).for_each_period(nothing, FunctionSink(nothing))
 
 
 async def over(store: Store, *marks: int) -> None:
