@@ -75,6 +75,7 @@ class Options:
     max_bytes: int
     retries: int
     from_scratch: bool
+    accept_deleted: bool
     progress: Callable[[Progress], None] | bool | None
     check: bool
     store: Store
@@ -245,6 +246,7 @@ class AsyncReplay:
             grows=settings.end is None and (is_managed or settings.partitions is None),
             retries=options.retries,
             start=settings.start if isinstance(settings.start, int) else None,
+            accept_deleted=options.accept_deleted,
             sample=sampler.mean_size,
             on_progress=on_progress,
             after=self.after_step,

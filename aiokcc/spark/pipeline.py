@@ -76,6 +76,7 @@ class Pipeline:
         grows: bool,
         retries: int,
         start: int | None = None,
+        accept_deleted: bool = False,
         sample: Callable[[Mapping[Partition, tuple[int, int]]], Awaitable[float | None]],
         on_progress: Callable[[Progress], None],
         after: Callable[[BatchStep, Batch], None] | None,
@@ -93,6 +94,7 @@ class Pipeline:
         self._retries = retries
         self._start = start
         """The time at which the run starts; None if it starts where the logs begin."""
+        self._accept_deleted = accept_deleted
         self._sample = sample
         self._on_progress = on_progress
         self._after = after or _nothing
@@ -107,7 +109,7 @@ class Pipeline:
         tracks = participant.tracks.values()
         await check_not_deleted(self._finder, tracks, checkpoint.name)
         if checkpoint.intent is None and self._start is not None:
-            await check_start(self._finder, tracks, self._start)
+            await check_start(self._finder, tracks, self._start, accept=self._accept_deleted)
         async with unwrapped() as tasks:
             tasks.start_soon(self._measure)
             await planner.find_next_records(participant.limit)

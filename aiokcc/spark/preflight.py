@@ -144,39 +144,35 @@ async def check_not_deleted(finder: Finder, tracks: Iterable[Track], pipeline: s
             raise deleted_error(partition, left[partition], begin, f"the pipeline {pipeline!r}")
 
 
-async def check_start(finder: Finder, tracks: Iterable[Track], start: int) -> None:
+async def check_start(finder: Finder, tracks: Iterable[Track], start: int, *, accept: bool) -> None:
     """Raise KafkaError if records at or past ``start`` may have been deleted before the run was founded.
 
-    Kafka deletes by age in all partitions of a topic alike. So where one of them still has a record older than the start, a
-    gap at the beginning of another one is most likely none, and is only logged; so is a partition without any record.
+    A partition whose log begins at 0, or with a record that is not younger than the start, has lost none of them. With
+    ``accept`` the others are only logged.
     """
     partitions = {track.partition for track in tracks}
     begins, ends = await finder.begins(partitions), await finder.ends(partitions)
     found = await finder.at(dict.fromkeys(partitions, start))
-    firsts = {p: ends[p] if record is None else record.offset for p, record in found.items()}
-    reaches_back = {p.topic for p in partitions if firsts[p] > begins[p]}
-    doubtful = []
-    for partition in sorted(p for p in partitions if 0 < begins[p] == firsts[p]):
+    doubtful: dict[Partition, str] = {}
+    moved: int | None = start
+    for partition in sorted(partitions):
         record = found[partition]
-        if record is not None and record.ts <= start:
+        first = ends[partition] if record is None else record.offset
+        if not 0 < begins[partition] == first or (record is not None and record.ts <= start):
             continue
         left = "without a record" if record is None else f"with a record of {format_time(record.ts)}"
-        log.warning(
-            "%s begins at offset %d, %s, and what stood before was deleted: if some of it was of %s or later, it is missing",
-            partition,
-            begins[partition],
-            left,
-            format_time(start),
-        )
-        if record is not None and partition.topic not in reaches_back:
-            doubtful.append((partition, record))
-    if doubtful:
-        partition, record = doubtful[0]
-        last = max(found.ts for _, found in doubtful)
+        doubtful[partition] = f"{partition} begins at offset {first}, {left}"
+        moved = None if record is None or moved is None else max(moved, record.ts)
+    if accept:
+        for text in doubtful.values():
+            log.warning("%s; deleted records of %s or later are missing, if there were any", text, format_time(start))
+    elif doubtful:
+        others = f" (and {len(doubtful) - 1} more partitions likewise)" if len(doubtful) > 1 else ""
+        later = "" if moved is None else f'start="{format_time(moved)}" or later, '
         raise KafkaError(
-            f"{partition} begins at offset {record.offset}, with a record of {format_time(record.ts)}, and what stood before "
-            f"was deleted: the records from {format_time(start)} on, where the run starts, are not all there. "
-            f'Give start="{format_time(last)}" or later, or start="earliest" for whatever is left'
+            f"{next(iter(doubtful.values()))}{others}, and what stood before was deleted: records from {format_time(start)} "
+            f'on, where the run starts, may be missing. Pass {later}start="earliest" for whatever is left, or '
+            f"accept_deleted=True to start there all the same"
         )
 
 
@@ -188,8 +184,7 @@ async def check_run_published(
 ) -> None:
     """Raise RunEnded if the pipeline has not published all that was run of the partitions that it ``covers``.
 
-    An ended run does not change.
-    Where the cut does not tell how far a partition was run, all of the agreed range is expected.
+    An ended run does not change. Where the cut does not tell how far a partition was run, its whole range is expected.
     """
     limit = await session.get(paths.COORDINATOR)
     listed = await session.get(paths.TOPIC_PARTITIONS)

@@ -69,6 +69,7 @@ def replay(
     max_bytes: str | int = "512MB",
     retries: int = 2,
     from_scratch: bool = False,
+    accept_deleted: bool = False,
     check: bool = True,
     progress: Callable[[Progress], None] | bool | None = None,
     caught_up: str | int | timedelta = "follow",
@@ -116,6 +117,8 @@ def replay(
     :param max_bytes: the most that one job reads, such as ``"512MB"``
     :param retries: how often a failed job is tried again before the replay stops with a SparkJobError
     :param from_scratch: throw away what the pipeline has published, and start again
+    :param accept_deleted: start also if Kafka may have deleted records past ``start`` before the run was founded. A warning
+        names the partitions; without this it is an error
     :param check: whether to check, at the first job with several periods, that the function keeps them apart
     :param progress: called with a :class:`Progress` after each job. By default a line on the terminal; False: nothing
     :param store_timeout: seconds without the store after which the replay stops
@@ -223,6 +226,7 @@ def replay(
             _bytes(max_bytes),
             retries,
             bool(from_scratch),
+            bool(accept_deleted),
             progress,
             bool(check),
             place,
