@@ -39,9 +39,9 @@ from aiokcc.kafka.summary import Period, Summary
 from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, connect, wall_clock
+from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
-from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
@@ -166,7 +166,7 @@ def replay(
     if lookahead and any(settings.lateness.values()):
         raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
     if not isinstance(store, Store):
-        store = open_store(store, **(store_options or {}))
+        store = open_by_url(store, **(store_options or {}))
     elif store_options:
         raise UsageError("store_options go with a store's URL; give them to the store you made")
     join = partial(

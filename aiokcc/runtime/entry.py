@@ -69,9 +69,7 @@ class Block(AbstractAsyncContextManager[T]):
         return f"write 'async with {self._call}(...) as {self._name}:', and use {self._name} in that block"
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith(
-            "_"
-        ):  # asked by Python itself, as copy does; also before __init__, when we have no attributes
+        if name.startswith("_"):  # Python itself asks, as in copy, also before __init__ has set ours
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         raise NotEnteredError(f"{self._call}(...) is not entered, so it has no {name!r}; {self._what_to_write()}")
 

@@ -27,9 +27,9 @@ from aiokcc.runtime.assignment_follower import run_assigned
 from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords, warn_of_milliseconds
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
+from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.operator import write_request
 from aiokcc.runtime.status import Status, read_status
-from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["Group", "connect", "wall_clock"]
@@ -132,7 +132,7 @@ def connect(
         if options:
             raise UsageError(f"{', '.join(options)}: options go with a store's URL; give them to the store you made")
     else:
-        store = open_store(store, **options)
+        store = open_by_url(store, **options)
     engine = Member(
         store,
         settings,

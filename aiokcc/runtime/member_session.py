@@ -37,7 +37,7 @@ from aiokcc.runtime.agreement import find_run, has_changed
 from aiokcc.runtime.assignment_follower import AssignmentFollower
 from aiokcc.runtime.election import campaign
 from aiokcc.runtime.leader_term import LeaderTerm
-from aiokcc.runtime.new_run import remove_ended_run
+from aiokcc.runtime.new_run import joining, remove_left_run
 from aiokcc.runtime.ownership import Ownership
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.standstill import Standstill
@@ -92,9 +92,22 @@ class MemberSession:
         Raises GroupMismatchError if the group runs, or ran, with other settings; RunEnded if it ran with ours and has ended
         before we ever took part.
         """
+        async with joining(self.store):
+            await self._register(first=first)
+        session = self.session
+        if self.assignment_follower is not None:
+            await self.assignment_follower.await_predecessor()
+        self.joined_at = asyncio.get_running_loop().time()
+        self.see_generation(await session.get(paths.GENERATION))
+        node = await session.get(paths.COORDINATOR)
+        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
+
+    async def _register(self, *, first: bool) -> None:
         settings, session = self.member.settings, self.session
+        if first and self.store.forgets_unfinished:
+            await remove_left_run(self.store, session)
         run = await self._agreement()
-        while run.ended and first and self.store.volatile and await remove_ended_run(session):
+        while run.ended and first and self.store.volatile and await remove_left_run(self.store, session):
             run = await self._agreement()
         theirs = run.settings.partitions
         managed = self.member.group is not None
@@ -130,12 +143,6 @@ class MemberSession:
                 ephemeral=True,
             ),
         )
-        if self.assignment_follower is not None:
-            await self.assignment_follower.await_predecessor()
-        self.joined_at = asyncio.get_running_loop().time()
-        self.see_generation(await session.get(paths.GENERATION))
-        node = await session.get(paths.COORDINATOR)
-        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     def _are_newer(self, more: frozenset[Partition], theirs: frozenset[Partition]) -> bool:
         """Returns whether the partitions ``more`` may be newer than the run. The run keeps its set to the end."""

@@ -1,22 +1,35 @@
-"""Removes a run in memory that has ended and has no member left: the next member founds a new one under the same name.
+"""Removes a run in memory that has no member left: the next member founds a new one under the same name.
 
-In other stores a run that has ended stays, so that it is not run again by mistake. The content of ``memory://name`` has no use
-once the run is over and all members have left, and a notebook cell or a test runs again under the same name.
+In other stores a run stays, so that it is resumed after a crash and not run again by mistake. A notebook cell or a test that
+has failed or was interrupted runs again under the same ``memory://name``, often with other settings, and expects a new run.
+
+A program that passes a store object instead of the URL resumes an unfinished run: ``store = open_store("memory://name")``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from aiokcc.core import paths
 from aiokcc.errors import BadVersionError, NoNodeError, NotEmptyError
 from aiokcc.runtime.children import list_children
+from aiokcc.stores import open_store
 from aiokcc.stores.port import ANY_VERSION, Delete
 
 if TYPE_CHECKING:
-    from aiokcc.stores.port import Session
+    from aiokcc.stores.port import Session, Store
 
-__all__ = ["remove_ended_run"]
+__all__ = ["joining", "open_by_url", "remove_left_run"]
+
+log = logging.getLogger("aiokcc.member")
+
+# Weak references: a lock belongs to the event loop it is used in, and lives only while somebody joins.
+_joining: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
 _OF_A_RUN: Final = (
     paths.GENERATION,
@@ -32,11 +45,34 @@ _OF_A_RUN: Final = (
     paths.STATE,
     paths.ISOLATED,
 )
-"""The nodes that a founder creates. Committed offsets do not belong to a run: they stay."""
+"""The nodes that a founder creates. Committed offsets stay, for ``start="committed"``. They name their run, so
+no other run resumes by them."""
 
 
-async def remove_ended_run(session: Session) -> bool:
-    """Deletes the nodes of a run that has ended, in one transaction. Returns False if a member of it is still there.
+def open_by_url(url: str, **options: Any) -> Store:
+    """Opens a store. If it is in memory, it does not resume an unfinished run that all members have left."""
+    store = open_store(url, **options)
+    if store.volatile:
+        store.forgets_unfinished = True
+    return store
+
+
+@asynccontextmanager
+async def joining(store: Store) -> AsyncIterator[None]:
+    """Lets members join a run in memory one after the other.
+
+    Otherwise a run that was founded a moment ago, and has no member yet, would look like one that all have left.
+    """
+    if not store.volatile:
+        yield
+        return
+    lock = _joining.setdefault(store.url, asyncio.Lock())
+    async with lock:
+        yield
+
+
+async def remove_left_run(store: Store, session: Session) -> bool:
+    """Deletes the nodes of a run, in one transaction. Returns False if a member of it is still there.
 
     If another process was faster, nothing is deleted; the caller reads again in any case.
     """
@@ -50,6 +86,7 @@ async def remove_ended_run(session: Session) -> bool:
         await session.commit(Delete(paths.RUN, run.version), *(Delete(path, ANY_VERSION) for path in doomed))
     except (NoNodeError, BadVersionError, NotEmptyError):
         return True
+    log.info("the run under %s is over: its last member has left, and a new run begins", store.url)
     return True
 
 

@@ -249,6 +249,8 @@ class Store(abc.ABC):
     root: str
     volatile = False
     """Whether a run that has ended makes room for a new one as soon as its last member has left."""
+    forgets_unfinished = False
+    """Whether a run that has not ended does so too."""
 
     @abc.abstractmethod
     def session(
