@@ -46,7 +46,8 @@ from aiokcc.spark.preflight import check_run_published, check_topics, explain_ka
 from aiokcc.spark.progress import Line, Progress, Summary
 from aiokcc.spark.record_sampler import CheckedFinder, RecordSampler
 from aiokcc.spark.scan import Scanner, ScanningFinder
-from aiokcc.spark.sinks import FunctionSink, Sink
+from aiokcc.spark.security import check_sink_security
+from aiokcc.spark.sinks import FunctionSink, KafkaSink, Sink
 from aiokcc.spark.source import read
 from aiokcc.spark.spark_thread import SparkThread
 from aiokcc.spark.standby import check_other_pipelines, claim_all, drive_in_turn
@@ -160,6 +161,10 @@ class AsyncReplay:
             function, target = _same, _as_sink(function)
         else:
             target = _as_sink(sink)
+        if isinstance(target, KafkaSink):
+            settings = self._options.settings
+            servers = settings.bootstrap_servers.split(",")
+            check_sink_security(settings.consumer, servers, target.servers, target.options, self._options.spark)
         group = self.group
         if group is None:
             await self._confirm_end(target)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from aiokcc.core.masking import HIDDEN, is_secret, mask_text
 from aiokcc.errors import UsageError
 
-__all__ = ["check_security"]
+__all__ = ["check_security", "check_sink_security"]
 
 _PROTOCOL: Final = "kafka.security.protocol"
 _MECHANISM: Final = "kafka.sasl.mechanism"
@@ -47,13 +47,13 @@ def check_security(consumer: Mapping[str, Any], kafka_options: Mapping[str, str]
             f"{_PROTOCOL} in kafka_options is {theirs!r} and security_protocol is {protocol!r}: Spark and the consumer that "
             f"looks up the boundaries reach the same servers, so give both the same protocol"
         )
-    mechanism = str(consumer.get("sasl_mechanism") or "PLAIN")
-    needed = {_PROTOCOL: protocol} if protocol != "PLAINTEXT" else {}
-    if protocol.startswith("SASL"):
-        if mechanism != "GSSAPI":  # that is the default of Kafka's Java client
-            needed[_MECHANISM] = mechanism
-        if not any(_JAAS_FILE in value for value in conf.values()):
-            needed[_JAAS] = _jaas(mechanism)
+    mechanism = _mechanism(consumer)
+    if protocol.startswith("SASL") and given.get(_MECHANISM, mechanism) != mechanism:
+        raise UsageError(
+            f"{_MECHANISM} in kafka_options is {given[_MECHANISM]!r} and sasl_mechanism is {mechanism!r}: Spark and the "
+            f"consumer that looks up the boundaries log in to the same servers, so give both the same mechanism"
+        )
+    needed = _needed(protocol, mechanism, conf)
     missing = [name for name in needed if name not in given]
     if missing:
         example = ", ".join(f"{name!r}: {needed[name]!r}" for name in missing)
@@ -61,6 +61,47 @@ def check_security(consumer: Mapping[str, Any], kafka_options: Mapping[str, str]
             f"security_protocol is {protocol!r} for the consumer that looks up the boundaries, but Spark reads the records "
             f"through a consumer of its own, and kafka_options lacks {', '.join(missing)}. Give kafka_options={{{example}}}"
         )
+
+
+def check_sink_security(
+    consumer: Mapping[str, Any],
+    servers: Collection[str],
+    sink_servers: Collection[str],
+    sink: Mapping[str, str],
+    spark: Any,
+) -> None:
+    """Raise UsageError if the source logs in, and a KafkaSink on one of the same servers does not.
+
+    The sink may log in as somebody else, and by another mechanism.
+    """
+    protocol = str(consumer.get("security_protocol") or "PLAINTEXT").upper()
+    conf = _settings(spark)
+    shared = sorted({*servers} & {*sink_servers})
+    if protocol == "PLAINTEXT" or not shared or any(name.startswith(_TOKENS) for name in conf):
+        return
+    needed = _needed(protocol, _mechanism(consumer), conf)
+    missing = [name for name in needed if name not in {given.lower() for given in sink}]
+    if missing:
+        example = ", ".join(f"{name!r}: {needed[name]!r}" for name in missing)
+        raise UsageError(
+            f"security_protocol is {protocol!r} for the source, and the KafkaSink writes to {shared[0]} too, but its "
+            f"kafka_options lack {', '.join(missing)}. Give KafkaSink(..., kafka_options={{{example}}})"
+        )
+
+
+def _mechanism(consumer: Mapping[str, Any]) -> str:
+    return str(consumer.get("sasl_mechanism") or "PLAIN")
+
+
+def _needed(protocol: str, mechanism: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the options that Kafka's Java client needs, with the form of their values."""
+    needed = {_PROTOCOL: protocol} if protocol != "PLAINTEXT" else {}
+    if protocol.startswith("SASL"):
+        if mechanism != "GSSAPI":  # that is the default of Kafka's Java client
+            needed[_MECHANISM] = mechanism
+        if not any(_JAAS_FILE in value for value in conf.values()):
+            needed[_JAAS] = _jaas(mechanism)
+    return needed
 
 
 def _jaas(mechanism: str) -> str:

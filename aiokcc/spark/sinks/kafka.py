@@ -63,6 +63,16 @@ class KafkaSink(Sink):
         self._topic, self._options = topic, {**options, "kafka.bootstrap.servers": ",".join(servers)}
         self._attempt = 0
 
+    @property
+    def servers(self) -> list[str]:
+        """The servers that it writes to."""
+        return self._options["kafka.bootstrap.servers"].split(",")
+
+    @property
+    def options(self) -> Mapping[str, str]:
+        """The options of Spark's Kafka writer; a password may be among them."""
+        return self._options
+
     def describe(self) -> str:
         return f"Kafka topic {self._topic}"
 

@@ -14,8 +14,10 @@ import pytest
 import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.spark.driver import Options
+from aiokcc.spark.driver import AsyncReplay, Options
 from aiokcc.spark.replay import replay
+from aiokcc.spark.security import check_sink_security
+from aiokcc.spark.sinks import KafkaSink
 
 
 def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: Any) -> Options:  # noqa: B008
@@ -93,6 +95,7 @@ INSECURE: list[tuple[dict[str, Any], dict[str, str], str]] = [
     (SASL, {**SPARK_SASL, "kafka.security.protocol": "SSL"}, "is 'SSL' and security_protocol is 'SASL_PLAINTEXT'"),
     ({}, SPARK_SASL, "is 'SASL_PLAINTEXT' and security_protocol is 'PLAINTEXT'"),
     ({**SASL, "sasl_mechanism": "PLAIN"}, {}, "plain.PlainLoginModule required"),
+    ({**SASL, "sasl_mechanism": "PLAIN"}, SPARK_SASL, "is 'SCRAM-SHA-256' and sasl_mechanism is 'PLAIN'"),
 ]
 
 
@@ -119,6 +122,25 @@ SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
         {"spark.driver.extraJavaOptions": "-Djava.security.auth.login.config=/etc/jaas.conf"},
     ),
 ]
+
+
+@pytest.mark.parametrize("missing", list(SPARK_SASL))
+async def test_credentials_that_a_kafka_sink_lacks_are_named_at_once(missing: str) -> None:
+    """The sink writes to the servers that the pipeline reads from, and these want a login."""
+    chosen = options("orders", kafka_options=SPARK_SASL, **SASL)
+    servers = chosen.settings.bootstrap_servers.split(",")
+    cluster: Any = None
+    sink = KafkaSink("results", bootstrap_servers=servers, kafka_options=without(missing))
+    with pytest.raises(aiokcc.UsageError, match=f"KafkaSink writes to {servers[0]} too, .* lack {missing}") as refused:
+        await AsyncReplay(chosen, cluster, None).for_each_period(lambda frame, _: frame, sink)
+    assert SECRET not in str(refused.value)
+
+
+def test_a_kafka_sink_elsewhere_or_with_a_login_of_its_own_is_fine() -> None:
+    spark = SimpleNamespace()
+    check_sink_security(SASL, ["a:1"], ["b:1"], {}, spark)
+    check_sink_security(SASL, ["a:1"], ["a:1"], {**SPARK_SASL, "kafka.sasl.mechanism": "PLAIN"}, spark)
+    check_sink_security({}, ["a:1"], ["a:1"], {}, spark)
 
 
 @pytest.mark.parametrize(("consumer", "kafka_options", "conf"), SECURE)
