@@ -145,8 +145,9 @@ def test_an_option_that_the_store_does_not_have_is_named(option: str, hint: str)
         aiokcc.replay("t", bootstrap_servers="h:1", store="zk://h/x", period="1m", store_options={option: "S"})
     assert f"zk:// has no option {option!r}; {hint}" in str(caught.value)
     if option != "acll":  # of an argument of connect itself the nearest is named
+        options: dict[str, Any] = {option: "S"}
         with pytest.raises(UsageError) as caught:
-            aiokcc.connect("zk://h/x", topics={"t": 1}, period="1m", **{option: "S"})
+            aiokcc.connect("zk://h/x", topics={"t": 1}, period="1m", **options)
         assert f"zk:// has no option {option!r}; {hint}" in str(caught.value)
 
 
