@@ -266,6 +266,7 @@ class Soak:
             max_bytes=10**6,
             retries=0,
             from_scratch=False,
+            accept_deleted=False,
             progress=False,
             check=False,
             store=self.world.store,
