@@ -13,7 +13,17 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Report
 from tests.property.tree import Op
 
-__all__ = ["NOW", "RULES", "Broken", "CountingLeader", "LeaderTerm", "Member", "WaitingMemberProgress", "Write"]
+__all__ = [
+    "NOW",
+    "RULES",
+    "Broken",
+    "CountingLeader",
+    "HastyMemberProgress",
+    "LeaderTerm",
+    "Member",
+    "WaitingMemberProgress",
+    "Write",
+]
 
 RULES: Final = frozenset(
     {
@@ -33,6 +43,7 @@ RULES: Final = frozenset(
         "resume at cut",
         "resume at cut, same gate",
         "owned only",
+        "withheld",
         "clamp",
         "monotone",
         "generation in report",
@@ -59,6 +70,17 @@ class WaitingMemberProgress(MemberProgress):
     def report(self, *, even_running: bool = False) -> Report | None:
         waits = any(not progress.owned for progress in self.partitions.values())
         return None if waits and not even_running else super().report(even_running=even_running)
+
+
+class HastyMemberProgress(MemberProgress):
+    """Without "withheld": a late report says what has arrived, also while that is not processed yet."""
+
+    def report(self, *, even_running: bool = False) -> Report | None:
+        withheld, self.withheld = self.withheld, False if even_running else self.withheld
+        try:
+            return super().report(even_running=even_running)
+        finally:
+            self.withheld = withheld
 
 
 @dataclass(eq=False)

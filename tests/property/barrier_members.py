@@ -247,11 +247,11 @@ class BarrierMembers(BarrierStore):
             offset = min(offset, crossing[1])
         self.committed[partition] = max(self.committed[partition], offset)
 
-    def report(self, m: Member) -> Write | None:
-        """Send the report, if it says something new."""
+    def report(self, m: Member, *, late: bool = False) -> Write | None:
+        """Send the report, if it says something new. A late one tells who is slow, and must not count."""
         if m.session is None or m.overdue or m.reporting is not None:
             return None
-        report = m.progress.report()
+        report = m.progress.report(even_running=late)
         if report is None:
             return None
         once = m.written is None or m.written.limit != report.limit

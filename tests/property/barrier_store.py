@@ -18,7 +18,7 @@ from aiokcc.core.partitions import Partition, decode_partitions, encode_partitio
 from aiokcc.core.report import Cut, Mark, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
 from aiokcc.errors import CorruptNodeError
-from tests.property.barrier_actors import RULES, Broken, Member, WaitingMemberProgress, Write
+from tests.property.barrier_actors import RULES, Broken, HastyMemberProgress, Member, WaitingMemberProgress, Write
 from tests.property.tree import Create, Node, Op, Tree
 
 __all__ = ["ASSIGNMENTS", "BarrierStore", "encode_assignment"]
@@ -74,6 +74,8 @@ class BarrierStore(ABC):
 
     def member(self, name: str) -> Member:
         """A process that has just started."""
+        if not self.has("withheld"):
+            return Member(name, HastyMemberProgress())
         return Member(name, MemberProgress() if self.has("owned only") else WaitingMemberProgress())
 
     def has(self, rule: str) -> bool:

@@ -489,6 +489,28 @@ def test_owned_only() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
+def test_withheld(lookahead: int) -> None:
+    """X has gathered the records of a period and works on them for so long that it reports late. The limit waits for it."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, y)
+        take_part(model, y)
+        x.progress.withheld = True
+        take_part(model, x)
+        assert x.progress.has_arrived
+        late = model.report(x, late=True)
+        done(model, late)
+        if advance(model, y):
+            raise Broken("completeness: a period closed whose records are not processed")
+        x.progress.withheld = False
+        done(model, model.report(x))
+        assert advance(model, y)
+
+    both(history, "withheld", "whose records are not processed", two([2, 35], [3, 37], lookahead=lookahead))
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("gone", ["releases", "leaves"])
 def test_a_standby_takes_over_while_an_advance_is_in_flight(gone: str, lookahead: int) -> None:
     """The report of x is on its way into a cut when x gives p0 up. y stands by, claims, reads the cut before, starts there."""
