@@ -128,7 +128,7 @@ class _Cluster:
 def _kafka(members: Members, partitions: list[Partition], current: Assignment) -> Callable[[], dict[str, Any]]:
     """Return a function that makes the same decision with aiokafka."""
     from aiokafka import TopicPartition
-    from aiokafka.group.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+    from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
     cluster = _Cluster(partitions)
     metadata = {}

@@ -70,6 +70,7 @@ class Connection(asyncio.Protocol):
         self._ping_sent: float | None = None
         self._received_at = 0.0
         self._handshake: asyncio.Future[wire.Handshake] = self._loop.create_future()
+        self._handshaken = False
         self._auth: asyncio.Future[None] | None = None
         self.listener: ConnectionListener | None = None
         self.pending: deque[PendingRequest] = deque()
@@ -188,8 +189,13 @@ class Connection(asyncio.Protocol):
                 self._need = length + 4
                 break
             at = end
-            if not self._handshake.done():
-                self._handshake.set_result(wire.decode_handshake(data, start, end))
+            if not self._handshaken:
+                # By a flag of its own: who waited may be cancelled, and an answer to the handshake read as a reply to a request
+                # would give a transaction id from far in the future. No server would accept this client again.
+                self._handshaken = True
+                handshake = wire.decode_handshake(data, start, end)
+                if not self._handshake.done():
+                    self._handshake.set_result(handshake)
                 continue
             if length < 16:
                 raise wire.MalformedReplyError(f"a reply of {length} bytes")

@@ -256,7 +256,7 @@ async def test_a_hot_node_is_reported_though_it_never_rests(zk_root: str) -> Non
 
 async def test_a_path_that_may_not_be_read_says_so_and_the_others_go_on(zk_root: str) -> None:
     owner = open_store(zk_root, auth=("user", "secret"), acl=[Acl.CREATOR])
-    public = open_store(zk_root, auth=("user", "secret"))
+    public = open_store(zk_root, auth=("user", "secret"), acl="open")
     async with owner.session() as session, public.session() as opening, open_store(zk_root).session() as stranger:
         await opening.ensure("")
         await session.create("private")
