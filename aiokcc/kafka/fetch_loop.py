@@ -68,6 +68,7 @@ class FetchLoop:
         self._batch = batch
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
         self._taken_in_turn = 0
+        self._coordinator_known = False
         self._last_records_at = time.monotonic()
         self._fetching: anyio.CancelScope | None = None
         self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead)
@@ -89,6 +90,17 @@ class FetchLoop:
             self._kafka_consumer.seek(tp, consumer.position)
             self._pause_if_complete(tp, consumer)
         self.wake()
+
+    async def find_coordinator(self) -> None:
+        """Wait, once, until aiokafka knows the broker that keeps the offsets of our group id, or has not found it in time.
+
+        aiokafka begins to look for it at the first ``assign()``. A second one in the meantime, for partitions whose locks come
+        one after the other, makes an assertion in its background task fail, and the consumer is of no use any more.
+        """
+        if not self._coordinator_known and self._consumers:
+            self._coordinator_known = True
+            with contextlib.suppress(KafkaError):
+                await self._cluster.ask(self._kafka_consumer.committed(next(iter(self._consumers))), "ask the group of")
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         """Fetch for these partitions no longer."""

@@ -149,6 +149,8 @@ class PartitionTasks:
             consumers[partition] = consumer
             self._running[partition] = _Running(gate, consumer)
         self._fetch_loop.add(consumers)
+        if self._settings.group_id is not None and not self._settings.by_group:
+            await self._fetch_loop.find_coordinator()
         for partition in consumers:
             self._tasks.start_soon(self._run, self._running[partition])
 
