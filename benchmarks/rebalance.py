@@ -342,7 +342,7 @@ async def _goes_in_process(
         with store.server.intercept(before=lambda _: asyncio.sleep(trip)) if trip else contextlib.nullcontext():
             goes = next(name for name, replay in replays.items() if (replay.group.epoch is not None) == leader)
             mine = [p for p, (who, _) in handled.items() if who == goes]
-            session = replays[goes].group._member.session
+            session = replays[goes].group.membership.session
             began = time.monotonic()
             if event == "leaves":
                 replays[goes].stop()

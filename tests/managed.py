@@ -81,13 +81,13 @@ class Stage:
 
 def name_of(group: aiokcc.Group) -> str:
     """The member in its present session."""
-    member_session = group._member.member_session
+    member_session = group.membership.member_session
     assert member_session is not None
     return member_session.name
 
 
 def session_of(group: aiokcc.Group) -> Session:
-    session = group._member.session
+    session = group.membership.session
     assert isinstance(session, Session)
     return session
 

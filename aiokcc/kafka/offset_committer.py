@@ -174,7 +174,7 @@ def make_committer(
     if settings.offset_storage == "store":
         offsets = StoreOffsets(member)
         if settings.commit:
-            member.on_claim = offsets.claimed
+            member.add_listener(offsets)
         return Committer(offsets, member, summary, enabled=settings.commit)
     enabled = settings.commit and settings.group_id is not None
     return Committer(KafkaOffsets(consumer, cluster, member), member, summary, enabled=enabled)

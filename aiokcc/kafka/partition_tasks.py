@@ -70,7 +70,7 @@ class PartitionTasks:
     ) -> None:
         self._settings = settings
         self._group = group
-        self._member = group._member
+        self._member = group.membership
         self._fetch_loop = fetch_loop
         self._committer = committer
         self._summary = summary
@@ -259,7 +259,7 @@ async def run_fixed(partition_tasks: PartitionTasks, mine: Iterable[Partition], 
     """Read these partitions to their end."""
     await partition_tasks.start_each(mine)
     await partition_tasks.wait_done()
-    await group._member.settled()
+    await group.membership.settled()
 
 
 async def run_managed(partition_tasks: PartitionTasks, group: Group) -> None:
@@ -267,7 +267,7 @@ async def run_managed(partition_tasks: PartitionTasks, group: Group) -> None:
 
     After a release no end is written to the store. Then it returns when all assigned partitions have ended.
     """
-    member = group._member
+    member = group.membership
 
     def over() -> bool:
         released = member.progress.limit.mode is Mode.OPEN and bool(partition_tasks.partitions)
@@ -293,7 +293,7 @@ async def run_kafka_group(
     partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group
 ) -> None:
     """Read the partitions that Kafka assigns to us, until the run has ended for all."""
-    member = group._member
+    member = group.membership
     sender, changes = anyio.create_memory_object_stream[_Change](100)
     starts = {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()}
     listener = _Listener(consumer, sender, starts, grows=settings.end is None)

@@ -24,7 +24,7 @@ from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.handoff import Handoff
-from aiokcc.kafka.offset_committer import make_committer
+from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_tasks import (
     PartitionTasks,
@@ -39,6 +39,7 @@ from aiokcc.kafka.summary import Period, Summary
 from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, connect, wall_clock
+from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
@@ -233,7 +234,7 @@ async def _replaying(
             by_topic.setdefault(topic, []).append(number)
         async with join(topics=by_topic, offsets=resolve) as group:
             if settings.end is not None:  # partitions that were created after the run was founded are not part of it
-                mine &= group._member.settings.partitions
+                mine &= group.membership.settings.partitions
                 newer = sorted((settings.partitions or mine) - mine)
                 if newer:
                     raise PartitionError(
@@ -259,7 +260,7 @@ class Replay:
         self._tasks = tasks
         self._cluster = cluster
         self.group = group
-        self._member = group._member
+        self._member = group.membership
         self._mine = mine
         self._lookahead = lookahead
         self._used = False
@@ -392,10 +393,9 @@ class Replay:
             await consumer.run_batches(gather, internal=True)
 
         async def read() -> None:
-            await self._read(work)
+            await self._read(work, _Arrivals(complete))
             tasks.cancel_scope.cancel()
 
-        member.on_complete = complete.set
         try:
             async with unwrapped() as tasks:
                 tasks.start_soon(read)
@@ -420,14 +420,14 @@ class Replay:
                             member_progress.withheld = False
                             member.report_if_due()
         finally:
-            member.on_complete = None
             if member_progress.withheld:  # a period that was not processed must not count as finished
                 await member.release_all()
             member_progress.withheld = False
 
     # -- inside ---------------------------------------------------------------------------------------------------------
 
-    async def _read(self, work: Callable[[PartitionConsumer], Awaitable[None]]) -> None:
+    async def _read(self, work: Callable[[PartitionConsumer], Awaitable[None]], also: Listener | None = None) -> None:
+        """Read until the end or until stopped. ``also`` is notified while partitions run, and not while they are released."""
         if self._used:
             raise UsageError("this replay has been read already; open another one, under another root to run it again")
         self._used = True
@@ -447,16 +447,11 @@ class Replay:
             how = {"assigns": not settings.by_group, "fetch_ahead": fetch_ahead}
             fetch_loop = FetchLoop(consumer, self._cluster, member, **how, batch=settings.buffer_records)
             commits = make_committer(settings, consumer, self._cluster, member, self.summary)
-            released = asyncio.Event()
-
-            def moved(positions: dict[Partition, int]) -> None:
-                self.summary.periods = member.closed
-                commits.note(positions)
-                if self.group.released:
-                    released.set()
-
-            member.on_close = moved
-            moved({})  # the state before the callback was set
+            steps = _Steps(self.group, commits, self.summary)
+            steps.limit_moved({})  # the state before it listens
+            member.add_listener(steps)
+            if also is not None:
+                member.add_listener(also)
             partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
@@ -465,7 +460,7 @@ class Replay:
                     )
                     tasks.start_soon(commits.run)
                     tasks.start_soon(fetch_loop.run)
-                    tasks.start_soon(commit_after_release, partition_tasks, commits, member, released)
+                    tasks.start_soon(commit_after_release, partition_tasks, commits, member, steps.released)
                     with self._until_stopped:
                         await self._until_done(partition_tasks, consumer)
                     if self._until_stopped.cancel_called:
@@ -478,10 +473,11 @@ class Replay:
                     tasks.cancel_scope.cancel()
             finally:
                 member.leave()
-                member.on_complete = None  # a period does not become complete because partitions are released
+                if also is not None:
+                    member.remove_listener(also)  # a period does not become complete because partitions are released
                 if partition_tasks is not None:
                     await partition_tasks.close()  # only now: no task waits in a gate any more
-                member.on_close = None
+                member.remove_listener(steps)
                 if self.summary.late:
                     log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
                 if self.summary.outside:
@@ -508,3 +504,30 @@ class Replay:
             else:
                 await run_fixed(partition_tasks, self._mine, group)
             tasks.cancel_scope.cancel()
+
+
+class _Arrivals(Listener):
+    """Sets a signal when all partitions have arrived."""
+
+    def __init__(self, signal: Signal) -> None:
+        self._signal = signal
+
+    def all_arrived(self) -> None:
+        self._signal.set()
+
+
+class _Steps(Listener):
+    """Follows the limit: counts the periods that closed, and has their offsets committed."""
+
+    def __init__(self, group: Group, committer: Committer, summary: Summary) -> None:
+        self._group = group
+        self._committer = committer
+        self._summary = summary
+        self.released = asyncio.Event()
+        """Set when the gate was opened for all."""
+
+    def limit_moved(self, positions: dict[Partition, int]) -> None:
+        self._summary.periods = self._group.membership.closed
+        self._committer.note(positions)
+        if self._group.released:
+            self.released.set()

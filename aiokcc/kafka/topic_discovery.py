@@ -21,6 +21,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
 from aiokcc.kafka.partition_tasks import unwrapped
+from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -70,9 +71,8 @@ async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callab
 
     Those that join are claimed at once, in a task of their own: the earlier ones may still wait for locks that others hold.
     """
-    grown = Signal()
-    member = group._member
-    member.on_set = grown.set
+    growth = _Growth()
+    group.membership.add_listener(growth)
     claimed = set[Partition]()
     try:
         async with unwrapped() as tasks:
@@ -81,6 +81,16 @@ async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callab
                 if new:
                     claimed |= new  # before it is read: a partition that waits for its lock must not be claimed twice
                     tasks.start_soon(partition_tasks.start_each, new)
-                await grown.wait()
+                await growth.signal.wait()
     finally:
-        member.on_set = None
+        group.membership.remove_listener(growth)
+
+
+class _Growth(Listener):
+    """Sets its signal when the agreed set has changed."""
+
+    def __init__(self) -> None:
+        self.signal = Signal()
+
+    def set_changed(self) -> None:
+        self.signal.set()

@@ -190,33 +190,34 @@ async def _connected(member: Member) -> AsyncIterator[Group]:
 class Group:
     """The group, as this process takes part in it. Made by :func:`connect`."""
 
-    def __init__(self, member: Member) -> None:
-        self._member = member
+    def __init__(self, membership: Member) -> None:
+        self.membership = membership
+        """This process as a member, for the layers that are built on the group (Kafka, Spark). Programs do not need it."""
 
     @property
     def member(self) -> str:
         """This member's name."""
-        return self._member.name
+        return self.membership.name
 
     @property
     def limit(self) -> int:
         """Records below it may be processed. The greatest 64-bit number when released, 0 when the run is over."""
-        return self._member.progress.limit.value
+        return self.membership.progress.limit.value
 
     @property
     def released(self) -> bool:
         """True if the gate was opened for all, for good."""
-        return self._member.progress.limit.mode is Mode.OPEN
+        return self.membership.progress.limit.mode is Mode.OPEN
 
     @property
     def ended(self) -> bool:
         """True if the run is over."""
-        return self._member.progress.limit.mode is Mode.END
+        return self.membership.progress.limit.mode is Mode.END
 
     @property
     def epoch(self) -> int | None:
         """The generation under which this member leads; None if it does not lead."""
-        member_session = self._member.member_session
+        member_session = self.membership.member_session
         term = None if member_session is None else member_session.term
         return None if term is None else term.epoch
 
@@ -226,7 +227,7 @@ class Group:
         Raises PartitionError if the partition is not in the agreed set.
         """
         wanted = Partition(topic, partition)
-        agreed = self._member.settings.partitions
+        agreed = self.membership.settings.partitions
         if not isinstance(topic, str) or type(partition) is not int or wanted not in agreed:
             numbers = sorted(p.number for p in agreed if p.topic == topic)
             there = (
@@ -235,16 +236,16 @@ class Group:
                 else f"the topics are {', '.join(sorted({p.topic for p in agreed}))}"
             )
             raise PartitionError(f"partition {partition!r} of {topic!r} is not in the agreed set; {there}")
-        return Gate(self._member, wanted)
+        return Gate(self.membership, wanted)
 
     @property
     def partitions(self) -> frozenset[Partition]:
         """The agreed set."""
-        return self._member.settings.partitions
+        return self.membership.settings.partitions
 
     def add(self, bounds: Mapping[Partition, Bounds]) -> bool:
         """Adds partitions to the agreed set, at the present limit. Only the leader can; returns False if we do not lead."""
-        member_session = self._member.member_session
+        member_session = self.membership.member_session
         term = None if member_session is None else member_session.term
         if term is not None:
             term.add(bounds)
@@ -252,7 +253,7 @@ class Group:
 
     def remove(self, partitions: frozenset[Partition]) -> bool:
         """Removes partitions from the set of a managed group. Only the leader can; returns False if we do not lead."""
-        member_session = self._member.member_session
+        member_session = self.membership.member_session
         term = None if member_session is None else member_session.term
         if term is not None:
             term.remove(partitions)
@@ -261,7 +262,7 @@ class Group:
     @property
     def assigned(self) -> frozenset[Partition]:
         """The partitions that are assigned to this member of a managed group, as far as it knows."""
-        return self._member.assigned or frozenset()
+        return self.membership.assigned or frozenset()
 
     async def share(self, run: Callable[[Partition], Awaitable[None]]) -> None:
         """Runs the partitions that the managed group assigns to this member, each as a task, until the run ends. ::
@@ -277,32 +278,32 @@ class Group:
         PositionLostError: let ``consume`` raise it, and it is called again, or handle it as :class:`Gate` shows. This call
         raises every other error of ``consume``.
         """
-        if self._member.group is None:
+        if self.membership.group is None:
             raise UsageError('this group is not managed; connect with assignment="managed"')
-        await run_assigned(self._member, run)
+        await run_assigned(self.membership, run)
 
     async def status(self) -> Status:
         """Reads the status of the whole group: which partition blocks, on which member, for how long."""
-        return await read_status(self._member.store, self._session())
+        return await read_status(self.membership.store, self._session())
 
     async def set_period(self, period: str | int | timedelta) -> None:
         """Changes the period for all, from the next boundary on. Ends a hold."""
-        await write_request(self._member.store, self._session(), Request.every(parse_period(period)))
+        await write_request(self.membership.store, self._session(), Request.every(parse_period(period)))
 
     async def hold(self) -> None:
         """Stops the limit. Once this has returned, the limit does not move until a period is set again."""
-        await write_request(self._member.store, self._session(), Request(RequestKind.HOLD))
+        await write_request(self.membership.store, self._session(), Request(RequestKind.HOLD))
 
     async def release(self) -> None:
         """Opens the gate for all, for good."""
-        await write_request(self._member.store, self._session(), Request(RequestKind.OFF))
+        await write_request(self.membership.store, self._session(), Request(RequestKind.OFF))
 
     def _session(self) -> Session:
-        if self._member.failure is not None:
-            raise self._member.failure
-        if isinstance(self._member.session, NoSession):
+        if self.membership.failure is not None:
+            raise self.membership.failure
+        if isinstance(self.membership.session, NoSession):
             raise SessionLostError("there is no session with the store at present; it is being opened again")
-        return self._member.session
+        return self.membership.session
 
 
 def _ranges(numbers: list[int]) -> str:

@@ -2,6 +2,9 @@
 
 The member outlives its sessions. Each of them is one :class:`~aiokcc.runtime.member_session.MemberSession`. A new session keeps
 only the highest limit seen and the progress of the partitions. Between two sessions every gate is shut.
+
+:mod:`aiokcc.kafka` and :mod:`aiokcc.spark` are built on it. They get it as ``Group.membership`` and use its public attributes
+and methods; a :class:`~aiokcc.runtime.listener.Listener` receives its events.
 """
 
 from __future__ import annotations
@@ -32,13 +35,13 @@ from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import Timeout, timers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
-    from typing import Any
+    from collections.abc import Awaitable, Callable, Mapping
 
     from aiokcc.core.group_settings import GroupSettings
     from aiokcc.core.report import Cut
     from aiokcc.core.run import Bounds, Settings
     from aiokcc.runtime.gate import Gate
+    from aiokcc.runtime.listener import Listener
     from aiokcc.stores.port import Session, Store
 
 __all__ = ["Member", "NoSession"]
@@ -57,7 +60,7 @@ class NoSession:
 
 
 class Member:
-    """One process of the group. :meth:`run` drives it; the gates use it."""
+    """One process of the group. :meth:`run` drives it; the gates and the layers that are built on the group use it."""
 
     def __init__(
         self,
@@ -90,14 +93,10 @@ class Member:
         """Our settings for a managed group; None if the group is not managed."""
         self.assigned: frozenset[Partition] | None = None
         """The partitions assigned to us; None while this session has not read them, and in a group that is not managed."""
-        self.on_assigned: Callable[[], None] | None = None
-        """Called when ``assigned`` has changed."""
         self.leaving = False
         """True once we leave the managed group: partitions that we release go to other members at once."""
         self.released_unfinished: set[Partition] = set()
         """Partitions that we have released before they finished and have not opened again."""
-        self.on_set: Callable[[], None] | None = None
-        """Called when the agreed set has changed."""
         self.bounds: Mapping[Partition, Bounds] = {}
         """The offsets that the run replays, as the founder resolved them; empty if the caller brings the records."""
         self.founded = 0
@@ -111,18 +110,21 @@ class Member:
         self._release_log_timer: Timeout | None = None
         self.warned_of_seconds = False
         """True once we have warned of timestamps that look like seconds."""
-        self.on_complete: Callable[[], None] | None = None
-        """Called when every partition has arrived while the report is withheld."""
-        self.on_close: Callable[[dict[Partition, int]], None] | None = None
-        """Called when the limit has moved, with the offset of the boundary in each of our partitions, if all had arrived."""
-        self.on_claim: Callable[[Session, list[Partition]], Coroutine[Any, Any, None]] | None = None
-        """Called after a claim, while the limit is read, to read what else the partitions need before they begin."""
+        self.listeners: tuple[Listener, ...] = ()
         self.closed = 0
         """The number of boundaries that have closed since we joined, also if we saw several at once."""
         self.version: int | None = None
         """The version of the limit that we have seen last."""
         self.moved = Signal()
-        """Set when the limit has moved, or the assignment, the locks or the session have changed. One task waits for it."""
+        """Set when the limit, the agreed set, the assignment, the locks or the session have changed. One task waits for it."""
+
+    def add_listener(self, listener: Listener) -> None:
+        """Notifies this listener from now on."""
+        self.listeners = (*self.listeners, listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Notifies this listener no longer. Does nothing if it was removed already."""
+        self.listeners = tuple(other for other in self.listeners if other is not listener)
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -164,8 +166,10 @@ class Member:
         changed = self.settings.partitions != partitions
         self.settings = replace(self.settings, partitions=partitions)
         self.bounds = bounds
-        if changed and self.on_set is not None:
-            self.on_set()
+        if changed:
+            self.moved.set()
+            for listener in self.listeners:
+                listener.set_changed()
 
     def _begin(self, member_session: MemberSession) -> None:
         self.member_session = member_session
@@ -188,6 +192,19 @@ class Member:
         """Leaves the managed group: the next release deletes our registration as well."""
         self.leaving = self.group is not None
 
+    async def deregister(self) -> None:
+        """Deletes our registration if we leave, unless it went with the locks: the leader assigns nothing to us any more."""
+        member_session = self.member_session
+        follower = None if member_session is None else member_session.assignment_follower
+        if member_session is None or follower is None:
+            return
+        try:
+            for operation in follower.deregistration():
+                await member_session.session.commit(operation)
+        except (NoNodeError, SessionLostError, OutcomeUnknownError):
+            pass  # deleted already, or it goes with the session, which ends with the block at the latest
+        follower.deregistered = self.leaving
+
     async def handed_over(self) -> None:
         """Waits, if we lead and have left, until our partitions are assigned to others: a new leader would need longer."""
         term = None if self.member_session is None else self.member_session.term
@@ -200,8 +217,8 @@ class Member:
         if assigned != self.assigned:
             self.assigned = assigned
             self.moved.set()
-            if self.on_assigned is not None:
-                self.on_assigned()
+            for listener in self.listeners:
+                listener.assignment_changed()
         if self.member_session is not None:
             self.member_session.ownership.claim_needed.set()
 
@@ -332,12 +349,9 @@ class Member:
     def report_if_due(self) -> None:
         """Reports now or soon, if it is time. Called whenever the progress has changed."""
         member_progress = self.progress
-        if (
-            self.on_complete is not None
-            and member_progress.withheld
-            and (member_progress.has_arrived or member_progress.limit.mode is Mode.OPEN)
-        ):
-            self.on_complete()
+        if member_progress.withheld and (member_progress.has_arrived or member_progress.limit.mode is Mode.OPEN):
+            for listener in self.listeners:
+                listener.all_arrived()
         if self.member_session is not None:
             if self.member_session.late:
                 member_progress.delay_over = True
@@ -374,7 +388,7 @@ class Member:
             return
         before = self.progress.limit
         closing: dict[Partition, int] = {}
-        if self.on_close is not None and self.progress.has_arrived:
+        if self.listeners and self.progress.has_arrived:
             closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
             closing = self.progress.positions(closed if limit.mode is Mode.GATED else before.floor)
         if not self.progress.see(limit):
@@ -386,8 +400,8 @@ class Member:
             # record, nor a release closes a boundary.
             self.closed += max(0, version - self.version - (before.floor == 0) - (limit.mode is Mode.OPEN))
         self.version = version
-        if self.on_close is not None:
-            self.on_close(closing)
+        for listener in self.listeners:
+            listener.limit_moved(closing)
         if self.member_session is not None:
             self.member_session.limit_moved()
         for gate in self.gates.values():

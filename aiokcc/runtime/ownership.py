@@ -170,8 +170,8 @@ class Ownership:
 
     async def _read_after_claim(self, taken: list[Partition]) -> None:
         async with anyio.create_task_group() as tasks:
-            if self._member.on_claim is not None:
-                tasks.start_soon(self._member.on_claim, self._session, taken)
+            for listener in self._member.listeners:
+                tasks.start_soon(listener.claimed, self._session, taken)
             node, cut = await limit_and_cut(self._store, self._session, self._member.version)
         self._member.see(Limit.decode(self._store.describe(node.path), node.data), node.version)
         if cut is not None:

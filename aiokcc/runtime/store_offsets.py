@@ -33,6 +33,7 @@ from aiokcc.errors import (
 )
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
+from aiokcc.runtime.listener import Listener
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class _Known(NamedTuple):
     commit: CommittedOffset | None
 
 
-class StoreOffsets:
+class StoreOffsets(Listener):
     """The committed offsets of one member's partitions, in the store."""
 
     def __init__(self, member: Member) -> None:

@@ -170,12 +170,11 @@ class AsyncReplay:
             await self._confirm_end(target)
             return self.summary
         options, settings = self._options, self._options.settings
-        member = group._member
+        member = group.membership
         began = time.monotonic()
         participant = Participant(group, options.store_timeout)
         spark_thread, line = SparkThread(options.spark), Line()
         drive = partial(self._drive, participant, spark_thread, function, target, line)
-        member.on_set = member.moved.set
         try:
             async with unwrapped() as tasks:
                 if settings.end is None:
@@ -189,7 +188,6 @@ class AsyncReplay:
                         await self._confirm_end(target)
                 tasks.cancel_scope.cancel()
         finally:
-            member.on_set = None
             line.end()
             member.leave()  # in a managed group the released partitions then go to a driver that stands by
             with anyio.CancelScope(shield=True):

@@ -23,8 +23,6 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Span
 from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import (
-    NoNodeError,
-    OutcomeUnknownError,
     PartitionOwnedError,
     SessionLostError,
     StoreUnreachableError,
@@ -78,7 +76,7 @@ class Participant:
 
     def __init__(self, group: Group, store_timeout: float) -> None:
         self.group = group
-        self.member = group._member
+        self.member = group.membership
         self._progress = self.member.progress
         # Boundaries are reported without a delay: a batch crosses them all at once, and the next batch may take long.
         self._progress.milestone_interval = 0
@@ -164,23 +162,10 @@ class Participant:
         if self._subscription is not None:
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self.release()
-                await self._deregister()
+                await self.member.deregister()
             return
         tracks, self.tracks = self.tracks, {}
         await _close(track.gate for track in tracks.values())
-
-    async def _deregister(self) -> None:
-        """Delete our registration, unless it went with the locks. Otherwise the leader might still assign partitions to us."""
-        member_session = self.member.member_session
-        follower = None if member_session is None else member_session.assignment_follower
-        if member_session is None or follower is None:
-            return
-        try:
-            for operation in follower.deregistration():
-                await member_session.session.commit(operation)
-        except (NoNodeError, SessionLostError, OutcomeUnknownError):
-            pass  # deleted already, or it goes with the session, which ends with the block at the latest
-        follower.deregistered = self.member.leaving
 
     def check(self) -> None:
         """Raise the group's failure, or the error of a gate whose lock another member has taken."""

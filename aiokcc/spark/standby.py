@@ -27,6 +27,7 @@ from aiokcc.errors import (
     PipelineMismatchError,
     SessionLostError,
 )
+from aiokcc.runtime.listener import Listener
 from aiokcc.spark.participant import Participant
 from aiokcc.stores.port import Session, Store
 
@@ -66,12 +67,8 @@ async def _drive_until_revoked(
     """Drive. Return True if that came to its end; False if a partition was revoked, after all locks are released."""
     member = participant.member
     with anyio.CancelScope() as ours:
-
-        def look() -> None:
-            if participant.is_revoked:
-                ours.cancel()
-
-        member.on_assigned = look
+        listener = _CancelWhenRevoked(participant, ours)
+        member.add_listener(listener)
         try:
             await drive(mine)
         except PartitionRevoked as gone:
@@ -79,9 +76,21 @@ async def _drive_until_revoked(
         else:
             return True
         finally:
-            member.on_assigned = None
+            member.remove_listener(listener)
     await participant.release()
     return False
+
+
+class _CancelWhenRevoked(Listener):
+    """Cancels a scope when the leader has revoked one of the driver's partitions."""
+
+    def __init__(self, participant: Participant, scope: anyio.CancelScope) -> None:
+        self._participant = participant
+        self._scope = scope
+
+    def assignment_changed(self) -> None:
+        if self._participant.is_revoked:
+            self._scope.cancel()
 
 
 async def claim_all(participant: Participant, mine: frozenset[Partition]) -> None:

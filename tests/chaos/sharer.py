@@ -65,7 +65,7 @@ async def work(spec: Spec) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, replay.stop)
 
         async def handle(record: Any) -> None:
-            member_session = replay.group._member.member_session
+            member_session = replay.group.membership.member_session
             generation = 0 if member_session is None else member_session.generation.number
             write("start", record, generation)
             await asyncio.sleep(spec.takes)

@@ -107,7 +107,7 @@ async def test_everything_below_the_known_limit_goes_on_while_the_store_is_away(
         join(f"zk://{proxy.connection}/{root}", session_timeout=20) as group,
         group.gate("orders", 0) as gate,
     ):
-        session = group._member.session
+        session = group.membership.session
         assert isinstance(session, Session)
         proxy.refuse()
         proxy.cut()
@@ -120,7 +120,7 @@ async def test_everything_below_the_known_limit_goes_on_while_the_store_is_away(
         assert not blocked.done(), "a record passed a limit that nobody could have moved"
         proxy.accept()
         await blocked
-        assert group._member.session is session, "the session was lost for nothing"
+        assert group.membership.session is session, "the session was lost for nothing"
 
 
 async def test_nothing_starts_past_the_deadline_and_an_answer_lifts_it(zk_root: str) -> None:
@@ -130,7 +130,7 @@ async def test_nothing_starts_past_the_deadline_and_an_answer_lifts_it(zk_root: 
         join(f"zk://{proxy.connection}/{root}", session_timeout=1.5) as group,
         group.gate("orders", 0) as gate,
     ):
-        session = group._member.session
+        session = group.membership.session
         assert isinstance(session, Session)
         await gate.wait_until(1)
         proxy.blackhole()
@@ -141,7 +141,7 @@ async def test_nothing_starts_past_the_deadline_and_an_answer_lifts_it(zk_root: 
         assert not waiting.done(), "a record started although the session was over"
         proxy.heal()
         await waiting  # joined again, with the lock taken again
-        assert group._member.session is not session
+        assert group.membership.session is not session
 
 
 async def test_a_server_that_cannot_be_reached_is_named_with_what_was_waited(zookeeper: object) -> None:

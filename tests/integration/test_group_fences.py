@@ -73,7 +73,7 @@ async def test_a_member_whose_session_has_ended_starts_nothing_of_what_others_ru
         async with stage.member("a", expect=2), stage.member("b", expect=2, **lost) as b:
             assignment = await shared(session, "a", "b")
             mine = sorted(number for number, who in assignment.items() if who == "b")
-            gates = [b._member.gates[Partition("orders", number)] for number in mine]
+            gates = [b.membership.gates[Partition("orders", number)] for number in mine]
             await stage.until(lambda: sum(event[1] == "b" for event in stage.events) == len(mine))
             assert all(gate.is_open(0) for gate in gates)
             break_off(proxy)

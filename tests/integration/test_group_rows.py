@@ -141,7 +141,7 @@ async def test_the_first_member_leads_and_receives_what_all_the_others_registere
             assert len(set((await shared(session, "first", "second", "third")).values())) == 3
             assert first.epoch is not None
             assert second.epoch is third.epoch is None
-            member_session = first._member.member_session
+            member_session = first.membership.member_session
             assert member_session is not None
             assert member_session.term is not None
             assert member_session.term.assignment_leader is not None
@@ -246,7 +246,7 @@ async def test_a_member_that_missed_a_rebalance_claims_nothing(stage: Stage, mon
             stale, mine = await generation(session), await owners(session)
             assert len(mine) == len(b.assigned) == 2
             claims.held = {"a", "b"}
-            await isolate(a._member.store, session, "b", by="a test", now=0)
+            await isolate(a.membership.store, session, "b", by="a test", now=0)
             await until_state(session, TopicState.STARTING)
             await until_node(session, paths.assignment("orders"), lambda data: data == b"a:0,1,2,3;")
             assert (await generation(session)).number > stale.number

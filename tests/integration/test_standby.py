@@ -86,7 +86,7 @@ async def test_a_lock_lost_and_won_back_tells_where_to_go_on(zk_root: str) -> No
         first.gate("orders", 0) as gate,
     ):
         await gate.wait_until(0, 0)
-        session = first._member.session
+        session = first.membership.session
         assert isinstance(session, Session)
         proxy.blackhole()
         await session.until(SessionState.LOST)

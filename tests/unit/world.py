@@ -155,7 +155,7 @@ class World:
 
     def session(self, group: aiokcc.Group) -> MemorySession:
         """The member's present session."""
-        session = group._member.session
+        session = group.membership.session
         assert isinstance(session, MemorySession)
         return session
 
@@ -163,7 +163,7 @@ class World:
         """End the member's session, and wait until it has joined again."""
         before = self.session(group)
         self.server.expire(before)
-        while group._member.session is before or group._member.member_session is None:
+        while group.membership.session is before or group.membership.member_session is None:
             await settle()
 
     def record_calls(self) -> None:

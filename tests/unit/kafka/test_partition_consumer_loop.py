@@ -43,7 +43,7 @@ class Lists(FetchLoop):
 
 def consumer_of(group: aiokcc.Group, gate: aiokcc.Gate, *timestamps: Any, **settings: Any) -> PartitionConsumer:
     chosen = ReplaySettings(("orders",), "", **settings)
-    consumer = PartitionConsumer(chosen, gate, Bounds(0, len(timestamps)), group._member, Summary())
+    consumer = PartitionConsumer(chosen, gate, Bounds(0, len(timestamps)), group.membership, Summary())
     consumer.fetch_loop = Lists(*timestamps)
     return consumer
 

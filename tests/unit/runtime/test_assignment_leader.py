@@ -60,7 +60,7 @@ async def process(
         for offset in range(gate.resume_offset or 0, len(stamps)):
             await gate.wait_until(stamps[offset], offset)
             owner = world.owner(partition.number, partition.topic)
-            member_session = group._member.member_session
+            member_session = group.membership.member_session
             assert member_session is not None
             assert owner == member_session.name, f"{who} starts {partition}@{offset}, which {owner} owns"
             world.history.start(who, str(partition), stamps[offset], offset)
@@ -275,7 +275,7 @@ async def test_the_same_id_twice_is_an_error_for_the_second(world: World) -> Non
         await asyncio.sleep(1.5)
         assert owners(world) == before
         assert world.data("generation") == generation
-        assert b"asked" not in world.data(f"ids/{b._member.member_session.name}")  # type: ignore[union-attr]
+        assert b"asked" not in world.data(f"ids/{b.membership.member_session.name}")  # type: ignore[union-attr]
 
 
 async def test_isolated_counts_as_closed(world: World) -> None:

@@ -414,7 +414,7 @@ async def test_what_a_finished_partition_said_survives_a_lost_session(world: Wor
         async with world.connect(member="a") as a:
             async with a.gate("orders", 0) as short:
                 short.finish(7)
-            leaving = asyncio.create_task(a._member.settled())
+            leaving = asyncio.create_task(a.membership.settled())
             await settle()
             await world.expire(a)
             await settle()
@@ -433,7 +433,7 @@ async def test_leaving_is_not_held_up_by_a_session_lost_after_the_cut(world: Wor
         async with world.connect(member="a") as a:
             async with a.gate("orders", 0) as short:
                 short.finish()
-            leaving = asyncio.create_task(a._member.settled())
+            leaving = asyncio.create_task(a.membership.settled())
             await settle()
             with world.server.hold_request(
                 lambda call: call.verb == "get" and call.session is world.session(a)

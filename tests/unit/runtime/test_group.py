@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 import aiokcc
+from aiokcc.core.partitions import Partition
 from aiokcc.errors import GroupMismatchError, RunEnded, UsageError
+from aiokcc.runtime.listener import Listener
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
 
@@ -306,7 +308,7 @@ async def test_a_leader_that_leaves_hands_over(world: World) -> None:
                 short.finish()
             await gate.wait_until(PERIOD)
             assert (a.epoch, b.epoch) == (1, None)
-            await a._member.settled()
+            await a.membership.settled()
             world.server.expire(world.session(a))
             await settle()
             assert b.epoch == 2
@@ -370,7 +372,12 @@ async def test_who_sees_several_limits_at_once_counts_every_period(world: World)
         leader = await stack.enter_async_context(world.connect(member="leader"))
         follower = await stack.enter_async_context(world.connect(member="follower"))
         seen: list[int] = []
-        follower._member.on_close = lambda _: seen.append(follower._member.closed)
+
+        class Counts(Listener):
+            def limit_moved(self, positions: dict[Partition, int]) -> None:
+                seen.append(follower.membership.closed)
+
+        follower.membership.add_listener(Counts())
         far = asyncio.create_task(world.consume(follower, 1, [5 * PERIOD]))
         await settle()
         world.server.suspend(world.session(follower))
@@ -383,7 +390,7 @@ async def test_who_sees_several_limits_at_once_counts_every_period(world: World)
         await settle()
         assert leader.ended
         assert follower.ended
-    assert leader._member.closed == follower._member.closed == 6
+    assert leader.membership.closed == follower.membership.closed == 6
     assert seen == [5, 6], "five at once, then the last"
 
 
@@ -391,9 +398,9 @@ async def test_neither_the_first_step_nor_a_release_closes_a_period(world: World
     async with world.connect(topics={"orders": 1}, start=None) as group:
         async with group.gate("orders", 0) as gate:
             await gate.wait_until(7 * PERIOD, 0)
-            assert group._member.closed == 0, "the limit came from nowhere"
+            assert group.membership.closed == 0, "the limit came from nowhere"
             await gate.wait_until(8 * PERIOD, 1)
-            assert group._member.closed == 1
+            assert group.membership.closed == 1
             await group.release()
             await gate.wait_until(20 * PERIOD, 2)
-        assert group._member.closed == 1
+        assert group.membership.closed == 1

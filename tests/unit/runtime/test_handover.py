@@ -21,6 +21,7 @@ from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed, unwrapped
+from aiokcc.kafka.replay import _Steps
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
@@ -75,11 +76,11 @@ class Reader:
             clock=lambda: 0,  # the limit stays where the clock, and how far it may be ahead, let it be
             ahead=1000 * (self._periods - 1),
         ) as self.group:
-            own = self.group._member
+            own = self.group.membership
             consumer: Any = None
             cluster: Any = None
             commits: Committer = make_committer(self._settings, consumer, cluster, own, Summary())
-            own.on_close = commits.note
+            own.add_listener(_Steps(self.group, commits, Summary()))
             partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
@@ -190,7 +191,7 @@ async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None
 async def test_who_commits_for_the_first_time_has_nothing_to_read_before(world: World) -> None:
     async with readers(world, periods=1) as everybody:
         calls: list[Call] = []
-        session = everybody[1].group._member.session
+        session = everybody[1].group.membership.session
         with world.server.intercept(before=calls.append):
             everybody[1].leave()
             await settle()

@@ -131,7 +131,7 @@ async def test_a_registration_deleted_by_hand_is_made_again(world: World) -> Non
     async with member(world, "a"), member(world, "b") as b, world.store.session() as operator:
         await asyncio.sleep(1.1)
         before = owners(world)
-        member_session = b._member.member_session
+        member_session = b.membership.member_session
         assert member_session is not None
         await operator.delete(f"ids/{member_session.name}", -1)
         await asyncio.sleep(3)

@@ -33,7 +33,7 @@ async def test_who_leaves_with_a_finished_partition_and_loses_its_session_waits_
                 sharing.cancel()
                 await asyncio.wait([sharing])
                 world.server.expire(world.session(leaves))
-            assert leaves._member.session.stop_at < 0  # it did not join again either
+            assert leaves.membership.session.stop_at < 0  # it did not join again either
         holding.cancel()
         await asyncio.wait([holding])
 
@@ -99,7 +99,7 @@ async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world
                 assert one.epoch is not None
                 await leave_early(leaving)
                 if leads == "who leaves":
-                    await asyncio.wait_for(leaving._member.settled(), 10)
+                    await asyncio.wait_for(leaving.membership.settled(), 10)
                     await asyncio.gather(world.consume(staying, 1, [0]), running, _finish_again(leaving))
                     return
             await asyncio.gather(world.consume(staying, 0, []), world.consume(staying, 1, [0]), running)
@@ -109,7 +109,7 @@ async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world
 async def _finish_again(group: aiokcc.Group) -> None:
     """What was declared finished still stands while the member is there."""
     while not group.ended:
-        await group._member.moved.wait()
+        await group.membership.moved.wait()
 
 
 async def test_who_hands_over_waits_until_the_next_owner_has_closed_the_period(world: World) -> None:

@@ -51,7 +51,6 @@ async def driver(
     """One that works without an end whenever it is its turn, and whose job takes a while to stop."""
     async with joining(world, name, subscription) as group:
         participant = Participant(group, 60.0)
-        participant.member.on_set = participant.member.moved.set
 
         async def drive(mine: frozenset[Partition]) -> None:
             await claim_all(participant, mine)
@@ -194,7 +193,6 @@ async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(worl
     async with joining(world, "a", ORDERS) as group:
         participant = Participant(group, 60.0)
         member = participant.member
-        member.on_set = member.moved.set
         await asyncio.sleep(2)
         known, mine = member.bounds, frozenset({Partition("orders", 1)})
         member.see_agreed_set(mine, known)  # as it was once
@@ -222,7 +220,6 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
     monkeypatch.setattr(standby, "_agreed", agreed)
     async with joining(world, "a", ORDERS) as group, world.store.session() as session:
         participant = Participant(group, 60.0)
-        participant.member.on_set = participant.member.moved.set
         await asyncio.sleep(2)
         taking = asyncio.ensure_future(claim_all(participant, ALL - {Partition("payments", 0)}))
         await asyncio.sleep(2)
@@ -246,7 +243,7 @@ async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World
         participant.write_report()
         await asyncio.sleep(2)
         assert told == []
-        group._member.leave()
+        group.membership.leave()
         await participant.close()
         await asyncio.sleep(2)
         assert told == ["b drives orders.0, orders.1"]
@@ -298,7 +295,7 @@ async def test_who_does_not_fit_in(
         async with joining(world, "b", mine) as second, world.store.session() as session:
 
             async def fits(participant: aiokcc.Group, wants: Subscription) -> None:
-                member_session = participant._member.member_session
+                member_session = participant.membership.member_session
                 assert member_session is not None
                 await check_other_pipelines(world.store, session, member_session.name, wants, topics.__contains__)
 

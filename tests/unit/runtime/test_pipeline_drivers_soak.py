@@ -306,7 +306,7 @@ class Soak:
                 name = self.chance.choice(sorted(self.live)) if self.live else None
                 if name is None:
                     continue
-                session: Any = self.live[name]._member.session
+                session: Any = self.live[name].membership.session
                 fault = self.chance.choice(["expire", "suspend", "freeze", "away", "isolate", "end", "kill", "calm"])
                 if fault == "end":
                     self.tasks[name].cancel()

@@ -24,7 +24,7 @@ OTHER = World.partition(1)
 
 
 def us(group: aiokcc.Group) -> MemberSession:
-    member_session = group._member.member_session
+    member_session = group.membership.member_session
     assert member_session is not None
     return member_session
 
@@ -41,7 +41,7 @@ async def owning(world: World, *numbers: int, **settings: object) -> AsyncIterat
         for gate in gates:
             await gate.__aenter__()
         await settle()
-        yield c, StoreOffsets(c._member)
+        yield c, StoreOffsets(c.membership)
         for gate in gates:
             await gate.__aexit__(None, None, None)
 
@@ -88,7 +88,7 @@ async def test_an_offset_never_goes_back_within_a_run(world: World) -> None:
     async with owning(world, 0) as (c, offsets):
         await offsets.commit(us(c), {ORDERS: 9})
         await offsets.commit(us(c), {ORDERS: 5})
-        await StoreOffsets(c._member).commit(us(c), {ORDERS: 5})  # one that has read nothing yet
+        await StoreOffsets(c.membership).commit(us(c), {ORDERS: 5})  # one that has read nothing yet
         assert stored(world).offset == 9
 
 
@@ -171,7 +171,7 @@ async def test_a_zombies_commit_is_refused(world: World) -> None:
                 assert stored(world).offset == 3
                 assert stored(world).by == us(b).name
                 with pytest.raises(SessionLostError):  # nor may it decide again in the session that is over
-                    await StoreOffsets(a._member).commit(zombie, {ORDERS: 9})
+                    await StoreOffsets(a.membership).commit(zombie, {ORDERS: 9})
                 assert stored(world).offset == 3
 
 
@@ -246,7 +246,7 @@ async def test_somebody_else_has_written_since_we_read(world: World) -> None:
         await write_offsets(world.store, session, {ORDERS: CommittedOffset(100, by="operator")})
         await offsets.commit(us(c), {ORDERS: 6})
         assert stored(world).offset == 6
-        ahead = CommittedOffset(8, c._member.founded, 99, by="owner-between")
+        ahead = CommittedOffset(8, c.membership.founded, 99, by="owner-between")
         await session.set("offsets/orders/0", ahead.encode(), ANY_VERSION)
         await offsets.commit(us(c), {ORDERS: 7})
         assert stored(world) == ahead
