@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -69,7 +69,7 @@ class FetchLoop:
         self._consumers: dict[TopicPartition, PartitionConsumer] = {}
         self._taken_in_turn = 0
         self._coordinator_known = False
-        self._last_records_at = time.monotonic()
+        self._last_records_at = monotonic()
         self._fetching: anyio.CancelScope | None = None
         self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead)
 
@@ -132,7 +132,7 @@ class FetchLoop:
             records = (await self._getmany([tp], 0)).get(tp)
         if not records:
             return False
-        self._last_records_at = time.monotonic()
+        self._last_records_at = monotonic()
         consumer.add_records(records)
         self._pause_if_complete(tp, consumer)
         self._taken_in_turn += len(records)
@@ -152,7 +152,7 @@ class FetchLoop:
         finally:
             self._fetching = None
         if fetched:
-            self._last_records_at = time.monotonic()
+            self._last_records_at = monotonic()
         for tp, records in fetched.items():
             if tp in self._consumers:  # not revoked meanwhile
                 self._consumers[tp].add_records(records)
@@ -204,8 +204,8 @@ class FetchLoop:
             self._pause_if_complete(tp, consumer)
             if not consumer.complete and consumer.wants_log_end:
                 unknown.append(tp)
-        if time.monotonic() - self._last_records_at > _SILENCE_SECONDS:
-            self._last_records_at = time.monotonic()
+        if monotonic() - self._last_records_at > _SILENCE_SECONDS:
+            self._last_records_at = monotonic()
             await self._check_topics({tp.topic for tp in waiting})
         if not unknown:
             return

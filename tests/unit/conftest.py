@@ -1,4 +1,4 @@
-"""Unit tests of the runtime run on virtual time; the others on a loop as everybody has it."""
+"""Unit tests of the runtime and of the Kafka layer run on virtual time; the others on a loop as everybody has it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.virtual import VirtualLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Gives the tests of the runtime a loop on virtual time, all others a real one."""
-    if item.path.parent.name == "runtime":
+    """Gives the tests of the runtime and of the Kafka layer a loop on virtual time, all others a real one."""
+    if item.path.parent.name in {"runtime", "kafka"}:
         return {"virtual": VirtualLoop}
     return {"real": asyncio.new_event_loop}
 
