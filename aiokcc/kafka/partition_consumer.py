@@ -2,7 +2,7 @@
 
 The inner loop of :meth:`PartitionConsumer._run_in_order` runs once per record, so it holds only the test of an open gate. Every
 other case (the limit, a late record, an unusable timestamp, the session's deadline) goes through
-:meth:`PartitionConsumer._admit`.
+:meth:`PartitionConsumer._admit`, and from there to :mod:`aiokcc.kafka.exceptional_records` where a policy decides.
 
 With a bound on lateness the partition is read past the limit, and :mod:`aiokcc.kafka.lateness_buffer` holds the records back
 until no earlier one can come. At the end of the log no further record shows how far time has come, so the clock is used there:
@@ -12,7 +12,6 @@ the partition no longer waits for a record that would be older than the bound by
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Awaitable, Callable
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from aiokafka import TopicPartition
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.periods import format_duration, format_time, looks_like_seconds
 from aiokcc.core.report import Span
-from aiokcc.errors import HandlerError, PoisonTimestampError
+from aiokcc.errors import HandlerError
+from aiokcc.kafka.exceptional_records import ExceptionalRecords, catching, wait_until_owned
 from aiokcc.kafka.lateness_buffer import LatenessBuffer
 from aiokcc.kafka.settings import check_result
 from aiokcc.runtime.timer import Timeout, timers
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
 
 __all__ = ["Handler", "PartitionConsumer"]
-
-log = logging.getLogger("aiokcc.kafka")
 
 Handler = Callable[[Any], Awaitable[Any]]
 
@@ -62,7 +59,7 @@ class PartitionConsumer:
         self._settings = settings
         self._member = member
         self._summary = summary
-        self._timestamp_of = None if settings.timestamp is None else _catching(settings.timestamp)
+        self._timestamp_of = None if settings.timestamp is None else catching(settings.timestamp)
         self._lateness = settings.lateness.get(gate.partition.topic, 0)
         self._start = settings.start if isinstance(settings.start, int) else 0
         self._end = bounds.end
@@ -81,6 +78,7 @@ class PartitionConsumer:
         """The limit under which the end of the log was last seen at :attr:`position`."""
         self._greatest = -1
         """The greatest usable timestamp seen."""
+        self._exceptional = ExceptionalRecords(settings, gate, member, summary)
         self._buffer = LatenessBuffer(self._lateness, self.position)
         """The records past the limit; empty without a bound on lateness."""
         self._wake_timer: Timeout | None = None
@@ -237,7 +235,7 @@ class PartitionConsumer:
             done = self.next_offset
             if self._lateness:
                 self.next_offset = min(done, *(record.offset for record in records))
-            await self._wait_until_owned(self.next_offset)
+            await wait_until_owned(self.gate, self.next_offset)
             batch.clear()
             try:
                 result = handler(records)
@@ -264,7 +262,7 @@ class PartitionConsumer:
     async def may_start(self, record: Any) -> bool:
         """Return whether a record that passed the gate earlier may start now; waits while the lock is not safely ours."""
         if boottime() >= self.gate.session.stop_at:
-            await self._wait_until_owned(record.offset)
+            await wait_until_owned(self.gate, record.offset)
         return bool(record.offset >= (self.gate.resume_offset or 0))
 
     async def _run_in_order(self, handle: Handler) -> None:
@@ -284,7 +282,7 @@ class PartitionConsumer:
                     try:
                         result = await handle(record)
                     except Exception as error:  # noqa: BLE001 - a handler may raise anything
-                        if not await self._retry(record, error, handle):
+                        if not await self._exceptional.retry(record, error, handle):
                             left_out += 1
                     else:
                         if result is not None:
@@ -349,7 +347,7 @@ class PartitionConsumer:
         if (
             ts < progress.late_below
             and self._member.progress.limit.mode is Mode.GATED
-            and not await self._admit_late(record, ts)
+            and not await self._exceptional.admit_late(record, ts)
         ):
             return
         if not (progress.late_below <= ts < progress.open_below and boottime() < gate.session.stop_at):
@@ -360,7 +358,7 @@ class PartitionConsumer:
         try:
             result = await handle(record)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            handled = await self._retry(record, error, handle)
+            handled = await self._exceptional.retry(record, error, handle)
         else:
             check_result(result, record)
         if handled and self._flush is None:
@@ -386,15 +384,12 @@ class PartitionConsumer:
         if self._flush is not None:
             await self._flush()
         late = checked < gate.progress.late_below and self._member.progress.limit.mode is Mode.GATED
-        if late and (self._is_in_cut(checked, record.offset) or not await self._admit_late(record, checked)):
+        if late and (
+            self._is_in_cut(checked, record.offset) or not await self._exceptional.admit_late(record, checked)
+        ):
             return False
         await gate.wait_until(checked, record.offset)
         return not self._is_in_cut(checked, record.offset)
-
-    async def _wait_until_owned(self, offset: int) -> None:
-        """Return when work may start on records that passed the gate earlier: the lock may have been lost since."""
-        if boottime() >= self.gate.session.stop_at:
-            await self.gate.wait_until(self.gate.progress.late_below, offset)
 
     async def _check_timestamp(self, record: Any, ts: Any) -> int | None:
         """Return the record's timestamp if it is usable, or the one that the policy gives it; None: leave the record out.
@@ -403,96 +398,13 @@ class PartitionConsumer:
         """
         ceiling = self._member.clock() + self._member.settings.ahead
         if type(ts) is int and 0 <= ts <= ceiling:
-            if ts < self._start:  # the log's index gives the first record at or after a time; earlier ones may follow
-                self._summary.outside += 1
-                if looks_like_seconds(ts) and not self._member.warned_of_seconds:
-                    self._warn_of_seconds(record, ts)
+            if ts < self._start:
+                self._exceptional.leave_out_before_start(record, ts)
                 return None
             self._greatest = max(self._greatest, ts)
             return ts
-        if type(ts) is int and ts > ceiling:
-            wrong = f"the timestamp {ts} ({format_time(ts)}) lies further ahead of the clock than ahead= allows"
-        elif isinstance(ts, Exception):
-            wrong = f"the timestamp function raised {ts!r}"
-        else:
-            wrong = f"the timestamp {ts!r} is none: expected milliseconds since the Unix epoch"
-        self._summary.poisoned += 1
-        policy = self._settings.poison
-        if policy == "raise":
-            raise PoisonTimestampError(
-                f'{wrong}; timestamp= can read it from the record, poison="skip", "cap" or "dead-letter" continues without it',
-                record.topic,
-                record.partition,
-                record.offset,
-            ) from (ts if isinstance(ts, Exception) else None)
-        if policy == "cap":
-            return max(self._greatest, self.gate.progress.late_below, 0)
-        if policy == "dead-letter":
-            await self._dead_letter(record, wrong)
-        else:
-            self._summary.skipped += 1
-        return None
-
-    def _warn_of_seconds(self, record: Any, ts: int) -> None:
-        self._member.warned_of_seconds = True
-        log.warning(
-            "%s: the timestamp %d of the record at offset %d is read as milliseconds, %s, and lies before the start of the "
-            "replay, so the record is left out; it looks like seconds, %s: then have timestamp= multiply it by 1000",
-            self.partition,
-            ts,
-            record.offset,
-            format_time(ts),
-            format_time(ts * 1000),
-        )
-
-    async def _admit_late(self, record: Any, ts: int) -> bool:
-        """Do what the policy says about a late record, and return whether it is to be processed."""
-        if not self._summary.late:  # only the first one of this process is logged: the others are counted
-            log.warning(
-                "%s: the record at offset %d, of %s, is %s late: its period has closed. With lateness= a period waits for "
-                "records that lie so far behind others of their partition; the end of the replay says how many came late",
-                self.partition,
-                record.offset,
-                format_time(ts),
-                format_duration(self.gate.progress.late_below - ts),
-            )
-        self._summary.late += 1
-        policy = self._settings.late
-        if policy == "dead-letter":
-            await self._dead_letter(record, "its period had closed")
-        elif policy == "drop":
-            self._summary.skipped += 1
-        return policy == "deliver"
-
-    async def _retry(self, record: Any, error: Exception, handle: Handler) -> bool:
-        """Call the handler again up to ``retries`` times, then do what the policy says. Returns whether a call succeeded."""
-        for _ in range(self._settings.retries):
-            self._summary.retried += 1
-            await self._wait_until_owned(record.offset)
-            try:
-                result = await handle(record)
-            except Exception as again:  # noqa: BLE001
-                error = again
-            else:
-                check_result(result, record)
-                return True
-        if self._settings.on_error == "dead-letter":
-            await self._dead_letter(record, repr(error))
-            return False
-        raise HandlerError(f"the handler raised {error!r}", record.topic, record.partition, record.offset) from error
-
-    async def _dead_letter(self, record: Any, reason: str) -> None:
-        """Call the dead-letter function. Raises HandlerError if that raises."""
-        self._summary.dead_lettered += 1
-        assert self._settings.dead_letter is not None
-        try:
-            result = self._settings.dead_letter(record, reason)
-            if inspect.isawaitable(result):
-                await result
-        except Exception as error:
-            raise HandlerError(
-                f"dead_letter raised {error!r}", record.topic, record.partition, record.offset
-            ) from error
+        capped = max(self._greatest, self.gate.progress.late_below, 0)
+        return await self._exceptional.replace_timestamp(record, ts, ceiling, capped)
 
 
 def _as_coroutine(handler: Callable[[Any], Any]) -> Handler:
@@ -501,15 +413,3 @@ def _as_coroutine(handler: Callable[[Any], Any]) -> Handler:
         return await result if inspect.isawaitable(result) else result
 
     return handle
-
-
-def _catching(timestamp_of: Callable[[Any], int]) -> Callable[[Any], Any]:
-    """Return a function that returns the error instead of raising it: the policy for unusable timestamps decides then."""
-
-    def catching(record: Any) -> Any:
-        try:
-            return timestamp_of(record)
-        except Exception as error:  # noqa: BLE001 - a timestamp function may raise anything
-            return error
-
-    return catching

@@ -21,7 +21,8 @@ from tests.virtual import settle
 
 @pytest.fixture(autouse=True)
 def virtual_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiokcc.kafka.partition_consumer.boottime", world.time)
+    for module in ("partition_consumer", "exceptional_records"):
+        monkeypatch.setattr(f"aiokcc.kafka.{module}.boottime", world.time)
 
 
 class Lists(FetchLoop):
