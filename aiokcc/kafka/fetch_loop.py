@@ -31,8 +31,9 @@ from aiokcc.runtime.signal import Signal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from aiokcc.core.limit import Limit
     from aiokcc.kafka.cluster import Cluster
-    from aiokcc.kafka.partition_consumer import PartitionConsumer
+    from aiokcc.kafka.partition_feed import PartitionFeed
     from aiokcc.runtime.member import Member
 
 __all__ = ["FetchLoop"]
@@ -47,7 +48,7 @@ _SILENCE_SECONDS: Final = 5.0
 
 
 class FetchLoop:
-    """Fetches for the partition consumers of one process."""
+    """Fills the feeds of all partitions of one process."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class FetchLoop:
         self._assigns = assigns
         """True if we tell the Kafka consumer its partitions; otherwise Kafka's group does."""
         self._batch = batch
-        self._consumers: dict[TopicPartition, PartitionConsumer] = {}
+        self._feeds: dict[TopicPartition, PartitionFeed] = {}
         self._taken_in_turn = 0
         self._coordinator_known = False
         self._last_records_at = monotonic()
@@ -79,16 +80,16 @@ class FetchLoop:
         if self._fetching is not None:
             self._fetching.cancel()
 
-    def add(self, consumers: Mapping[Partition, PartitionConsumer]) -> None:
+    def add(self, feeds: Mapping[Partition, PartitionFeed]) -> None:
         """Fetch for these partitions too, each from its position."""
-        added = {TopicPartition(*p): consumer for p, consumer in consumers.items()}
-        self._consumers = {**self._consumers, **added}
+        added = {TopicPartition(*p): feed for p, feed in feeds.items()}
+        self._feeds = {**self._feeds, **added}
         if self._assigns:
-            self._kafka_consumer.assign(list(self._consumers))  # this forgets the positions of the others
-            added = self._consumers
-        for tp, consumer in added.items():
-            self._kafka_consumer.seek(tp, consumer.position)
-            self._pause_if_complete(tp, consumer)
+            self._kafka_consumer.assign(list(self._feeds))  # this forgets the positions of the others
+            added = self._feeds
+        for tp, feed in added.items():
+            self._kafka_consumer.seek(tp, feed.position)
+            self._pause_if_complete(tp, feed)
         self.wake()
 
     async def find_coordinator(self) -> None:
@@ -97,44 +98,44 @@ class FetchLoop:
         aiokafka begins to look for it at the first ``assign()``. A second one in the meantime, for partitions whose locks come
         one after the other, makes an assertion in its background task fail, and the consumer is of no use any more.
         """
-        if not self._coordinator_known and self._consumers:
+        if not self._coordinator_known and self._feeds:
             self._coordinator_known = True
             with contextlib.suppress(KafkaError):
-                await self._cluster.ask(self._kafka_consumer.committed(next(iter(self._consumers))), "ask the group of")
+                await self._cluster.ask(self._kafka_consumer.committed(next(iter(self._feeds))), "ask the group of")
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         """Fetch for these partitions no longer."""
         gone = {TopicPartition(*p) for p in partitions}
         for tp in gone:
             self._fetched_records.forget(tp)
-        self._consumers = {tp: consumer for tp, consumer in self._consumers.items() if tp not in gone}
+        self._feeds = {tp: feed for tp, feed in self._feeds.items() if tp not in gone}
         self.wake()
 
     async def run(self) -> None:
         """Fetch until cancelled. Raises KafkaError if records of the run were deleted, RecordError if a deserializer raises."""
         while True:
-            waiting = [tp for tp, consumer in self._consumers.items() if consumer.wants_records]
+            waiting = [tp for tp, feed in self._feeds.items() if feed.wants_records]
             if not waiting:
                 await self._woken.wait()
                 continue
-            wait = 0 if any(self._consumers[tp].wants_log_end for tp in waiting) else _WAIT_MS
+            wait = 0 if any(self._feeds[tp].wants_log_end for tp in waiting) else _WAIT_MS
             await self._fetch(waiting, wait)
 
-    async def fetch_now(self, consumer: PartitionConsumer) -> bool:
+    async def fetch_now(self, feed: PartitionFeed) -> bool:
         """Hand over records that are fetched already, without waiting for others. Returns whether there were any."""
-        tp = consumer.tp
+        tp = feed.tp
         # Where Kafka assigns, getmany waits for the end of a rebalance, which may wait for this partition.
-        if not self._assigns or self._consumers.get(tp) is not consumer:
+        if not self._assigns or self._feeds.get(tp) is not feed:
             return False
         with self._translated_errors():
-            records = self._fetched_records.take(tp, self._batch, consumer.end)
+            records = self._fetched_records.take(tp, self._batch, feed.end)
         if records is None:
             records = (await self._getmany([tp], 0)).get(tp)
         if not records:
             return False
         self._last_records_at = monotonic()
-        consumer.add_records(records)
-        self._pause_if_complete(tp, consumer)
+        feed.add_records(records)
+        self._pause_if_complete(tp, feed)
         self._taken_in_turn += len(records)
         if self._taken_in_turn >= _RECORDS_PER_TURN:
             self._taken_in_turn = 0
@@ -154,11 +155,11 @@ class FetchLoop:
         if fetched:
             self._last_records_at = monotonic()
         for tp, records in fetched.items():
-            if tp in self._consumers:  # not revoked meanwhile
-                self._consumers[tp].add_records(records)
-                self._pause_if_complete(tp, self._consumers[tp])
+            if tp in self._feeds:  # not revoked meanwhile
+                self._feeds[tp].add_records(records)
+                self._pause_if_complete(tp, self._feeds[tp])
         if sum(map(len, fetched.values())) < self._batch:  # else more may be there, also for those that wait
-            waiting = [tp for tp in wanted if tp in self._consumers and self._consumers[tp].wants_records]
+            waiting = [tp for tp in wanted if tp in self._feeds and self._feeds[tp].wants_records]
             if waiting:
                 await self._check_log_ends(waiting, as_of)
         await anyio.lowlevel.checkpoint()  # with fetched data getmany never yields
@@ -184,25 +185,25 @@ class FetchLoop:
         except Exception as error:  # the user's deserializer may raise anything
             raise _with_place(error) from error
 
-    def _pause_if_complete(self, tp: TopicPartition, consumer: PartitionConsumer) -> None:
+    def _pause_if_complete(self, tp: TopicPartition, feed: PartitionFeed) -> None:
         """Stop fetching a partition that was fetched up to the run's end."""
-        if consumer.complete and tp in self._kafka_consumer.assignment():
+        if feed.complete and tp in self._kafka_consumer.assignment():
             self._kafka_consumer.pause(tp)
             self._fetched_records.forget(tp)
 
-    async def _check_log_ends(self, waiting: list[TopicPartition], as_of: object) -> None:
+    async def _check_log_ends(self, waiting: list[TopicPartition], as_of: Limit) -> None:
         """Find out whether partitions that wait are at the end of the run, or at the end of the log under this limit."""
         unknown: list[TopicPartition] = []
         for tp in waiting:
-            consumer = self._consumers.get(tp)
-            if consumer is None or not self._kafka_consumer.assignment() >= {tp}:  # revoked meanwhile
+            feed = self._feeds.get(tp)
+            if feed is None or not self._kafka_consumer.assignment() >= {tp}:  # revoked meanwhile
                 continue
             position = await self._cluster.ask(self._kafka_consumer.position(tp), "ask for our position in")
-            if not consumer.wants_records:  # a fetch counts as read when its first record is taken
+            if not feed.wants_records:  # a fetch counts as read when its first record is taken
                 continue
-            consumer.move_to(position)
-            self._pause_if_complete(tp, consumer)
-            if not consumer.complete and consumer.wants_log_end:
+            feed.move_to(position)
+            self._pause_if_complete(tp, feed)
+            if not feed.complete and feed.wants_log_end:
                 unknown.append(tp)
         if monotonic() - self._last_records_at > _SILENCE_SECONDS:
             self._last_records_at = monotonic()
@@ -218,8 +219,8 @@ class FetchLoop:
             await anyio.sleep(_WAIT_MS / 1000)  # time is the event: a broker that is down does not say when it is back
             return
         for tp in unknown:
-            if tp in self._consumers:
-                self._consumers[tp].note_log_end(ends[Partition(*tp)], as_of, asked_at)
+            if tp in self._feeds:
+                self._feeds[tp].note_log_end(ends[Partition(*tp)], as_of, asked_at)
 
     async def _check_topics(self, topics: set[str]) -> None:
         """Raise KafkaError if a topic was deleted: aiokafka brings neither records nor an error for it."""

@@ -16,13 +16,12 @@ from collections.abc import Awaitable, Callable
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
-from aiokafka import TopicPartition
-
 from aiokcc.core.limit import Mode
 from aiokcc.core.report import Span
 from aiokcc.errors import HandlerError
 from aiokcc.kafka.exceptional_records import ExceptionalRecords, catching, wait_until_owned
 from aiokcc.kafka.lateness_buffer import LatenessBuffer
+from aiokcc.kafka.partition_feed import PartitionFeed
 from aiokcc.kafka.settings import check_result
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import boottime
@@ -55,140 +54,77 @@ class PartitionConsumer:
     ) -> None:
         self.gate = gate
         self.partition = gate.partition
-        self.tp = TopicPartition(*gate.partition)
-        self._settings = settings
         self._member = member
         self._summary = summary
         self._timestamp_of = None if settings.timestamp is None else catching(settings.timestamp)
         self._lateness = settings.lateness.get(gate.partition.topic, 0)
         self._start = settings.start if isinstance(settings.start, int) else 0
-        self._end = bounds.end
-        self._until = settings.end if bounds.end is None and isinstance(settings.end, int) else None
-        """The time at which the run ends, if it lay in the future when the run was founded."""
-        self._log_end = bounds.end or 0
-        """The log is known to reach this offset: the end of the log is not looked up before."""
-        self.position = int(max(bounds.start, gate.resume_offset or 0, committed))
-        """The next offset to fetch."""
-        self.next_offset = self.position
+        self.next_offset = int(max(bounds.start, gate.resume_offset or 0, committed))
         """The next offset to process: every record before it is done."""
-        self._fetched: list[Any] = []
-        """Records that were fetched and not read yet. More are fetched when there are none."""
-        self._waiting = False
-        self._end_seen: Limit | None = None
-        """The limit under which the end of the log was last seen at :attr:`position`."""
+        until = None
+        if bounds.end is None and isinstance(settings.end, int):  # the end lay in the future when the run was founded
+            until = settings.end + self._lateness
+        self.feed = PartitionFeed(gate, member, self.next_offset, bounds.end, until)
+        """The source of the records, filled by the fetch loop."""
         self._greatest = -1
         """The greatest usable timestamp seen."""
         self._exceptional = ExceptionalRecords(settings, gate, member, summary)
-        self._buffer = LatenessBuffer(self._lateness, self.position)
+        self._buffer = LatenessBuffer(self._lateness, self.next_offset)
         """The records past the limit; empty without a bound on lateness."""
         self._wake_timer: Timeout | None = None
         self._flush: Callable[[], Awaitable[None]] | None = None
         """Hands the gathered batch to the handler; called before this task waits for anything."""
         self.fetch_loop: FetchLoop
-        """The source of the records; set before :meth:`run`."""
+        """Fills :attr:`feed`; set before :meth:`run`."""
 
-    # -- called by the fetch loop ---------------------------------------------------------------------------------------
-
-    @property
-    def end(self) -> int | None:
-        """The offset behind the last record of the run; None while it is not known."""
-        return self._end
-
-    @property
-    def complete(self) -> bool:
-        """True when every record up to the run's end has been fetched."""
-        return self._end is not None and self.position >= self._end
-
-    @property
-    def wants_records(self) -> bool:
-        """True while it waits for records."""
-        return self._waiting and not self._fetched and not self.complete
-
-    @property
-    def wants_log_end(self) -> bool:
-        """True while it waits and does not know whether the log holds more, under the present limit."""
-        return self.wants_records and self._end_seen != self._member.progress.limit and self.position >= self._log_end
-
-    def add_records(self, records: list[Any]) -> None:
-        """Take fetched records, in the order of the log. Those past the run's end are dropped."""
-        self.position = records[-1].offset + 1
-        if self._end is not None and self.position > self._end:
-            records = [record for record in records if record.offset < self._end]
-            self.position = self._end
-        self._fetched = [*self._fetched, *records] if self._fetched else records
-        if self._waiting:
-            self.gate.signal.set()
-
-    def move_to(self, position: int) -> None:
-        """Take over the position of the Kafka consumer, which passes offsets that hold no record."""
-        if self._end is not None:
-            position = min(position, self._end)
-        if position > self.position and not self._fetched:
-            self.position = position
-            self.gate.signal.set()
-
-    def note_log_end(self, offset: int, as_of: object, asked_at: int) -> None:
-        """Take note of the end of the log. It was looked up under the limit ``as_of``, when the clock showed ``asked_at``.
-
-        A record that is written between question and answer is not in the answer. So the clock at the question decides
-        whether the run's end has been reached. See [fresh end] in docs/explanation/protocol.md.
-        """
-        self._log_end = max(self._log_end, offset)
-        if self.wants_records and self.position >= offset:
-            if self._is_time_up(asked_at):
-                self._end = self.position
-            self._end_seen = as_of  # type: ignore[assignment]
-            self.gate.signal.set()
+    # -- waiting for records --------------------------------------------------------------------------------------------
 
     async def _next_records(self) -> list[Any] | None:
         """Wait for the next records and return them; None when there are no more.
 
         Returns an empty list when records in the buffer need not wait for earlier ones any more.
         """
+        feed = self.feed
         if self._flush is not None:
             await self._flush()
-        if not (self._fetched or self.complete or await self.fetch_loop.fetch_now(self)):
-            self._waiting = True
+        if not (feed.has_records or feed.complete or await self.fetch_loop.fetch_now(feed)):
+            feed.waiting = True
             self.fetch_loop.wake()
             try:
                 await self.gate.rest(self._can_continue, self._idle_position)
             finally:
-                self._waiting = False
-        if not self._fetched:
-            return None if self.complete else []
-        records, self._fetched = self._fetched, []
-        return records
+                feed.waiting = False
+        return None if feed.complete and not feed.has_records else feed.take()
 
     def _can_continue(self) -> bool:
-        return bool(self._fetched) or self.complete or (bool(self._buffer) and self._expects_nothing_earlier())
+        feed = self.feed
+        return feed.has_records or feed.complete or (bool(self._buffer) and self._expects_nothing_earlier())
 
     def _expects_nothing_earlier(self) -> bool:
         """True when the log holds no earlier record, and by the clock none should come."""
         limit = self._member.progress.limit
         return limit.mode is not Mode.GATED or (
-            self._end_seen == limit and self._buffer.watermark(self._now()) >= limit.value
+            self.feed.end_seen == limit and self._buffer.watermark(self._now()) >= limit.value
         )
 
     def _now(self) -> int:
         return max(self._greatest, self._member.clock())
 
-    def _is_time_up(self, now: int) -> bool:
-        return self._until is not None and now >= self._until + self._lateness
-
     def _idle_position(self) -> tuple[Limit | None, int]:
         """Return the limit under which the partition is idle, None if it is not, and its position."""
-        if self._until is not None:
-            if self._is_time_up(self._member.clock()):
-                self._end_seen = None  # it was seen before the end of the run: records may have come since
+        feed = self.feed
+        if feed.until is not None:
+            if feed.is_time_up(self._member.clock()):
+                feed.end_seen = None  # it was seen before the end of the run: records may have come since
             elif not self._buffer:
-                self._wake_at(self._until + self._lateness)
-        if self._end_seen != self._member.progress.limit:
+                self._wake_at(feed.until)
+        if feed.end_seen != self._member.progress.limit:
             self.fetch_loop.wake()
-            return None, self.position
+            return None, feed.position
         if self._buffer:  # not idle: the records in the buffer are due, at the latest when the clock says so
             self._wake_at(self.gate.limit + self._lateness)
-            return None, self.position
-        return self._end_seen, self.position
+            return None, feed.position
+        return feed.end_seen, feed.position
 
     def _wake_at(self, ts: int) -> None:
         """Check the conditions again when the clock shows this time."""
@@ -216,7 +152,7 @@ class PartitionConsumer:
         finally:
             if self._wake_timer is not None:
                 self._wake_timer.cancel()
-        self.gate.finish(self.position)
+        self.gate.finish(self.feed.position)
 
     async def run_batches(self, handler: Callable[[list[Any]], Any], *, internal: bool = False) -> None:
         """Hand the records to the handler in lists: each of this partition and one period, in the order of the log.
@@ -313,8 +249,8 @@ class PartitionConsumer:
                 self.next_offset = buffer.next_offset
                 await self._process_below_limit(handle)
                 await self._process_to_watermark(self._greatest, handle)
-            if not self._fetched:
-                buffer.read_to = self.position
+            if not self.feed.has_records:
+                buffer.read_to = self.feed.position
             if not chunk:
                 await self._process_to_watermark(self._now(), handle)
         while buffer:

@@ -138,7 +138,7 @@ class PartitionTasks:
     async def _start_consumers(self, gates: Mapping[Partition, Gate]) -> None:
         """Start to read each partition at the last cut, or at what was committed since."""
         committed = await self._committer.committed(gates)
-        consumers = {}
+        feeds = {}
         for partition, gate in gates.items():
             bounds = self._member.bounds[partition]
             consumer = PartitionConsumer(
@@ -146,12 +146,12 @@ class PartitionTasks:
             )
             consumer.fetch_loop = self._fetch_loop
             gate.mark = partial(getattr, consumer, "next_offset")
-            consumers[partition] = consumer
+            feeds[partition] = consumer.feed
             self._running[partition] = _Running(gate, consumer)
-        self._fetch_loop.add(consumers)
+        self._fetch_loop.add(feeds)
         if self._settings.group_id is not None and not self._settings.by_group:
             await self._fetch_loop.find_coordinator()
-        for partition in consumers:
+        for partition in feeds:
             self._tasks.start_soon(self._run, self._running[partition])
 
     async def _run(self, running: _Running) -> None:

@@ -20,6 +20,7 @@ from aiokcc.core.run import Bounds
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
+from aiokcc.kafka.partition_feed import PartitionFeed
 from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed, unwrapped
 from aiokcc.kafka.replay import _Steps
 from aiokcc.kafka.settings import ReplaySettings
@@ -41,7 +42,7 @@ class NoFetchLoop(FetchLoop):
     def __init__(self) -> None:
         pass
 
-    def add(self, consumers: Mapping[Partition, PartitionConsumer]) -> None:
+    def add(self, feeds: Mapping[Partition, PartitionFeed]) -> None:
         pass
 
     def remove(self, partitions: Any) -> None:
