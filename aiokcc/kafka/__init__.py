@@ -14,9 +14,12 @@
 * :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends; and
   :mod:`~aiokcc.kafka.refusal`: why a broker refuses a connection
 * :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers; :mod:`~aiokcc.kafka.fast_fetch`: the fast path into aiokafka
-* :mod:`~aiokcc.kafka.partition_consumer`: the loop that hands records to the handler, and
+* :mod:`~aiokcc.kafka.partition_feed`: the records of one partition between the fetch loop and its consumer
+* :mod:`~aiokcc.kafka.partition_consumer`: the loop that hands records to the handler;
+  :mod:`~aiokcc.kafka.exceptional_records`: the policies for the records that it cannot simply hand over, and
   :mod:`~aiokcc.kafka.lateness_buffer`: the records that it holds back
-* :mod:`~aiokcc.kafka.partition_tasks`: the partitions that are being read, and the three ways to assign them
+* :mod:`~aiokcc.kafka.partition_tasks`: the partitions that are being read; :mod:`~aiokcc.kafka.kafka_group`: those that Kafka
+  assigns
 * :mod:`~aiokcc.kafka.topic_discovery`: new partitions and topics
 * :mod:`~aiokcc.kafka.offset_committer`: commits offsets, to Kafka or to the store
 * :mod:`~aiokcc.kafka.replay`: the ways to read: a handler, one stream (through :mod:`~aiokcc.kafka.handoff`), or whole periods

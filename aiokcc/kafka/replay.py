@@ -24,13 +24,13 @@ from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.handoff import Handoff
+from aiokcc.kafka.kafka_group import run_kafka_group
 from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_tasks import (
     PartitionTasks,
     commit_after_release,
     run_fixed,
-    run_kafka_group,
     run_managed,
     unwrapped,
 )
@@ -464,10 +464,8 @@ class Replay:
                     with self._until_stopped:
                         await self._until_done(partition_tasks, consumer)
                     if self._until_stopped.cancel_called:
-                        member.leave()
                         async with self._period_lock:
-                            await partition_tasks.stop(partition_tasks.partitions)
-                        await member.handed_over()
+                            await partition_tasks.leave()
                     else:
                         await commits.flush(partition_tasks.positions())
                     tasks.cancel_scope.cancel()

@@ -92,9 +92,7 @@ class Reader:
                     self.ready.set()
                     with self._until_stopped:
                         await run_managed(partition_tasks, self.group)
-                    own.leave()
-                    await partition_tasks.stop(partition_tasks.partitions)
-                    await own.handed_over()
+                    await partition_tasks.leave()
                     tasks.cancel_scope.cancel()
             finally:
                 if partition_tasks is not None:
