@@ -14,6 +14,7 @@ Every implementation guarantees the following (``tests/conformance`` checks both
 * A call made while the session is suspended waits for the connection, and raises SessionLostError if the session is lost.
 * Cancelling a read leaves nothing behind. A cancelled write may still be applied.
 * A :class:`Watch` may skip changes but never the last one: what it reports last is what the store holds.
+* A session that has reported a change, or the creation of a node, reads no state from before it any more.
 * Until ``stop_at``, on the clock :func:`boottime`, no other client can have seen this session end.
 """
 
@@ -36,6 +37,7 @@ __all__ = [
     "Check",
     "Children",
     "Create",
+    "Created",
     "Delete",
     "Node",
     "Op",
@@ -101,6 +103,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Created(Change):
+    """A child was created below a path that is watched with :meth:`Watch.add_created`. Nothing was read: ``now`` is None."""
+
+    now: None = None
+    name: str | None = None
+    """The child's name. None: the watch is in place, for the first time or again after a broken connection. Creations before
+    that may never be reported, so whoever depends on them reads now."""
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Fail the transaction unless the node has this version."""
 
@@ -156,8 +168,18 @@ class Watch(abc.ABC):
         """Watch the names of a node's children from now on. Adding twice changes nothing."""
 
     @abc.abstractmethod
+    def add_created(self, path: str) -> None:
+        """Watch for children that are created below a node, which need not exist. Adding twice changes nothing.
+
+        Unlike the others this watch reads nothing: a :class:`Created` has the name of the child, and that is all. It reports
+        that the watch is in place, and from then on each creation, in order, until the connection breaks; after that again
+        that it is in place. A name that was created again before it was reported may be reported once. Deletions, changes
+        of the children and children of children are not reported.
+        """
+
+    @abc.abstractmethod
     def remove(self, path: str) -> None:
-        """Stop watching a path (data and children) and discard its unreported changes."""
+        """Stop watching a path (data, children and creations) and discard its unreported changes."""
 
     @abc.abstractmethod
     async def changes(self) -> list[Change]:

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from aiokcc.errors import OutcomeUnknownError, StoreUnreachableError, UsageError
 from aiokcc.stores.memory.broadcast import Broadcast
-from aiokcc.stores.memory.tree import Key, Tree, TreeOp
+from aiokcc.stores.memory.tree import Key, Tree, TreeOp, split_path
 from aiokcc.stores.port import Node, Op, Session, boottime
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class MemoryServer:
         self._tree = Tree()
         self._sessions: dict[int, MemorySession] = {}
         self._watches: dict[Key, dict[MemoryWatch, None]] = {}
+        self._creation_watches: dict[str, dict[MemoryWatch, None]] = {}
         self._hooks: list[Interception] = []
         self._down = False
         self._resumed = Broadcast()
@@ -301,6 +302,8 @@ class MemoryServer:
     def _write(self, ops: list[TreeOp]) -> list[int | str | None]:
         results, changed = self._tree.apply(ops, self._now())
         self._notify(changed)
+        if self._creation_watches:
+            self._notify_creations(results)
         return results
 
     def _node(self, path: str, shown: str) -> Node:
@@ -312,6 +315,13 @@ class MemoryServer:
             for key in changed:
                 for watch in self._watches.get(key, ()):
                     watch._mark_changed(key)
+
+    def _notify_creations(self, results: list[int | str | None]) -> None:
+        for path in results:
+            if isinstance(path, str):  # the path that a Create has made
+                parent, name = split_path(path)
+                for watch in self._creation_watches.get(parent, ()):
+                    watch._mark_created(parent, name)
 
     async def _run_hooks(self, call: Call, *, after: bool) -> None:
         for hooks in tuple(self._hooks):

@@ -304,6 +304,9 @@ class MemorySession(Session):
                 scope.reschedule(self._loop.time())
 
     def _set_state(self, state: SessionState) -> None:
+        if self.state is SessionState.SUSPENDED and state is SessionState.CONNECTED:
+            for watch in self._watches:
+                watch._listen_again()
         self.state = state
         for future, states in self._state_waiters.items():
             if (state in states or state is SessionState.LOST) and not (future.done() or self._loop.is_closed()):

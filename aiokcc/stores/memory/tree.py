@@ -23,7 +23,7 @@ from typing import TypeAlias
 from aiokcc.errors import BadVersionError, EphemeralParentError, NodeError, NodeExistsError, NoNodeError, NotEmptyError
 from aiokcc.stores.port import ANY_VERSION
 
-__all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode"]
+__all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode", "split_path"]
 
 Key: TypeAlias = tuple[str, bool]
 """The key of a watch: a path, and True for the names of its children or False for the node itself."""

@@ -1,7 +1,8 @@
 """The memory store's watch: the watched paths that have changed since they were last reported.
 
 The server marks a path when it changes; its content is read when it is reported. So the content reported last is what the
-tree holds, whatever was skipped. A cancelled call loses nothing: its paths stay marked.
+tree holds, whatever was skipped. A cancelled call loses nothing: its paths stay marked. Of creations the server tells the name;
+nothing is read. Those that happen while the session has no connection are lost, as they are on a real server.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from aiokcc.errors import SessionLostError
 from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.server import Call
 from aiokcc.stores.memory.tree import Key
-from aiokcc.stores.port import Change, SessionState, Watch
+from aiokcc.stores.port import Change, Created, SessionState, Watch
 
 if TYPE_CHECKING:
     from aiokcc.stores.memory.session import MemorySession
@@ -27,7 +28,8 @@ class MemoryWatch(Watch):
     def __init__(self, session: MemorySession) -> None:
         self._session, self._closed = session, session.state is SessionState.LOST
         self._paths: dict[Key, str] = {}
-        self._unreported: dict[Key, None] = {}
+        self._creations: dict[str, str] = {}
+        self._unreported: dict[Key | Created, None] = {}
         self._wakeup = Broadcast()
         self._scopes: set[asyncio.Timeout] = set()
 
@@ -36,6 +38,13 @@ class MemoryWatch(Watch):
 
     def add_children(self, path: str) -> None:
         self._add(path, names=True)
+
+    def add_created(self, path: str) -> None:
+        full = self._session._full(path)
+        if not self._closed and full not in self._creations:
+            self._creations[full] = path
+            self._session._server._creation_watches.setdefault(full, {})[self] = None
+            self._mark_changed(Created(path))
 
     def _add(self, path: str, *, names: bool) -> None:
         key = self._session._full(path), names
@@ -48,6 +57,13 @@ class MemoryWatch(Watch):
         full = self._session._full(path)
         self._forget((full, False))
         self._forget((full, True))
+        if self._creations.pop(full, None) is not None:
+            for change in [key for key in self._unreported if isinstance(key, Created) and key.path == path]:
+                del self._unreported[change]
+            watches = self._session._server._creation_watches
+            del watches[full][self]
+            if not watches[full]:
+                del watches[full]
 
     def _forget(self, key: Key) -> None:
         if self._paths.pop(key, None) is not None:
@@ -57,7 +73,16 @@ class MemoryWatch(Watch):
             if not watches[key]:
                 del watches[key]
 
-    def _mark_changed(self, key: Key) -> None:
+    def _mark_created(self, full: str, name: str) -> None:
+        # Without a connection the event is lost. A frozen client finds it when it goes on.
+        self._mark_changed(Created(self._creations[full], name=name if self._session._can_send else None))
+
+    def _listen_again(self) -> None:
+        """Note that the watches for creations are in place again, after a time without a connection."""
+        for path in self._creations.values():
+            self._mark_changed(Created(path))
+
+    def _mark_changed(self, key: Key | Created) -> None:
         self._unreported[key] = None
         self._wakeup.notify_all()
 
@@ -84,9 +109,9 @@ class MemoryWatch(Watch):
     async def _report_through_hooks(self) -> list[Change]:
         """Return the changes by way of the hooks: a slow ``before`` delays the read, a slow ``after`` delays its result."""
         session = self._session
-        taken: dict[Key, Change] = {}
+        taken: dict[Key | Created, Change] = {}
         scope: asyncio.Timeout | None = None
-        call = Call(session, "watch", tuple(dict.fromkeys(self._paths[key] for key in self._unreported)))
+        call = Call(session, "watch", tuple(dict.fromkeys(self._path(key) for key in self._unreported)))
         try:
             async with asyncio.timeout(None) as scope:
                 self._scopes.add(scope)
@@ -100,15 +125,25 @@ class MemoryWatch(Watch):
                     self._scopes.discard(scope)
         except BaseException as error:
             # They were not reported: mark them again, before later changes.
-            self._unreported = dict.fromkeys(key for key in taken if key in self._paths) | self._unreported
+            self._unreported = dict.fromkeys(key for key in taken if self._is_watched(key)) | self._unreported
             if isinstance(error, TimeoutError) and scope is not None and scope.expired():
                 raise self._closed_error() from None
             raise
-        return [change for key, change in taken.items() if key in self._paths]
+        return [change for key, change in taken.items() if self._is_watched(key)]
 
-    def _take(self) -> dict[Key, Change]:
-        session, taken = self._session, {}
+    def _path(self, key: Key | Created) -> str:
+        return key.path if isinstance(key, Created) else self._paths[key]
+
+    def _is_watched(self, key: Key | Created) -> bool:
+        return key.path in self._creations.values() if isinstance(key, Created) else key in self._paths
+
+    def _take(self) -> dict[Key | Created, Change]:
+        session = self._session
+        taken: dict[Key | Created, Change] = {}
         for key in self._unreported:
+            if isinstance(key, Created):
+                taken[key] = key
+                continue
             full, names = key
             path = self._paths[key]
             taken[key] = Change(path, session._read_children(path, full) if names else session._read(path, full))
@@ -123,8 +158,8 @@ class MemoryWatch(Watch):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            for key in tuple(self._paths):
-                self._forget(key)
+            for path in {*self._paths.values(), *self._creations.values()}:
+                self.remove(path)
             self._session._watches.pop(self, None)
             self._wakeup.notify_all()
             if not self._session._loop.is_closed():

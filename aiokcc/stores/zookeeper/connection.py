@@ -46,8 +46,8 @@ class ConnectionListener(Protocol):
     def on_answer(self, sent_at: float) -> None:
         """A request sent at this time was answered."""
 
-    def on_watch_event(self, kind: int, name: str) -> None:
-        """A watch has fired."""
+    def on_watch_event(self, kind: int, name: str, zxid: int) -> None:
+        """A watch has fired, by this transaction; servers before 3.9 say -1 instead."""
 
     def on_expired(self) -> None:
         """The server has ended the session."""
@@ -225,7 +225,7 @@ class Connection(asyncio.Protocol):
                 self.answered = True
             elif xid == wire.EVENT_XID:
                 if self.listener is not None:
-                    self.listener.on_watch_event(*wire.decode_event(data, start + 16, end))
+                    self.listener.on_watch_event(*wire.decode_event(data, start + 16, end), zxid)
             elif xid == wire.PING_XID:
                 if self._ping_sent is not None:
                     newest_answered = max(newest_answered, self._ping_sent)

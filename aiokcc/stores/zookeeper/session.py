@@ -266,8 +266,8 @@ class ZooKeeperSession(Session):
             self.confirmed_at = sent_at
             self.stop_at = sent_at + STOP_FRACTION * self.timeout
 
-    def on_watch_event(self, kind: int, name: str) -> None:
-        self._watches.on_event(kind, name)
+    def on_watch_event(self, kind: int, name: str, zxid: int) -> None:
+        self._watches.on_event(kind, name, zxid)
 
     def on_expired(self) -> None:
         self._lose("it has expired at the server")

@@ -11,6 +11,11 @@ from different threads). So it always causes one more read; several events cause
 A node that does not exist can only be watched with ``exists``. If it was created before the ``exists``, it is read again. After
 a reconnect all paths are read again, which registers the watches and shows what was missed.
 
+Creations (``add_created``) need no read: a *persistent recursive* watch stays in place after it has fired, and its events
+have the name of the node that was created. It is added again on every connection. The event says which
+transaction fired it, so that no later connection shows us an older state. A server before 3.9 does not say it; then the new
+node is read before it is reported, since the reply to a read says it. Servers before 3.6 have no such watch.
+
 There is no task here: replies and events drive everything, and only the caller of ``changes()`` waits.
 """
 
@@ -22,7 +27,7 @@ from typing import Final
 
 from aiokcc.errors import SessionLostError, StoreError
 from aiokcc.stores.checks import check_path
-from aiokcc.stores.port import Change, Children, Node, Watch
+from aiokcc.stores.port import Change, Children, Created, Node, Watch
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.pending import PendingRequest
 
@@ -85,6 +90,65 @@ class WatchRequest(PendingRequest):
         return False
 
 
+class WatchedCreations:
+    """One path below which creations are watched."""
+
+    __slots__ = ("error", "in_place", "name", "path", "watches")
+
+    def __init__(self, path: str, name: bytes) -> None:
+        self.path = path
+        self.name = name
+        self.in_place = False
+        """True if the server has the watch, on the present connection."""
+        self.error: StoreError | None = None
+        """The error of a refused watch."""
+        self.watches: dict[ZooKeeperWatch, None] = {}
+
+    def report(self, name: str | None) -> None:
+        change = Created(self.path, name=name)
+        for watch in self.watches:
+            watch.mark_created(change)
+
+
+class CreationsRequest(PendingRequest):
+    """Adds the server's watch for creations; or, given a ``child``, reads it before it is reported. It is not sent again."""
+
+    __slots__ = ("_child", "_watched")
+
+    def __init__(self, watched: WatchedCreations, payload: bytes, child: str | None = None) -> None:
+        super().__init__(None, payload, None, watched.path)  # type: ignore[arg-type]
+        self._watched = watched
+        self._child = child
+
+    @property
+    def done(self) -> bool:
+        return False
+
+    def on_reply(self, data: bytes, at: int, end: int) -> None:
+        if self._child is None:
+            self._watched.in_place, self._watched.error = True, None
+        self._watched.report(self._child)
+
+    def on_error(self, code: int) -> None:
+        if self._child is not None:  # it is gone already; the answer has brought us the transaction all the same
+            self._watched.report(self._child)
+            return
+        if code == wire.UNIMPLEMENTED:
+            error = StoreError(
+                "the ZooKeeper server is too old: aiokcc needs 3.6 or later, which has persistent watches"
+            )
+        else:
+            error = wire.to_error(code, self.path)
+        self._watched.error = error
+        self._watched.report(None)
+
+    def fail(self, error: Exception) -> None:
+        pass
+
+    def on_drop(self, sent: bool) -> bool:
+        return False
+
+
 class RemoveWatchRequest(PendingRequest):
     """Removes a watch from the server. The reply is ignored."""
 
@@ -111,16 +175,19 @@ class WatchRegistry:
         self._send: Callable[[PendingRequest], None] | None = None
         self._data: dict[bytes, WatchedPath] = {}
         self._children: dict[bytes, WatchedPath] = {}
+        self._created: dict[bytes, WatchedCreations] = {}
         self._all: dict[ZooKeeperWatch, None] = {}
         self.lost_error: SessionLostError | None = None
 
     def __len__(self) -> int:
-        return len(self._data) + len(self._children)
+        return len(self._data) + len(self._children) + len(self._created)
 
     # -- Called by the session ------------------------------------------------------------------------------------------
 
     def resume(self, send: Callable[[PendingRequest], None]) -> None:
         self._send = send
+        for creations in self._created.values():
+            send(CreationsRequest(creations, wire.add_watch_request(creations.name)))
         for table in (self._data, self._children):
             for watched in table.values():
                 self._fetch(watched)
@@ -130,6 +197,8 @@ class WatchRegistry:
         for table in (self._data, self._children):
             for watched in table.values():
                 watched.fetching = watched.refetch = False
+        for creations in self._created.values():
+            creations.in_place = False
 
     def lose(self, error: SessionLostError) -> None:
         self.lost_error = error
@@ -139,13 +208,23 @@ class WatchRegistry:
 
     # -- Replies and events ---------------------------------------------------------------------------------------------
 
-    def on_event(self, kind: int, name: str) -> None:
-        encoded = name.encode()
-        key = wire.LENGTH.pack(len(encoded)) + encoded
+    def on_event(self, kind: int, name: str, zxid: int) -> None:
+        if kind == wire.NODE_CREATED and self._created:
+            parent, _, child = name.rpartition("/")
+            if creations := self._created.get(wire.string(parent)):
+                self._on_created(creations, child, zxid)
+        key = wire.string(name)
         if kind != wire.CHILDREN_CHANGED and (watched := self._data.get(key)):
             self._fetch(watched)
         if kind != wire.DATA_CHANGED and (watched := self._children.get(key)):
             self._fetch(watched)
+
+    def _on_created(self, creations: WatchedCreations, child: str, zxid: int) -> None:
+        if zxid > 0:
+            creations.report(child)
+        elif self._send is not None:
+            name = wire.encode_path(self._root, f"{creations.path}/{child}" if creations.path else child)
+            self._send(CreationsRequest(creations, wire.exists_request(name), child))
 
     def on_fetched(self, watched: WatchedPath, value: object) -> None:
         watched.fetching = False
@@ -197,12 +276,32 @@ class WatchRegistry:
         watched.watches[watch] = None
         return watched
 
+    def add_created(self, watch: ZooKeeperWatch, path: str) -> WatchedCreations:
+        name = wire.encode_path(self._root, path)
+        creations = self._created.get(name)
+        if creations is None:
+            creations = self._created[name] = WatchedCreations(path, name)
+            if self._send is not None:
+                self._send(CreationsRequest(creations, wire.add_watch_request(name)))
+        elif creations.in_place or creations.error is not None:
+            watch.mark_created(Created(path))
+        creations.watches[watch] = None
+        return creations
+
+    def remove_created(self, watch: ZooKeeperWatch, creations: WatchedCreations) -> None:
+        del creations.watches[watch]
+        if creations.watches:
+            return
+        del self._created[creations.name]
+        if self._send is not None and creations.name not in self._data and creations.name not in self._children:
+            self._send(RemoveWatchRequest(wire.remove_watches_request(creations.name, _ANY_WATCH)))
+
     def remove(self, watch: ZooKeeperWatch, watched: WatchedPath) -> None:
         del watched.watches[watch]
         if watched.watches:
             return
         del (self._children if watched.children else self._data)[watched.name]
-        if self._send is None:
+        if self._send is None or watched.name in self._created:  # removing this one would remove the other as well
             return
         # Remove it at the server too, or a long session that watches many paths would leave a watch on each. While the
         # children are watched the data watch stays: it shows the creation of a missing node.
@@ -219,7 +318,8 @@ class ZooKeeperWatch(Watch):
         self._watches = watches
         self._closed = watches.lost_error is not None
         self._paths: dict[tuple[str, bool], WatchedPath] = {}
-        self._with_unique_id: dict[WatchedPath, None] = {}
+        self._creations: dict[str, WatchedCreations] = {}
+        self._unreported: dict[WatchedPath | Created, None] = {}
         self._reported: dict[WatchedPath, object] = {}
         self._wakeup = asyncio.Event()
         if not self._closed:
@@ -231,6 +331,11 @@ class ZooKeeperWatch(Watch):
     def add_children(self, path: str) -> None:
         self._add(path, True)
 
+    def add_created(self, path: str) -> None:
+        check_path(path)
+        if not self._closed and path not in self._creations:
+            self._creations[path] = self._watches.add_created(self, path)
+
     def _add(self, path: str, children: bool) -> None:
         check_path(path)
         if not self._closed and (path, children) not in self._paths:
@@ -240,12 +345,20 @@ class ZooKeeperWatch(Watch):
         check_path(path)
         for children in (False, True):
             if watched := self._paths.pop((path, children), None):
-                self._with_unique_id.pop(watched, None)
+                self._unreported.pop(watched, None)
                 self._reported.pop(watched, None)
                 self._watches.remove(self, watched)
+        if creations := self._creations.pop(path, None):
+            for change in [key for key in self._unreported if isinstance(key, Created) and key.path == path]:
+                del self._unreported[change]
+            self._watches.remove_created(self, creations)
+
+    def mark_created(self, change: Created) -> None:
+        self._unreported[change] = None
+        self._wakeup.set()
 
     def mark_changed(self, watched: WatchedPath) -> None:
-        self._with_unique_id[watched] = None
+        self._unreported[watched] = None
         self._wakeup.set()
 
     async def changes(self) -> list[Change]:
@@ -259,15 +372,22 @@ class ZooKeeperWatch(Watch):
 
     def _take(self) -> list[Change]:
         changes: list[Change] = []
-        for watched in tuple(self._with_unique_id):
-            value = watched.value
+        for watched in tuple(self._unreported):
+            if isinstance(watched, Created):
+                value: object = self._creations[watched.path].error
+            else:
+                value = watched.value
             if isinstance(value, StoreError):
                 if changes:
                     break  # return these changes first; the next call raises the error
-                del self._with_unique_id[watched]
-                self._reported.pop(watched, None)
+                del self._unreported[watched]
+                if isinstance(watched, WatchedPath):
+                    self._reported.pop(watched, None)
                 raise value
-            del self._with_unique_id[watched]
+            del self._unreported[watched]
+            if isinstance(watched, Created):
+                changes.append(watched)
+                continue
             if self._reported.get(watched, _UNREAD) == value:
                 continue
             self._reported[watched] = value
@@ -283,8 +403,11 @@ class ZooKeeperWatch(Watch):
             self._closed = True
             for watched in self._paths.values():
                 self._watches.remove(self, watched)
+            for creations in self._creations.values():
+                self._watches.remove_created(self, creations)
             self._paths.clear()
-            self._with_unique_id.clear()
+            self._creations.clear()
+            self._unreported.clear()
             self._reported.clear()
             self._watches.unregister(self)
             self._wakeup.set()

@@ -42,11 +42,13 @@ EVENT_XID: Final = -1
 PING_XID: Final = -2
 AUTH_XID: Final = -4
 
+UNIMPLEMENTED: Final = -6
 NO_NODE: Final = -101
 NODE_EXISTS: Final = -110
 SESSION_EXPIRED: Final = -112
 SESSION_MOVED: Final = -118
 
+NODE_CREATED: Final = 1
 DATA_CHANGED: Final = 3
 CHILDREN_CHANGED: Final = 4
 
@@ -56,6 +58,8 @@ _MULTI_HEADER: Final = struct.Struct("!i?i")
 _MULTI_END: Final = _MULTI_HEADER.pack(-1, True, -1)
 
 _CREATE, _DELETE, _EXISTS, _GET, _SET, _GET_ACL, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 6, 8, 13, 14
+_ADD_WATCH: Final = 106
+_PERSISTENT_RECURSIVE: Final = 1
 _RUNTIME_INCONSISTENCY: Final = -2
 
 _ERRORS: Final[dict[int, type[NodeError]]] = {
@@ -112,11 +116,12 @@ def encode_path(root: str, path: str) -> bytes:
 
 def encode_acl(acl: Sequence[Acl]) -> bytes:
     """Return the access rules with their number in front."""
-    rules = (LENGTH.pack(rule.perms) + _string(rule.scheme) + _string(rule.id) for rule in acl)
+    rules = (LENGTH.pack(rule.perms) + string(rule.scheme) + string(rule.id) for rule in acl)
     return LENGTH.pack(len(acl)) + b"".join(rules)
 
 
-def _string(text: str) -> bytes:
+def string(text: str) -> bytes:
+    """Return a text with its length in front."""
     data = text.encode()
     return LENGTH.pack(len(data)) + data
 
@@ -137,6 +142,11 @@ def exists_request(name: bytes, watch: bool = False) -> bytes:
 
 def children_request(name: bytes, watch: bool = False) -> bytes:
     return _CHILDREN_OP + name + _WATCH[watch]
+
+
+def add_watch_request(name: bytes) -> bytes:
+    """Return the request for a watch that stays and fires for the node and everything below it."""
+    return LENGTH.pack(_ADD_WATCH) + name + LENGTH.pack(_PERSISTENT_RECURSIVE)
 
 
 def acl_request(name: bytes) -> bytes:

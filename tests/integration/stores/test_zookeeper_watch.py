@@ -10,9 +10,9 @@ import random
 import pytest
 
 from aiokcc import local
-from aiokcc.errors import NoAuthError, SessionLostError
-from aiokcc.stores import ANY_VERSION, Change, Children, Node, Session, SessionState, Watch, open_store
-from aiokcc.stores.zookeeper import Acl
+from aiokcc.errors import NoAuthError, SessionLostError, StoreError
+from aiokcc.stores import ANY_VERSION, Change, Children, Created, Node, Session, SessionState, Watch, open_store
+from aiokcc.stores.zookeeper import Acl, wire
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
 from tests.faults import Op
 from tests.integration.stores.test_zookeeper_connection import proxied, within
@@ -289,3 +289,49 @@ async def test_a_closed_watch_ends_its_waiter_and_an_ended_session_all(zk_root: 
     with pytest.raises(SessionLostError):
         await within(longer)
     assert leftovers(session) == 0
+
+
+async def test_a_server_that_does_not_say_the_transaction_of_an_event_is_read(
+    zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers before 3.9. Without the read, a later connection to a server that lags could show a state from before."""
+    said = ZooKeeperSession.on_watch_event
+    monkeypatch.setattr(ZooKeeperSession, "on_watch_event", lambda self, kind, name, _zxid: said(self, kind, name, -1))
+    async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
+        await session.create("d")
+        with session.watch() as watch:
+            watch.add_created("d")
+            assert await within(watch.changes()) == [Created("d")]
+            for name in ("a", "b"):
+                read = proxy.expect(Op.EXISTS)
+                await other.create(f"d/{name}")
+                await other.delete(f"d/{name}", 0)
+                assert await within(watch.changes()) == [Created("d", name=name)]
+                assert f"/d/{name}".encode() in (await within(read)).body
+
+
+async def test_creations_cost_no_request(zk_root: str) -> None:
+    async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
+        await session.create("d")
+        with session.watch() as watch:
+            watch.add_created("d")
+            await within(watch.changes())
+            asked = proxy.expect()
+            for number in range(20):
+                await other.create(f"d/{number}")
+                assert await within(watch.changes()) == [Created("d", name=str(number))]
+            assert not asked.done()
+            await session.get("d")
+            assert (await within(asked)).op == Op.GET_DATA
+
+
+async def test_a_server_without_persistent_watches_is_refused_with_the_reason(
+    zk_root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers before 3.6 answer an operation that they do not know with Unimplemented."""
+    monkeypatch.setattr(wire, "_ADD_WATCH", 99)
+    async with open_store(zk_root).session() as session:
+        with session.watch() as watch:
+            watch.add_created("d")
+            with pytest.raises(StoreError, match="needs 3.6 or later"):
+                await within(watch.changes())
