@@ -45,10 +45,7 @@ def parse_topics(topics: object) -> frozenset[Partition]:
         )
     result: set[Partition] = set()
     for topic, spec in topics.items():
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
-            raise UsageError(
-                f"topic {topic!r} is not a name Kafka allows: letters, digits, '.', '_' and '-', at most 249"
-            )
+        check_topic(topic)
         if isinstance(spec, int) and not isinstance(spec, bool):
             if spec < 1:
                 raise UsageError(f"topic {topic!r} is given a number of partitions below 1; it needs at least one")
@@ -71,6 +68,12 @@ def parse_topics(topics: object) -> frozenset[Partition]:
         if not numbers:
             raise UsageError(f"topic {topic!r} is given no partitions; it needs at least one")
     return frozenset(result)
+
+
+def check_topic(topic: object) -> None:
+    """UsageError unless this is a name that Kafka allows for a topic."""
+    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
+        raise UsageError(f"topic {topic!r} is not a name Kafka allows: letters, digits, '.', '_' and '-', at most 249")
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:

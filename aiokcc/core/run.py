@@ -59,7 +59,7 @@ class Settings:
     def check(
         cls,
         *,
-        topics: object,
+        topics: object = (),
         period: object,
         start: object = None,
         end: object = None,
@@ -68,7 +68,10 @@ class Settings:
         ahead: object = "1h",
         source: object = "",
     ) -> Settings:
-        """Returns the settings from a user's arguments. Raises UsageError for the first invalid argument."""
+        """Returns the settings from a user's arguments. Raises UsageError for the first invalid argument.
+
+        Without ``topics`` the partitions are not known yet, and the set is empty.
+        """
         begin = None if start is None else parse_time(start, what="start")
         finish = None if end is None else parse_time(end, what="end")
         if begin is not None and finish is not None and finish <= begin:
@@ -86,7 +89,7 @@ class Settings:
             except UsageError as error:
                 raise UsageError(f'{error}; or "follow", or "release"') from None
         return cls(
-            parse_topics(topics),
+            frozenset() if topics == () else parse_topics(topics),
             parse_period(period),
             begin,
             finish,

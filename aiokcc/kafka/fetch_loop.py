@@ -227,7 +227,7 @@ class FetchLoop:
         try:
             await self._cluster.partitions(topics)
         except UsageError as error:
-            if self._member.grows and self._member.group is not None:
+            if self._member.options.grows and self._member.options.managed is not None:
                 log.warning("%s; the leader takes it out of the set", error)
                 return
             raise KafkaError(f"a topic was deleted under the replay: {error}") from error

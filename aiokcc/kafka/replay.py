@@ -38,9 +38,10 @@ from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywor
 from aiokcc.kafka.summary import Period, Summary
 from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.runtime.entry import Block, known_keywords
-from aiokcc.runtime.group import Group, connect, wall_clock
+from aiokcc.runtime.group import Group, join
 from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.new_run import open_by_url
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores.port import Store
@@ -160,19 +161,11 @@ def replay(
         isolation_level=isolation_level,
         consumer=consumer,
     )
-    if clock is not None and not callable(clock):
-        raise UsageError(f"clock is {clock!r}; expected a function that gives milliseconds since the epoch")
     if store_options is not None and not isinstance(store_options, Mapping):
         raise UsageError(f"store_options is {store_options!r}; expected a mapping of options for the store")
     if lookahead and any(settings.lateness.values()):
         raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
-    if not isinstance(store, Store):
-        store = open_by_url(store, **(store_options or {}))
-    elif store_options:
-        raise UsageError("store_options go with a store's URL; give them to the store you made")
-    join = partial(
-        connect,
-        store,
+    options = GroupOptions.check(
         period=period,
         start=format_time(settings.start) if isinstance(settings.start, int) else None,
         end=format_time(settings.end) if isinstance(settings.end, int) else None,
@@ -194,22 +187,16 @@ def replay(
         join_window=join_window,
         expect=expect,
     )
-    join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
-    return Block(
-        _replaying(settings, store, join, connect_timeout, clock or wall_clock, lookahead), "aiokcc.replay", "replay"
-    )
+    if not isinstance(store, Store):
+        store = open_by_url(store, **(store_options or {}))
+    elif store_options:
+        raise UsageError("store_options go with a store's URL; give them to the store you made")
+    return Block(_replaying(settings, options, store), "aiokcc.replay", "replay")
 
 
 @asynccontextmanager
-async def _replaying(
-    settings: ReplaySettings,
-    store: Store,
-    join: Callable[..., AbstractAsyncContextManager[Group]],
-    timeout: float,
-    clock: Callable[[], int],
-    lookahead: int,
-) -> AsyncIterator[Replay]:
-    cluster = Cluster(settings, timeout)
+async def _replaying(settings: ReplaySettings, options: GroupOptions, store: Store) -> AsyncIterator[Replay]:
+    cluster, clock = Cluster(settings, options.connect_timeout), options.clock
     async with cluster.connected():
         everything = await cluster.partitions(await cluster.topics(settings))
         outside = sorted((settings.partitions or everything) - everything)
@@ -225,14 +212,11 @@ async def _replaying(
                 return await cluster.bounds(everything, clock())
             if settings.offset_storage == "kafka":
                 return await cluster.bounds(everything, clock(), await cluster.commits(everything))
-            async with store.session(connect_timeout=timeout) as session:
+            async with store.session(connect_timeout=options.connect_timeout) as session:
                 found = await find_offsets(store, session, everything)
             return await cluster.bounds(everything, clock(), found)
 
-        by_topic: dict[str, list[int]] = {}
-        for topic, number in sorted(everything):
-            by_topic.setdefault(topic, []).append(number)
-        async with join(topics=by_topic, offsets=resolve) as group:
+        async with join(store, options, frozenset(everything), resolve) as group:
             if settings.end is not None:  # partitions that were created after the run was founded are not part of it
                 mine &= group.membership.settings.partitions
                 newer = sorted((settings.partitions or mine) - mine)
@@ -241,7 +225,7 @@ async def _replaying(
                         f"{newer[0]} is newer than the run, and not part of it; leave it out of partitions="
                     )
             async with Background() as background:
-                yield Replay(settings, cluster, group, mine, lookahead, background.tasks)
+                yield Replay(settings, cluster, group, mine, background.tasks)
 
 
 class Replay:
@@ -253,7 +237,6 @@ class Replay:
         cluster: Cluster,
         group: Group,
         mine: frozenset[Partition],
-        lookahead: int,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
         self._settings = settings
@@ -262,7 +245,6 @@ class Replay:
         self.group = group
         self._member = group.membership
         self._mine = mine
-        self._lookahead = lookahead
         self._used = False
         self._partition_tasks: PartitionTasks | None = None
         self._until_stopped = anyio.CancelScope()
@@ -360,7 +342,7 @@ class Replay:
         the partitions are released, at the latest when the block ends. After a release there are no periods: records come as
         they are read. Raises UsageError with lookahead, and where partitions may move.
         """
-        if self._lookahead:
+        if self._member.settings.lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
         if self._settings.by_group or self._settings.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')

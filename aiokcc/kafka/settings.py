@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, TypeAlias
 from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.masking import mask_url
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, check_topic
 from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import HandlerError, UsageError
@@ -144,6 +144,8 @@ class ReplaySettings:
             wanted = topics
         if len(set(topics)) != len(topics):
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
+        for topic in topics:
+            check_topic(topic)
         listed = bootstrap_servers if isinstance(bootstrap_servers, list | tuple) else [bootstrap_servers]
         if not listed or not all(isinstance(server, str) and server for server in listed):
             shown = mask_url(repr(bootstrap_servers))

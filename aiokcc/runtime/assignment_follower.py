@@ -78,7 +78,7 @@ class AssignmentFollower:
 
     def registration(self) -> bytes:
         """Returns the content of our registration."""
-        wants = None if self._member.group is None else self._member.group.subscription
+        wants = None if self._member.options.managed is None else self._member.options.managed.subscription
         more = {} if wants is None or wants.pipeline is None else {"pipeline": wants.pipeline}
         return encode_member(**self._facts, **more, running=encode_partitions(self._running).decode())
 

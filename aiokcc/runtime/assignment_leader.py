@@ -48,7 +48,7 @@ class AssignmentLeader:
         self._us = member_session
         self._session = member_session.session
         self._store = member_session.store
-        settings = member_session.member.group
+        settings = member_session.member.options.managed
         assert settings is not None
         self.machine = RebalanceMachine(settings, frozenset(), window_since=member_session.joined_at)
         self.due = False

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-import re
-import secrets
-import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
@@ -16,23 +10,23 @@ from typing import Any, Literal
 import anyio
 
 from aiokcc.background import Background
-from aiokcc.core.group_settings import check_group
 from aiokcc.core.limit import Mode, Request, RequestKind
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, parse_topics
 from aiokcc.core.periods import parse_period
-from aiokcc.core.run import MANAGED, Bounds, Settings, check_member
+from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.assignment_follower import run_assigned
-from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords, warn_of_milliseconds
+from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.member import Member, NoSession
 from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.operator import write_request
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.runtime.status import Status, read_status
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["Group", "connect", "wall_clock"]
+__all__ = ["Group", "connect", "join"]
 
 
 @known_keywords("aiokcc.connect", lambda: STORE_OPTIONS)
@@ -102,18 +96,7 @@ def connect(
     Leaving the block normally waits until a cut holds its finished partitions, then leaves the group. If the group cannot go
     on (a node was deleted or cannot be read), the block is cancelled and the error is raised from it.
     """
-    group = check_group(
-        assignment,
-        subscription=subscription,
-        assignor=assignor,
-        weight=weight,
-        join_window=join_window,
-        expect=expect,
-    )
-    if group is not None:
-        source = f"{source} {MANAGED}".strip()
-    settings = Settings.check(
-        topics=topics,
+    checked = GroupOptions.check(
         period=period,
         start=start,
         end=end,
@@ -121,48 +104,39 @@ def connect(
         caught_up=caught_up,
         ahead=ahead,
         source=source,
+        member=member,
+        session_timeout=session_timeout,
+        connect_timeout=connect_timeout,
+        claim_timeout=claim_timeout,
+        clock=clock,
+        grows=grows,
+        newer=newer,
+        assignment=assignment,
+        subscription=subscription,
+        assignor=assignor,
+        weight=weight,
+        join_window=join_window,
+        expect=expect,
     )
-    if member is not None:
-        check_member(member)
-    for what, seconds in (("session_timeout", session_timeout), ("connect_timeout", connect_timeout)):
-        _check_seconds(what, seconds)
-    if claim_timeout is not None and claim_timeout != math.inf:
-        _check_seconds("claim_timeout", claim_timeout, "; math.inf waits for as long as it takes")
+    partitions = parse_topics(topics)
     if isinstance(store, Store):
         if options:
             raise UsageError(f"{', '.join(options)}: options go with a store's URL; give them to the store you made")
     else:
         store = open_by_url(store, **options)
-    engine = Member(
-        store,
-        settings,
-        member or f"{re.sub('[^A-Za-z0-9._-]', '-', socket.gethostname())[:60]}-{os.getpid()}-{secrets.token_hex(2)}",
-        session_timeout=session_timeout,
-        connect_timeout=connect_timeout,
-        claim_timeout=claim_timeout,
-        clock=clock or wall_clock,
-        resolve=offsets,
-        grows=grows,
-        newer=newer,
-        group=group,
-    )
-    for what, value in (("period", period), ("caught_up", caught_up), ("ahead", ahead)):
-        warn_of_milliseconds(what, value)
-    return Block(_connected(engine), "aiokcc.connect", "group")
-
-
-def wall_clock() -> int:
-    """Returns milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
-
-
-def _check_seconds(what: str, seconds: object, more: str = "") -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
-        raise UsageError(f"{what} {seconds!r} is not a number of seconds above 0{more}")
+    return Block(join(store, checked, partitions, offsets), "aiokcc.connect", "group")
 
 
 @asynccontextmanager
-async def _connected(member: Member) -> AsyncIterator[Group]:
+async def join(
+    store: Store,
+    options: GroupOptions,
+    partitions: frozenset[Partition],
+    resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
+) -> AsyncIterator[Group]:
+    """Joins the group, or founds it, with these partitions. See :func:`connect`, which checks the options."""
+    member = Member(store, options, partitions, resolve)
+
     async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         await member.run(task_status=task_status)
         if member.failure is not None:
@@ -278,7 +252,7 @@ class Group:
         PositionLostError: let ``consume`` raise it, and it is called again, or handle it as :class:`Gate` shows. This call
         raises every other error of ``consume``.
         """
-        if self.membership.group is None:
+        if self.membership.options.managed is None:
             raise UsageError('this group is not managed; connect with assignment="managed"')
         await run_assigned(self.membership, run)
 

@@ -63,7 +63,9 @@ class LeaderTerm:
         self._run: Run
         self._leader: Leader
         self._removals: set[Partition] = set()
-        self.assignment_leader = None if member_session.member.group is None else AssignmentLeader(self, member_session)
+        self.assignment_leader = (
+            None if member_session.member.options.managed is None else AssignmentLeader(self, member_session)
+        )
         """Assigns the partitions of a managed group."""
         self._watched: set[str] = set()
         self._versions: dict[str, int] = {}

@@ -10,8 +10,12 @@ and methods; a :class:`~aiokcc.runtime.listener.Listener` receives its events.
 from __future__ import annotations
 
 import logging
+import os
+import re
+import secrets
+import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -37,11 +41,11 @@ from aiokcc.runtime.timer import Timeout, timers
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from aiokcc.core.group_settings import GroupSettings
     from aiokcc.core.report import Cut
-    from aiokcc.core.run import Bounds, Settings
+    from aiokcc.core.run import Bounds
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.listener import Listener
+    from aiokcc.runtime.options import GroupOptions
     from aiokcc.stores.port import Session, Store
 
 __all__ = ["Member", "NoSession"]
@@ -51,6 +55,11 @@ log = logging.getLogger("aiokcc.member")
 
 _HANDOVER_SECONDS: Final = 2.0
 _GATHER_SECONDS: Final = 0.5
+
+
+def _make_name() -> str:
+    host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 class NoSession:
@@ -65,32 +74,17 @@ class Member:
     def __init__(
         self,
         store: Store,
-        settings: Settings,
-        name: str,
-        *,
-        session_timeout: float,
-        connect_timeout: float,
-        claim_timeout: float | None,
-        clock: Callable[[], int],
+        options: GroupOptions,
+        partitions: frozenset[Partition],
         resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
-        grows: bool = False,
-        newer: Literal["partitions", "topics"] | None = None,
-        group: GroupSettings | None = None,
     ) -> None:
         self.store = store
-        self.settings = settings
-        self.name = name
-        self.session_timeout = session_timeout
-        self.connect_timeout = connect_timeout
-        self.claim_timeout = claim_timeout
-        self.clock = clock
+        self.options = options
+        self.settings = replace(options.settings, partitions=partitions)
+        """The settings that all members share. Its partitions are ours until we have joined, and then the agreed set."""
+        self.name = options.member or _make_name()
+        self.clock = options.clock
         self._resolve = resolve
-        self.grows = grows
-        """True if the agreed set may differ from the one we bring, because it changes while the group runs."""
-        self.newer = newer
-        """Our partitions that may be newer than the agreed set: those of its topics, or of other topics as well."""
-        self.group = group
-        """Our settings for a managed group; None if the group is not managed."""
         self.assigned: frozenset[Partition] | None = None
         """The partitions assigned to us; None while this session has not read them, and in a group that is not managed."""
         self.leaving = False
@@ -101,7 +95,9 @@ class Member:
         """The offsets that the run replays, as the founder resolved them; empty if the caller brings the records."""
         self.founded = 0
         """The time when the run was founded, in milliseconds since the epoch on the store's clock. It identifies the run."""
-        self.progress = MemberProgress(milestone_interval=milestone_interval(settings.period, settings.lookahead))
+        self.progress = MemberProgress(
+            milestone_interval=milestone_interval(self.settings.period, self.settings.lookahead)
+        )
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.member_session: MemberSession | None = None
@@ -133,8 +129,8 @@ class Member:
         first = True
         try:
             while first or (self.progress.limit.mode is not Mode.END and not self.leaving):
-                connect_timeout = self.connect_timeout if first else None
-                async with self.store.session(timeout=self.session_timeout, connect_timeout=connect_timeout) as session:
+                timeout, connect_timeout = self.options.session_timeout, self.options.connect_timeout if first else None
+                async with self.store.session(timeout=timeout, connect_timeout=connect_timeout) as session:
                     member_session = MemberSession(self, session)
                     try:
                         await member_session.join(first=first)
@@ -190,7 +186,7 @@ class Member:
 
     def leave(self) -> None:
         """Leaves the managed group: the next release deletes our registration as well."""
-        self.leaving = self.group is not None
+        self.leaving = self.options.managed is not None
 
     async def deregister(self) -> None:
         """Deletes our registration if we leave, unless it went with the locks: the leader assigns nothing to us any more."""
@@ -290,7 +286,9 @@ class Member:
         if released:
             one = len(released) == 1
             log.log(
-                logging.WARNING if self.group is None else logging.INFO,  # a managed group finds the next owner itself
+                logging.WARNING
+                if self.options.managed is None
+                else logging.INFO,  # a managed group finds the next owner itself
                 "%s: %s released before %s had finished; the limit waits for %s",
                 self.name,
                 f"{released[0]} was" if one else f"{', '.join(map(str, released))} were",

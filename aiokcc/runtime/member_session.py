@@ -110,8 +110,8 @@ class MemberSession:
         while run.ended and first and self.store.volatile and await remove_left_run(self.store, session):
             run = await self._agreement()
         theirs = run.settings.partitions
-        managed = self.member.group is not None
-        if self.member.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
+        managed = self.member.options.managed is not None
+        if self.member.options.grows and (managed or theirs < settings.partitions or settings.partitions < theirs):
             # The leader adds the missing partitions and removes those that no longer exist.
             settings = replace(settings, partitions=theirs)
         elif theirs < settings.partitions and self._are_newer(settings.partitions - theirs, theirs):
@@ -132,8 +132,8 @@ class MemberSession:
             "subscription": encode_partitions(settings.partitions).decode(),
             "pattern": None,
         }
-        if self.member.group is not None:
-            facts["subscription"], facts["pattern"] = self.member.group.subscription.to_json()
+        if self.member.options.managed is not None:
+            facts["subscription"], facts["pattern"] = self.member.options.managed.subscription.to_json()
             self.assignment_follower = AssignmentFollower(self, facts)
         await session.commit(
             Create(paths.progress(self.name), b"", ephemeral=True),
@@ -147,7 +147,7 @@ class MemberSession:
     def _are_newer(self, more: frozenset[Partition], theirs: frozenset[Partition]) -> bool:
         """Returns whether the partitions ``more`` may be newer than the run. The run keeps its set to the end."""
         known = {p.topic for p in theirs}
-        newer = self.member.newer
+        newer = self.member.options.newer
         return newer == "topics" or (newer == "partitions" and all(p.topic in known for p in more))
 
     async def _agreement(self) -> Run:
@@ -159,7 +159,7 @@ class MemberSession:
                 self.member.founded = node.created
                 return run
             directories = ["", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
-            if self.member.group is not None:
+            if self.member.options.managed is not None:
                 directories += [paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED]
             for directory in directories:
                 await session.ensure(directory)

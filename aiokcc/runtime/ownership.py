@@ -188,7 +188,7 @@ class Ownership:
 
     async def _await_release(self, partition: Partition, awaited: set[Partition]) -> None:
         """Waits until the other owner is gone, then claims again. After the timeout the gate raises PartitionOwnedError."""
-        timeout = self._member.claim_timeout
+        timeout = self._member.options.claim_timeout
         if timeout is None:
             timeout = 2 * self._session.timeout
         owner = "?"

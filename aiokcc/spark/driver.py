@@ -33,7 +33,8 @@ from aiokcc.kafka.cluster import Cluster
 from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.topic_discovery import discover
-from aiokcc.runtime.group import Group
+from aiokcc.runtime.group import Group, join
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
@@ -63,12 +64,12 @@ log = logging.getLogger("aiokcc.spark")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The checked arguments of a replay that the group does not need."""
+    """The checked arguments of a replay."""
 
     spark: Any
     name: str
     settings: ReplaySettings
-    period: int
+    group: GroupOptions
     timestamp: Any
     kafka_options: Mapping[str, str] = field(repr=False)  # a password may be among them
     max_periods: int
@@ -80,11 +81,7 @@ class Options:
     progress: Callable[[Progress], None] | bool | None
     check: bool
     store: Store
-    session_timeout: float
-    connect_timeout: float
     store_timeout: float
-    clock: Callable[[], int]
-    join: Callable[..., AbstractAsyncContextManager[Group]]
     subscription: Subscription | None
     """In a managed group, the partitions that the pipeline runs; else None."""
 
@@ -93,37 +90,35 @@ class Options:
 async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
     """Join the group, or found it, and give the replay; leave the group at the end of the block."""
     settings = options.settings
-    cluster = Cluster(settings, options.connect_timeout)
+    cluster = Cluster(settings, options.group.connect_timeout)
     async with cluster.connected():
         everything = await cluster.partitions(await cluster.topics(settings))
         check_topics(everything, settings.partitions, options.subscription)
 
         async def resolve() -> Mapping[Partition, Bounds]:
-            return await cluster.bounds(everything, options.clock())
+            return await cluster.bounds(everything, options.group.clock())
 
-        by_topic: dict[str, list[int]] = {}
-        for topic, number in sorted(everything):
-            by_topic.setdefault(topic, []).append(number)
         if options.from_scratch and settings.partitions is None:
             async with _session(options) as session:
                 await forget_group(options.store, session, 2 * session.timeout)
-        join = options.join(topics=by_topic, offsets=resolve)
+        joined = join(options.store, options.group, frozenset(everything), resolve)
         try:
-            group = await join.__aenter__()
+            group = await joined.__aenter__()
         except RunEnded as ended:
             yield AsyncReplay(options, cluster, None, ended)
             return
         try:
             yield AsyncReplay(options, cluster, group)
         except BaseException as error:
-            if not await join.__aexit__(type(error), error, error.__traceback__):
+            if not await joined.__aexit__(type(error), error, error.__traceback__):
                 raise
         else:
-            await join.__aexit__(None, None, None)
+            await joined.__aexit__(None, None, None)
 
 
 def _session(options: Options) -> AbstractAsyncContextManager[Session]:
-    return options.store.session(timeout=options.session_timeout, connect_timeout=options.connect_timeout)
+    group = options.group
+    return options.store.session(timeout=group.session_timeout, connect_timeout=group.connect_timeout)
 
 
 class AsyncReplay:
@@ -229,12 +224,12 @@ class AsyncReplay:
             participant,
             finder,
             sizer,
-            period=options.period,
+            period=options.group.settings.period,
             start=settings.start if isinstance(settings.start, int) else 0,
             end=settings.end if isinstance(settings.end, int) else None,
             lateness=settings.lateness,
             alone=settings.partitions is None and not is_managed,
-            clock=options.clock,
+            clock=options.group.clock,
         )
         pipeline = Pipeline(
             participant,
@@ -319,17 +314,19 @@ class AsyncReplay:
             options.timestamp,
             settings.bootstrap_servers,
             {"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
-            lambda: options.clock() + participant.member.settings.ahead,
+            lambda: options.group.clock() + participant.member.settings.ahead,
         )
         named = [time for time in (settings.start, settings.end) if isinstance(time, int)]
         odd = {time + late for time in named for late in (0, *settings.lateness.values())}
 
         def scanning() -> Finder:
-            return ScanningFinder(self._cluster, spark_thread, scanner, bounds, options.period, settings.lateness, odd)
+            return ScanningFinder(
+                self._cluster, spark_thread, scanner, bounds, options.group.settings.period, settings.lateness, odd
+            )
 
         if options.timestamp is not None:
             return scanning()
-        return CheckedFinder(self._cluster, sampler, options.period, scanning)
+        return CheckedFinder(self._cluster, sampler, options.group.settings.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """Return if the pipeline has published all of the ended run; raise RunEnded otherwise, or with from_scratch."""
@@ -368,7 +365,7 @@ class AsyncReplay:
         return {
             "topics": sorted(settings.topics),
             "partitions": None if mine is None else [str(p) for p in sorted(mine)],
-            "period": options.period,
+            "period": options.group.settings.period,
             "source": settings.source,
             "timestamp": None if options.timestamp is None else str(options.timestamp),
             "sink": sink.describe(),

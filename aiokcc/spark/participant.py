@@ -82,7 +82,7 @@ class Participant:
         self._progress.milestone_interval = 0
         self._store_timeout = store_timeout
         self.tracks: dict[Partition, Track] = {}
-        self._subscription = None if self.member.group is None else self.member.group.subscription
+        self._subscription = None if self.member.options.managed is None else self.member.options.managed.subscription
         self._asked = frozenset[Partition]()
         """The partitions whose locks this driver holds or is claiming."""
 

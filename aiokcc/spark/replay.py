@@ -8,19 +8,18 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aiokcc.core.periods import format_time, parse_period
+from aiokcc.core.periods import format_time
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings, consumer_keywords
 from aiokcc.runtime.entry import known_keywords
-from aiokcc.runtime.group import connect, wall_clock
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.compute import Periods
 from aiokcc.spark.driver import AsyncReplay, Options, open_driver
 from aiokcc.spark.progress import Progress, Summary
@@ -174,23 +173,13 @@ def replay(
         raise UsageError(
             'start="committed" is for consumer groups; a pipeline goes on by its name. Give a time or "earliest"'
         )
-    if clock is not None and not callable(clock):
-        raise UsageError(f"clock is {clock!r}; expected a function that gives milliseconds since the epoch")
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise UsageError(f"progress is {progress!r}; expected a function of a Progress, or False")
     if not isinstance(target_seconds, int | float) or isinstance(target_seconds, bool) or not target_seconds > 0:
         raise UsageError(f"target_seconds is {target_seconds!r}; expected a number of seconds above 0")
     alone = partitions is None and wanted is None
     chosen = lookahead if lookahead is not None else LOOKAHEAD if alone else 0
-    if isinstance(store, Store):
-        if store_options:
-            raise UsageError("store_options go with a store's URL; give them to the store you made")
-        place = store
-    else:
-        place = open_store(store, **(store_options or {}))
-    join = partial(
-        connect,
-        place,
+    group = GroupOptions.check(
         period=period,
         start=format_time(settings.start) if isinstance(settings.start, int) else None,
         end=format_time(settings.end) if isinstance(settings.end, int) else None,
@@ -212,13 +201,18 @@ def replay(
         join_window=join_window,
         expect=expect,
     )
-    join(topics=dict.fromkeys(settings.topics or ["pattern"], 1))  # checks every argument now; connects nothing
+    if isinstance(store, Store):
+        if store_options:
+            raise UsageError("store_options go with a store's URL; give them to the store you made")
+        place = store
+    else:
+        place = open_store(store, **(store_options or {}))
     return Opening(
         Options(
             spark,
             name,
             settings,
-            parse_period(period),
+            group,
             timestamp,
             options,
             _count("max_periods", max_periods, 1),
@@ -230,11 +224,7 @@ def replay(
             progress,
             bool(check),
             place,
-            session_timeout,
-            connect_timeout,
             store_timeout,
-            clock or wall_clock,
-            join,
             wanted,
         )
     )

@@ -16,7 +16,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.runtime.group import wall_clock
+from aiokcc.runtime.options import wall_clock
 from aiokcc.spark.pipeline import BatchStep
 from tests import pipelines
 from tests.chaos.spark_driver import Spec

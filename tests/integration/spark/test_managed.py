@@ -12,8 +12,8 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
-from aiokcc.runtime.group import wall_clock
 from aiokcc.runtime.operator import isolate
+from aiokcc.runtime.options import wall_clock
 from aiokcc.runtime.status import read_status
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.spark import Batch, Periods, Summary

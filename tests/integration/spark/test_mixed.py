@@ -11,7 +11,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.runtime.group import wall_clock
+from aiokcc.runtime.options import wall_clock
 from aiokcc.spark import Batch, Periods
 from aiokcc.spark.pipeline import BatchStep
 from tests import kafka_topics, pipelines, replays

@@ -14,7 +14,7 @@ from aiokafka.admin import NewPartitions
 
 import aiokcc
 from aiokcc import local
-from aiokcc.runtime.group import wall_clock
+from aiokcc.runtime.options import wall_clock
 from aiokcc.spark import ParquetSink, Periods, Progress, Summary, files
 from tests import kafka_topics, pipelines, replays
 from tests.kafka_topics import Row

@@ -15,7 +15,7 @@ from aiokafka.structs import TopicPartition
 import aiokcc
 from aiokcc import local
 from aiokcc.core.limit import Limit
-from aiokcc.runtime.group import wall_clock
+from aiokcc.runtime.options import wall_clock
 from aiokcc.spark import Batch, DeltaSink, ParquetSink, Periods, Sink, Summary
 from aiokcc.spark.pipeline import BatchStep
 from tests import kafka_topics

@@ -174,7 +174,8 @@ class Setup:
         self.cluster = FakeCluster(self.kafka)
         self.now = 0
         self.progress = SimpleNamespace(limit=Limit((1000,)))
-        self.member = SimpleNamespace(progress=self.progress, clock=lambda: self.now, grows=False, group=None)
+        options = SimpleNamespace(grows=False, managed=None)
+        self.member = SimpleNamespace(progress=self.progress, clock=lambda: self.now, options=options)
         consumer: Any = self.kafka
         cluster: Any = self.cluster
         member: Any = self.member
@@ -581,7 +582,7 @@ class TestErrors:
     ) -> None:
         setup.add(setup.partition(0))
         setup.cluster.topics_error = UsageError("Kafka has no topic 'orders'")
-        setup.member.grows, setup.member.group = True, object()
+        setup.member.options.grows, setup.member.options.managed = True, object()
         with caplog.at_level(logging.WARNING):
             async with setup.running() as task:
                 await asyncio.sleep(6)

@@ -28,6 +28,7 @@ from aiokcc.errors import AiokccError, FencedError, UsageError
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark import driver as drivers
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.driver import AsyncReplay
@@ -258,7 +259,7 @@ class Soak:
             spark=None,
             name="p",
             settings=self.settings,
-            period=PERIOD,
+            group=GroupOptions.check(period=PERIOD, session_timeout=6, connect_timeout=10_000, clock=lambda: FAR),
             timestamp=None,
             kafka_options={},
             max_periods=3,
@@ -270,10 +271,7 @@ class Soak:
             progress=False,
             check=False,
             store=self.world.store,
-            session_timeout=6,
-            connect_timeout=10_000,
             store_timeout=10_000,
-            clock=lambda: FAR,
             subscription=PIPELINE,
         )
         cluster: Any = Cluster(self)

@@ -14,6 +14,7 @@ from aiokcc.core.report import Cut, Mark
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import PipelineMismatchError, RunEnded
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.plan import Intent, Place
@@ -28,9 +29,7 @@ def driver(store: Store, *, from_scratch: bool = False, subscription: Subscripti
         store=store,
         from_scratch=from_scratch,
         name="p",
-        session_timeout=10.0,
-        connect_timeout=10.0,
-        period=10,
+        group=GroupOptions.check(period=10),
         timestamp=None,
         subscription=subscription,
         settings=SimpleNamespace(topics=["t"], partitions=None, source={}),
