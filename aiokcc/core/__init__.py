@@ -1,4 +1,4 @@
-"""The pure core: what the barrier decides, and why.
+"""The pure core: it makes the decisions of the barrier.
 
 No asyncio, no clock, no logging, no randomness: facts go in, decisions come out. Time, where it matters, is an
 argument. Everything here is tested by properties, and every rule by the history that breaks without it.
@@ -6,8 +6,9 @@ argument. Everything here is tested by properties, and every rule by the history
 * :mod:`~aiokcc.core.periods`: timestamps, periods, boundaries; durations and times as people write them
 * :mod:`~aiokcc.core.partitions`: partitions, the agreed set
 * :mod:`~aiokcc.core.limit`: the limit and the operator's request
-* :mod:`~aiokcc.core.report`: what a member reports, and what a cut holds
-* :mod:`~aiokcc.core.member_progress`: the member's rule: who may pass, when to report
+* :mod:`~aiokcc.core.report`, :mod:`~aiokcc.core.marks`: the contents of reports and cuts; the marks that they share
+* :mod:`~aiokcc.core.member_progress`, :mod:`~aiokcc.core.partition_progress`: the member's rule: who may pass, when to report
+* :mod:`~aiokcc.core.report_builder`: builds a member's report
 * :mod:`~aiokcc.core.leader`: the leader's rule: may the limit move, and to where
 * :mod:`~aiokcc.core.run`: what the group agreed on when it started
 * :mod:`~aiokcc.core.paths`: the names of the nodes

@@ -66,13 +66,13 @@ class TopicAssignment:
         return TopicState.STABLE if self.assignment else TopicState.INITIAL
 
     def encode_state(self) -> bytes:
-        """Return the content of ``state/<topic>``."""
+        """Returns the content of ``state/<topic>``."""
         start, close = _encode(self.to_start), _encode(self.to_close)
         return f"{self.state.value}\ntoStart {start}\ntoClose {close}".encode()
 
     @classmethod
     def decode(cls, assignment_path: str, assignment: bytes, state_path: str, state: bytes) -> TopicAssignment:
-        """Return the topic that the two nodes hold. CorruptNodeError if one of them cannot be read.
+        """Returns the topic that the two nodes hold. Raises CorruptNodeError if one of them cannot be read.
 
         Where the nodes contradict each other, because somebody has edited one by hand, the assignment counts: entries of the
         state that do not agree with it are ignored. This is safe, because only the holder of a lock runs a partition.
@@ -87,12 +87,12 @@ class TopicAssignment:
 
 
 def encode_assignment(assignment: Mapping[int, str]) -> bytes:
-    """Return the content of ``assignments/<topic>``. It is sorted, so that equal assignments are equal bytes."""
+    """Returns the content of ``assignments/<topic>``. It is sorted, so that equal assignments are equal bytes."""
     return _encode(assignment).encode()
 
 
 def decode_assignment(path: str, data: bytes) -> dict[int, str]:
-    """Return the member of each partition number. CorruptNodeError if the node cannot be read."""
+    """Returns the member of each partition number. Raises CorruptNodeError if the node cannot be read."""
     try:
         return _decode(data.decode("ascii"))
     except ValueError:
@@ -100,7 +100,7 @@ def decode_assignment(path: str, data: bytes) -> dict[int, str]:
 
 
 def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], dict[int, str]]:
-    """Return the state, the partitions to start and those to close. CorruptNodeError if the node cannot be read."""
+    """Returns the state, the partitions to start and those to close. Raises CorruptNodeError if the node cannot be read."""
     try:
         word, start, close = data.decode("ascii").split("\n")
         if not start.startswith("toStart ") or not close.startswith("toClose "):
@@ -118,7 +118,7 @@ def decode_state(path: str, data: bytes) -> tuple[TopicState, dict[int, str], di
 
 
 def by_partition(topic: str, assignment: Mapping[int, str]) -> dict[Partition, str]:
-    """Return the assignment of a topic with its partitions as keys."""
+    """Returns the assignment of a topic with its partitions as keys."""
     return {Partition(topic, number): member for number, member in assignment.items()}
 
 

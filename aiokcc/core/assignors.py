@@ -52,10 +52,10 @@ def assign(
     current: Mapping[Partition, str],
     weight: Weight | None = None,
 ) -> dict[Partition, str]:
-    """Return a member for each partition that can have one.
+    """Returns a member for each partition that can have one.
 
-    ``current`` is the present assignment; it may name members and partitions that are gone. UsageError if there is no such
-    assignor, or if it takes no weight.
+    ``current`` is the present assignment; it may name members and partitions that are gone. Raises UsageError if there is no
+    such assignor, or if it takes no weight.
     """
     check_assignor(assignor)
     if weight is not None and assignor != DEFAULT:
@@ -73,14 +73,14 @@ def assign(
 
 
 def check_assignor(name: object) -> str:
-    """Return the name. UsageError if no assignor has it."""
+    """Returns the name. Raises UsageError if no assignor has it."""
     if not isinstance(name, str) or name not in ASSIGNORS:
         raise UsageError(f"there is no assignor {name!r}; expected one of {', '.join(ASSIGNORS)}")
     return name
 
 
 def assign_range(eligibility: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Cut each topic into one range of neighbouring partitions for each member; the first ranges are longer by one."""
+    """Cuts each topic into one range of neighbouring partitions for each member; the first ranges are longer by one."""
     result: dict[Partition, str] = {}
     ranges: dict[tuple[str, tuple[str, ...]], list[Partition]] = {}
     for partition in eligibility.scarce_first():
@@ -98,7 +98,7 @@ def assign_range(eligibility: Eligibility, _current: Mapping[Partition, str]) ->
 
 
 def _divide(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list[int]:
-    """Divide ``count`` into equal shares, none of them greater than the member's room."""
+    """Divides ``count`` into equal shares, none of them greater than the member's room."""
     shares = [0] * len(names)
     open_to = [n for n, room in enumerate(rooms) if room is None or room > 0]
     while count and open_to:
@@ -115,7 +115,7 @@ def _divide(count: int, names: tuple[str, ...], rooms: list[int | None]) -> list
 
 
 def assign_round_robin(eligibility: Eligibility, _current: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Assign one partition to each member in turn. A member that is not eligible is skipped, and stays the next."""
+    """Assigns one partition to each member in turn. A member that is not eligible is skipped, and stays the next."""
     result: dict[Partition, str] = {}
     room = dict(eligibility.limits)
     turn = dict.fromkeys(eligibility.members)  # in the order of their turns

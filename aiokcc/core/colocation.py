@@ -34,7 +34,7 @@ class Colocation(NamedTuple):
 def colocate(
     members: Mapping[str, Subscription], partitions: Iterable[Partition], current: Mapping[Partition, str]
 ) -> Colocation:
-    """Assign all partitions of each pipeline to one of its drivers. ``current`` may name members that are gone."""
+    """Assigns all partitions of each pipeline to one of its drivers. ``current`` may name members that are gone."""
     drivers: dict[str, list[str]] = {}
     for name in sorted(members):
         if (pipeline := members[name].pipeline) is not None:

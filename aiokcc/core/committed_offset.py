@@ -45,7 +45,7 @@ class CommittedOffset:
     by: str | None = None
 
     def counts_for(self, run: int) -> bool:
-        """Return True if this run has committed it."""
+        """Returns True if this run has committed it."""
         return self.run is not None and self.run == run
 
     @property
@@ -55,12 +55,12 @@ class CommittedOffset:
         return f"run={run} generation={generation} at={at} by={self.by or '-'}"
 
     def encode(self) -> bytes:
-        """Return the node's content."""
+        """Returns the node's content."""
         return f"{self.offset} {self.facts}".encode()
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> CommittedOffset:
-        """Return what the node holds. CorruptNodeError if it cannot be read."""
+        """Returns what the node holds. Raises CorruptNodeError if it cannot be read."""
         try:
             offset, space, facts = data.decode("ascii").strip().partition(" ")
             if not offset.isdecimal() or len(offset) > 19 or int(offset) > MAX_OFFSET:
@@ -76,7 +76,7 @@ class CommittedOffset:
 
     @classmethod
     def from_kafka(cls, offset: int, metadata: str) -> CommittedOffset:
-        """Return what Kafka holds. If another program committed it, only the offset is set."""
+        """Returns what Kafka holds. If another program committed it, only the offset is set."""
         ours, _, facts = metadata.partition(" ")
         try:
             return cls._read(offset, facts) if ours == "aiokcc" else cls(offset)
@@ -93,14 +93,14 @@ class CommittedOffset:
 
 
 def check_offset(value: object) -> int:
-    """Return the value. UsageError if it is not a valid offset."""
+    """Returns the value. Raises UsageError if it is not a valid offset."""
     if type(value) is not int or not 0 <= value <= MAX_OFFSET:
         raise UsageError(f"offset {value!r} is not valid; expected a whole number from 0 up")
     return value
 
 
 def batched(items: Iterable[T], size: int, most: int) -> Iterator[list[T]]:
-    """Yield lists of at most ``most`` items; fewer if items of ``size`` bytes would fill more than half of a request."""
+    """Yields lists of at most ``most`` items; fewer if items of ``size`` bytes would fill more than half of a request."""
     count = max(1, min(most, 500_000 // max(1, size)))
     batch: list[T] = []
     for item in items:

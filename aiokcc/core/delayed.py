@@ -64,11 +64,11 @@ class DelayedOperation:
         return self.state is OperationState.WAITING
 
     def try_complete(self) -> bool:
-        """End the operation if its condition is true. Returns True if this call ended it."""
+        """Ends the operation if its condition is true. Returns True if this call ended it."""
         return self.waiting and self._ready() and self._end(OperationState.COMPLETED)
 
     def cancel(self) -> bool:
-        """End the operation without a call of ``done``. Returns False if it has ended before."""
+        """Ends the operation without a call of ``done``. Returns False if it has ended before."""
         return self._end(OperationState.CANCELLED)
 
     def _expire(self) -> None:
@@ -98,10 +98,10 @@ class Purgatory:
     def put(
         self, ready: Callable[[], bool], done: Callable[[bool], object], *, keys: Iterable[Hashable], deadline: int
     ) -> DelayedOperation:
-        """Try an operation; if its condition is not true, keep it until an event of its keys completes it, or its deadline.
+        """Tries an operation; if its condition is not true, keeps it until an event of its keys completes it, or its deadline.
 
         ``done(expired)`` is called once, within this call if the condition is true already. If ``ready`` or ``done`` raises
-        here, nothing is kept. UsageError if there are no keys.
+        here, nothing is kept. Raises UsageError if there are no keys.
         """
         named = tuple(dict.fromkeys(keys))
         if not named:

@@ -27,7 +27,7 @@ class Eligibility:
 
     @classmethod
     def of(cls, members: Mapping[str, Subscription], partitions: Iterable[Partition]) -> Eligibility:
-        """Apply the subscriptions of the members to the partitions."""
+        """Applies the subscriptions of the members to the partitions."""
         names = tuple(sorted(members))
         listed: dict[Partition, list[str]] = {}
         for name in names:
@@ -58,7 +58,7 @@ class Eligibility:
         return cls(names, by_partition, limits)
 
     def keepable(self, current: Mapping[Partition, str]) -> dict[Partition, str]:
-        """Return the part of the present assignment that may stay: the member is there, and is eligible."""
+        """Returns the part of the present assignment that may stay: the member is there, and is eligible."""
         sets = {id(names): frozenset(names) for names in self.by_partition.values()}
         return {
             partition: current[partition]
@@ -67,7 +67,7 @@ class Eligibility:
         }
 
     def scarce_first(self) -> list[Partition]:
-        """Return the partitions in an order in which a greedy assignment assigns as many as possible.
+        """Returns the partitions in an order in which a greedy assignment assigns as many as possible.
 
         Limits count per member and topic, but not for partitions that the member subscribed by number. So the partitions of a
         topic that nobody subscribed by number come first: the others cannot use up their room.

@@ -39,7 +39,7 @@ class GroupSettings:
         join_window: object = None,
         expect: object = None,
     ) -> GroupSettings:
-        """Return the settings that a user wrote. UsageError for the first invalid one."""
+        """Returns the settings that a user wrote. Raises UsageError for the first invalid one."""
         if isinstance(subscription, Subscription):
             wanted = subscription
         elif isinstance(subscription, re.Pattern):
@@ -64,9 +64,9 @@ class GroupSettings:
 
 
 def check_group(assignment: object, **given: Any) -> GroupSettings | None:
-    """Return the settings of a managed group, None if it is not managed.
+    """Returns the settings of a managed group, None if it is not managed.
 
-    UsageError for an invalid setting, and for settings of a managed group without ``assignment="managed"``.
+    Raises UsageError for an invalid setting, and for settings of a managed group without ``assignment="managed"``.
     """
     if assignment == "managed":
         return GroupSettings.check(**given)

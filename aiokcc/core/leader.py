@@ -20,8 +20,10 @@ from operator import itemgetter
 from typing import Final, NamedTuple, TypeAlias
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
+from aiokcc.core.marks import Mark
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import FINISHED, IDLE, RUNNING, Crossing, Cut, Mark, Report
+from aiokcc.core.report import Crossing, Cut, Entry, Report
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 
 __all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
@@ -139,8 +141,8 @@ class Leader:
         names: set[str] = set()
         total = 0
         for report in self.reports.values():
-            names.update(report.entries)
-            total += len(report.entries)
+            names.update(report.names)
+            total += len(report.names)
         finished = {str(p) for p in self.finished} - names
         if total != len(names):
             return "a partition is reported by two members"
@@ -221,14 +223,14 @@ class Leader:
             )
         ]
         for member, report in sorted(self.reports.items(), key=itemgetter(0)):  # the same bytes for the same reports
-            if not report.entries:
+            if not report.names:
                 continue
-            key = (member, tuple(report.entries))
+            key = (member, report.names)
             template = self._templates.get(key)
             if template is None:
-                template = self._templates[key] = Cut.template(member, map(Partition.parse, report.entries))
-            lines.append(template % crossings[member].marks)
-        covered = {name for report in self.reports.values() for name in report.entries} if self.finished else set()
+                template = self._templates[key] = Cut.template(member, map(Partition.parse, report.names))
+            lines.append(template % tuple(crossings[member].marks.texts()))
+        covered = {name for report in self.reports.values() for name in report.names} if self.finished else set()
         gone: dict[str, dict[Partition, Mark]] = {}
         for partition, (member, mark) in sorted(self.finished.items()):
             if str(partition) not in covered:
@@ -239,13 +241,12 @@ class Leader:
     def _newly_finished(self, crossings: Mapping[str, Crossing]) -> dict[Partition, tuple[str, Mark]]:
         newly: dict[Partition, tuple[str, Mark]] = {}
         for member, report in self.reports.items():
-            if not (report.finished or report.further):
+            marks = crossings[member].marks
+            if not marks.any_finished:
                 continue
-            for name, mark in zip(report.entries, crossings[member].marks, strict=True):
-                if mark.endswith("!"):
-                    offset = mark[:-1].partition("-")[0]
-                    known = None if offset == "?" else int(offset)
-                    newly[Partition.parse(name)] = (member, Mark(known, finished=True))
+            for name, mark in zip(report.names, marks.values(), strict=True):
+                if mark.finished:
+                    newly[Partition.parse(name)] = (member, mark)
         return newly
 
     def change_set(self, settings: Settings) -> None:
@@ -298,36 +299,37 @@ def blockers(
     """Returns the partitions for which the limit waits, sorted; empty if there are none."""
     if limit.mode is not Mode.GATED:
         return []
-    entries: dict[Partition, tuple[str, Report, str]] = {}
+    entries: dict[Partition, tuple[str, Report, Entry]] = {}
     disputed: set[Partition] = set()
     for member, report in reports.items():
-        for name, value in report.entries.items():
+        for name, entry in report.entries.items():
             partition = Partition.parse(name)
             if partition in entries:
                 disputed.add(partition)
-            entries[partition] = (member, report, value.partition("@")[0])
+            entries[partition] = (member, report, entry)
     result: list[Blocker] = []
     for partition in sorted(partitions):
         found = entries.get(partition)
         if partition in disputed:
             result.append(Blocker(partition, owners.get(partition), _DISPUTED))
-            continue
-        if found is None:
-            if partition in finished:
-                continue
+        elif found is None:
             owner = owners.get(partition)
-            result.append(Blocker(partition, owner, "unowned" if owner is None else _UNKNOWN))
-            continue
-        member, report, word = found
-        if word == FINISHED and report.generation == generation:
-            continue
-        if report.generation != generation:
-            result.append(Blocker(partition, member, _UNKNOWN))
-        elif word == RUNNING:
-            result.append(Blocker(partition, member, RUNNING))
-        elif word == IDLE:
-            if report.limit != limit.floor:
-                result.append(Blocker(partition, member, IDLE))
-        elif int(word) < limit.floor and report.at(limit.floor) is None:
-            result.append(Blocker(partition, member, RUNNING))
+            if partition not in finished:
+                result.append(Blocker(partition, owner, "unowned" if owner is None else _UNKNOWN))
+        else:
+            member, report, entry = found
+            state = _UNKNOWN if report.generation != generation else _blocked_by(entry, report, limit.floor)
+            if state is not None:
+                result.append(Blocker(partition, member, state))
     return result
+
+
+def _blocked_by(entry: Entry, report: Report, floor: int) -> str | None:
+    """Returns the state of a partition for which the limit waits; None if it does not wait for this entry of the report."""
+    if entry.state is PartitionState.IDLE:
+        return None if report.limit == floor else PartitionState.IDLE.value
+    if entry.state is PartitionState.RUNNING:
+        return PartitionState.RUNNING.value
+    if entry.ts is not None and entry.ts < floor and report.at(floor) is None:
+        return PartitionState.RUNNING.value
+    return None

@@ -14,33 +14,22 @@ One report has all boundaries that every partition has crossed, so one advance c
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT
-from aiokcc.core.report import RUNNING, Crossing, Cut, Report
+from aiokcc.core.report import Cut, Report
+from aiokcc.core.report_builder import build_report, withheld_report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
-__all__ = ["MemberProgress", "milestone_interval"]
+__all__ = ["MemberProgress"]
 
 _CLOSED: Final = Limit((0,))
-_MOST_MARKS: Final = 4000
-"""The most marks of further boundaries in one report: far below the store's 1 MB."""
-
-
-def milestone_interval(period: int, lookahead: int) -> int:
-    """Returns :attr:`MemberProgress.milestone_interval`, in milliseconds, for these settings.
-
-    It is half of the open periods: a member reports after the first half while its partitions go on in the second.
-    """
-    return period * min((lookahead + 1) // 2, MOST_AT_ONCE)
 
 
 class MemberProgress:
@@ -65,8 +54,10 @@ class MemberProgress:
         """The partitions that may still be before the next milestone; None if they have to be looked up."""
         self._missing = 0
         """The number of partitions whose locks we hold and that have not arrived."""
-        self._unowned = 0
-        """The number of partitions whose locks we do not hold."""
+        self._owned: list[PartitionProgress] = []
+        """The partitions whose locks we hold, sorted."""
+        self._names: tuple[str, ...] = ()
+        """Their names."""
         self._last_report: Report | None = None
         """The last report; None once something has happened that could change it."""
 
@@ -281,12 +272,12 @@ class MemberProgress:
     @property
     def complete(self) -> bool:
         """True if we hold the locks of all partitions, and every partition has arrived."""
-        return self._missing == 0 and self._unowned == 0
+        return self._missing == 0 and len(self._owned) == len(self.partitions)
 
     @property
     def has_arrived(self) -> bool:
         """True if we hold a lock, and every partition whose lock we hold has arrived."""
-        return self._missing == 0 and self._unowned < len(self.partitions)
+        return self._missing == 0 and bool(self._owned)
 
     @property
     def ready(self) -> bool:
@@ -310,7 +301,7 @@ class MemberProgress:
         milestone = next((b for b in half if b % self.milestone_interval == 0), half[-1])
         behind = self._behind
         if behind is None:
-            behind = self._behind = deque(self._owned())
+            behind = self._behind = deque(self._owned)
         while behind and (behind[0].state is not PartitionState.RUNNING or milestone in behind[0].crossings):
             behind.popleft()
         return not behind
@@ -325,7 +316,7 @@ class MemberProgress:
                 continue
             offset = progress.offset if crossing is None else crossing[1]
             if offset is not None and progress.owned:
-                result[partition] = offset
+                result[partition] = int(offset)  # of a span the lower one
         return result
 
     def report(self, *, even_running: bool = False) -> Report | None:
@@ -333,80 +324,17 @@ class MemberProgress:
 
         ``even_running`` also returns a report that does not count: it shows people which partition is slow.
         """
-        if self.generation is None or not self.partitions or self.limit.mode is not Mode.GATED:
+        if self.generation is None or not self._owned or self.limit.mode is not Mode.GATED:
             return None
         if not (self.ready or even_running):
             return None
-        floor = self.limit.floor
-        if self.withheld:  # arrived is not processed: such a report must not count, whoever reads it
-            running = {progress.name: RUNNING for progress in self._owned()}
-            return Report.of(self.generation, floor, running) if running else None
+        if self.withheld:
+            return withheld_report(self.generation, self.limit, self._owned)
         said = self._last_report
-        if said is not None and said.generation == self.generation and said.limit == floor:
-            return said
-        entries: dict[str, str] = {}
-        marks: list[str] = []
-        least: int | None = None
-        for progress in self.partitions.values():
-            if not progress.owned:
-                continue
-            crossing = progress.crossings.get(floor)
-            if crossing is None:  # not all of them are simply blocked
-                break
-            ts, offset = crossing
-            if least is None or ts < least:
-                least = ts
-            if offset is None:
-                entries[progress.name] = str(ts)
-                marks.append("?")
-            else:
-                mark = str(offset)
-                entries[progress.name] = f"{ts}@{mark}"
-                marks.append(mark)
-        else:
-            if not entries:
-                return None
-            self._last_report = Report(
-                self.generation, floor, entries, least, marks=tuple(marks), further=self._further()
-            )
-            return self._last_report
-        entries = {progress.name: progress.entry(self.limit) for progress in self._owned()}
-        report = Report.of(self.generation, floor, entries)
-        return report if report.running or report.idle else replace(report, further=self._further())
-
-    def _further(self) -> tuple[Crossing, ...]:
-        """Returns the boundaries behind the floor that every partition has crossed, or has finished before.
-
-        With milestones it returns those up to the last milestone, so that the reports of all members end at the same boundary.
-        """
-        crossed = self._crossed_by_all()
-        if self.milestone_interval:
-            reached = [self.limit.floor, *(crossing.boundary for crossing in crossed)]
-            milestones = (n for n, boundary in enumerate(reached) if boundary % self.milestone_interval == 0)
-            last = max(milestones, default=len(crossed))
-            crossed = crossed[:last]
-        return tuple(crossed)
-
-    def _crossed_by_all(self) -> list[Crossing]:
-        result: list[Crossing] = []
-        owned = self._owned()
-        most = min(MOST_AT_ONCE - 1, max(1, _MOST_MARKS // len(owned)))
-        for boundary in itertools.islice(self.limit.boundaries, 1, 1 + most):
-            least: int | None = None
-            marks: list[str] = []
-            for progress in owned:
-                crossing = progress.crossings.get(boundary)
-                if crossing is not None:
-                    ts, offset = crossing
-                    marks.append("?" if offset is None else str(offset))
-                    if least is None or ts < least:
-                        least = ts
-                elif progress.state is PartitionState.FINISHED:
-                    marks.append("?!" if progress.offset is None else f"{progress.offset}!")
-                else:
-                    return result
-            result.append(Crossing(boundary, least, tuple(marks)))
-        return result
+        if said is None or said.generation != self.generation or said.limit != self.limit.floor:
+            said = build_report(self.generation, self.limit, self._owned, self._names, self.milestone_interval)
+            self._last_report = said
+        return said
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -415,14 +343,11 @@ class MemberProgress:
         if progress.state is PartitionState.FINISHED:
             raise UsageError(f"{progress.name} was declared finished; it cannot bring another record")
 
-    def _owned(self) -> list[PartitionProgress]:
-        return [progress for progress in self.partitions.values() if progress.owned]
-
     def _recount(self) -> None:
         self._last_report = None
-        owned = self._owned()
-        self._missing = sum(not progress.arrived(self.limit) for progress in owned)
-        self._unowned = len(self.partitions) - len(owned)
+        self._owned = [progress for progress in self.partitions.values() if progress.owned]
+        self._names = tuple([progress.name for progress in self._owned])
+        self._missing = sum(not progress.arrived(self.limit) for progress in self._owned)
 
     def _set_thresholds(self, progress: PartitionProgress) -> None:
         limit = self.limit

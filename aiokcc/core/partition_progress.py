@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import FINISHED, IDLE, RUNNING, Cut
+
+if TYPE_CHECKING:
+    from aiokcc.core.report import Cut
 
 __all__ = ["NEVER", "PartitionProgress", "PartitionState"]
 
@@ -108,20 +110,3 @@ class PartitionProgress:
         if self.state is PartitionState.BLOCKED:
             return self.ts >= limit.floor
         return self.state is PartitionState.IDLE and self.idle_at == limit.floor
-
-    def entry(self, limit: Limit) -> str:
-        """Returns the report's entry for the limit's floor. A crossing has priority over a finish that came later."""
-        crossing = self.crossings.get(limit.floor)
-        if crossing is not None:
-            return _entry(str(crossing[0]), crossing[1])
-        if self.state is PartitionState.FINISHED:
-            return _entry(FINISHED, self.offset)
-        if self.state is PartitionState.BLOCKED and self.ts >= limit.floor:
-            return _entry(str(self.ts), self.offset)
-        if self.state is PartitionState.IDLE and self.idle_at == limit.floor:
-            return _entry(IDLE, self.offset)
-        return RUNNING
-
-
-def _entry(word: str, offset: int | None) -> str:
-    return word if offset is None else f"{word}@{offset}"

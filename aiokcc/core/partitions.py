@@ -30,7 +30,7 @@ class Partition(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Partition:
-        """Return the partition of a text like ``orders.3``, split at the last dot. ValueError if the text has another form."""
+        """Returns the partition of a text like ``orders.3``, split at the last dot. Raises ValueError for any other text."""
         topic, dot, number = text.rpartition(".")
         if not dot or not topic:
             raise ValueError(text)
@@ -38,7 +38,7 @@ class Partition(NamedTuple):
 
 
 def parse_topics(topics: object) -> frozenset[Partition]:
-    """Return the set of ``{"orders": 8}`` (numbers 0 to 7) or ``{"orders": [0, 3]}``. UsageError if it is neither."""
+    """Returns the set of ``{"orders": 8}`` (numbers 0 to 7) or ``{"orders": [0, 3]}``. Raises UsageError if it is neither."""
     if not isinstance(topics, Mapping) or not topics:
         raise UsageError(
             f'topics is {topics!r}; expected topic: number of partitions, like {{"orders": 8, "payments": 4}}'
@@ -77,7 +77,7 @@ def check_topic(topic: object) -> None:
 
 
 def encode_partitions(partitions: Iterable[Partition]) -> bytes:
-    """Return ``orders:0,1,2;payments:0,1;``. It is sorted, so that equal sets are equal bytes."""
+    """Returns ``orders:0,1,2;payments:0,1;``. It is sorted, so that equal sets are equal bytes."""
     by_topic: dict[str, list[int]] = {}
     for topic, number in sorted(partitions):
         by_topic.setdefault(topic, []).append(number)
@@ -85,7 +85,7 @@ def encode_partitions(partitions: Iterable[Partition]) -> bytes:
 
 
 def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
-    """Return the set that the node holds. CorruptNodeError if it cannot be read."""
+    """Returns the set that the node holds. Raises CorruptNodeError if it cannot be read."""
     result: set[Partition] = set()
     try:
         for part in data.decode().strip().rstrip(";").split(";"):
@@ -103,7 +103,7 @@ def decode_partitions(path: str, data: bytes) -> frozenset[Partition]:
 
 
 def listing(names: Iterable[str], most: int = 20) -> str:
-    """Names for a line of a log: the first few of them, and how many more there are."""
+    """Returns names for a line of a log: the first few of them, and how many more there are."""
     found = list(names)
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
 

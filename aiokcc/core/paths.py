@@ -68,40 +68,40 @@ ISOLATED: Final = "isolated"
 
 
 def progress(name: str) -> str:
-    """Return the path of the report of one member session of a member."""
+    """Returns the path of the report of one member session of a member."""
     return f"{PROGRESS}/{name}"
 
 
 def member(name: str) -> str:
-    """Return the path of the registration of one member session of a member."""
+    """Returns the path of the registration of one member session of a member."""
     return f"{IDS}/{name}"
 
 
 def owner(partition: Partition) -> str:
-    """Return the path of the lock of a partition."""
+    """Returns the path of the lock of a partition."""
     return f"{OWNERS}/{partition.topic}/{partition.number}"
 
 
 def offset(partition: Partition) -> str:
-    """Return the path of the committed offset of a partition."""
+    """Returns the path of the committed offset of a partition."""
     return f"{OFFSETS}/{partition.topic}/{partition.number}"
 
 
 def cut(number: int, size: int) -> str:
-    """Return the path of the slot in the ring of cuts that holds the cut with this number."""
+    """Returns the path of the slot in the ring of cuts that holds the cut with this number."""
     return f"{CUTS}/{number % size}"
 
 
 def assignment(topic: str) -> str:
-    """Return the path of the assignment of a topic."""
+    """Returns the path of the assignment of a topic."""
     return f"{ASSIGNMENTS}/{topic}"
 
 
 def state(topic: str) -> str:
-    """Return the path of the state of a topic's assignment."""
+    """Returns the path of the state of a topic's assignment."""
     return f"{STATE}/{topic}"
 
 
 def isolated(name: str) -> str:
-    """Return the path of the node that isolates a member, in all its member sessions."""
+    """Returns the path of the node that isolates a member, in all its member sessions."""
     return f"{ISOLATED}/{name}"

@@ -47,12 +47,12 @@ _TIME_FORMS: Final = (
 
 
 def boundary_after(ts: int, period: int) -> int:
-    """Return the first multiple of ``period`` that is greater than ``ts``, at most MAX_LIMIT."""
+    """Returns the first multiple of ``period`` that is greater than ``ts``, at most MAX_LIMIT."""
     return min((ts // period + 1) * period, MAX_LIMIT)
 
 
 def check_timestamp(ts: object, *, what: str = "timestamp") -> int:
-    """Return ``ts`` as a plain int. UsageError if it is not a valid timestamp."""
+    """Returns ``ts`` as a plain int. Raises UsageError if it is not a valid timestamp."""
     if isinstance(ts, bool) or ts is None or isinstance(ts, float):
         hint = " (a record without a timestamp?)" if ts is None else ""
         raise UsageError(
@@ -72,12 +72,12 @@ def check_timestamp(ts: object, *, what: str = "timestamp") -> int:
 
 
 def _number(value: int) -> str:
-    """Return a number for a message. Python refuses to convert an int of more than a few thousand digits."""
+    """Returns a number for a message. Python refuses to convert an int of more than a few thousand digits."""
     return str(value) if value.bit_length() <= 256 else f"of {value.bit_length()} bits"
 
 
 def parse_duration(value: object, *, what: str = "period", least: int = 1) -> int:
-    """Return the milliseconds of an int, a text like ``"1h30m"`` or a timedelta. UsageError for anything else."""
+    """Returns the milliseconds of an int, a text like ``"1h30m"`` or a timedelta. Raises UsageError for anything else."""
     result: int | None = None
     shown = _number(value) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
     if isinstance(value, timedelta):
@@ -109,12 +109,12 @@ SECONDS_END: Final = 4 * 10**9
 
 
 def looks_like_seconds(ts: int) -> bool:
-    """Return True if a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
+    """Returns True if a number is a likely time in seconds, from 2001 to 2096. As milliseconds it would be early in 1970."""
     return 10**9 <= ts < SECONDS_END
 
 
 def parse_period(value: object, *, what: str = "period") -> int:
-    """A period in milliseconds; UsageError for what :func:`parse_duration` refuses, and for more than MAX_PERIOD."""
+    """Returns the milliseconds of a period. Raises UsageError as :func:`parse_duration` does, and for more than MAX_PERIOD."""
     result = parse_duration(value, what=what)
     if result > MAX_PERIOD:
         raise UsageError(
@@ -125,9 +125,10 @@ def parse_period(value: object, *, what: str = "period") -> int:
 
 
 def parse_time(value: object, *, what: str = "start") -> int:
-    """Return the milliseconds since the epoch of an ISO 8601 text, a datetime or a number. UsageError for anything else.
+    """Returns the milliseconds since the epoch of an ISO 8601 text, a datetime or a number.
 
-    A number may also be a text, as from a command line. A number that looks like seconds is refused.
+    Raises UsageError for anything else, and for a number that looks like seconds. A number may also be a text, as from a
+    command line.
     """
     if isinstance(value, str) and value.isascii() and value.isdecimal() and 8 != len(value) <= _MAX_DIGITS:
         value = int(value)  # a text of eight digits is a date, "20260131"
@@ -156,7 +157,7 @@ def parse_time(value: object, *, what: str = "start") -> int:
 
 
 def format_duration(millis: int) -> str:
-    """Return a duration as people write it: ``90000`` is ``"1m30s"``."""
+    """Returns a duration as people write it: ``90000`` is ``"1m30s"``."""
     if millis <= 0:
         return f"{millis}ms"
     parts = []
@@ -168,7 +169,7 @@ def format_duration(millis: int) -> str:
 
 
 def format_time(millis: int) -> str:
-    """Return a timestamp as ISO 8601 in UTC, without milliseconds if they are 0; the number itself after the year 9999."""
+    """Returns a timestamp as ISO 8601 in UTC, without milliseconds if they are 0; the number itself after the year 9999."""
     try:
         moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=millis)
     except OverflowError:

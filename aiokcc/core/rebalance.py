@@ -131,7 +131,7 @@ class RebalanceMachine:
     # -- the rule -----------------------------------------------------------------------------------------------------
 
     def decide(self, now: float) -> Decision:
-        """Return the next thing to write. ``now`` is any clock in seconds, the same one in every call."""
+        """Returns the next thing to write. ``now`` is any clock in seconds, the same one in every call."""
         eligible = self.eligible
         owned = self._owned()
         closing = self._closing()
@@ -152,7 +152,7 @@ class RebalanceMachine:
         return self._settle() or self._await_locks(closing)
 
     def wrote(self, decision: Reassign | Settle) -> None:
-        """Take over a decision that was written to the store."""
+        """Takes over a decision that was written to the store."""
         self.topics.update(decision.topics)
         if isinstance(decision, Reassign):
             for topic in decision.removed:
@@ -164,7 +164,7 @@ class RebalanceMachine:
             self._remember(decision.basis, decision.unplaced)
 
     def found_locked(self, partition: Partition) -> None:
-        """Note that a transaction was refused because this partition has a lock: its holder must release it first."""
+        """Notes that a transaction was refused because this partition has a lock: its holder must release it first."""
         self._found_locked.add(partition)
         self.locked.pop(partition.topic, None)
 
@@ -182,11 +182,11 @@ class RebalanceMachine:
         return result
 
     def _owned(self) -> dict[Partition, str]:
-        """Return the part of the assignment that is still valid: the partition is in the set, its member is there."""
+        """Returns the part of the assignment that is still valid: the partition is in the set, its member is there."""
         return {p: m for p, m in self._assigned().items() if m in self.members and p in self.partitions}
 
     def _closing(self) -> dict[Partition, str]:
-        """Return unassigned partitions that may still be locked, with their holders. An absent member holds nothing."""
+        """Returns unassigned partitions that may still be locked, with their holders. An absent member holds nothing."""
         result: dict[Partition, str] = {}
         for name, topic in self.topics.items():
             locked = self.locked.get(name)
@@ -204,7 +204,7 @@ class RebalanceMachine:
     # -- the join window ----------------------------------------------------------------------------------------------
 
     def _urgent(self, owned: Mapping[Partition, str], free: frozenset[Partition]) -> bool:
-        """Return True if a rebalance must not wait for the join window."""
+        """Returns True if a rebalance must not wait for the join window."""
         eligible = self.eligible
         to_evacuate = any(member in self.isolated for member in owned.values())
         if to_evacuate and not eligible:
@@ -216,7 +216,7 @@ class RebalanceMachine:
         )
 
     def _window(self, now: float) -> Await | None:
-        """Return what the join window waits for; None if it is closed."""
+        """Returns what the join window waits for; None if it is closed."""
         if not self.eligible:
             self.window_since = None
             return Await("no eligible member is there")
@@ -232,14 +232,14 @@ class RebalanceMachine:
         return f"gathering members, {len(self.eligible)}{expected} there"
 
     def _all_there(self) -> bool:
-        """Return True if all expected members are there."""
+        """Returns True if all expected members are there."""
         there, previous = self.eligible.keys(), self._previous_owners()
         if self.settings.expect is not None and len(there) >= self.settings.expect:
             return True
         return self._basis is None and bool(previous) and previous <= there
 
     def _previous_owners(self) -> set[str]:
-        """Return the members that own partitions by the stored assignment, or still have to close some."""
+        """Returns the members that own partitions by the stored assignment, or still have to close some."""
         return {*self._assigned().values(), *(m for t in self.topics.values() for m in t.to_close.values())}
 
     # -- what to write ------------------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class RebalanceMachine:
         return Reassign(topics, tuple(removed), tuple(starting), reason, basis, unplaced)
 
     def _not_started(self, name: str, before: TopicAssignment | None, assignment: Mapping[int, str]) -> dict[int, str]:
-        """Return the partitions that were assigned earlier, stay assigned, and have no known lock yet."""
+        """Returns the partitions that were assigned earlier, stay assigned, and have no known lock yet."""
         if before is None:
             return {}
         locked = self.locked.get(name, frozenset())
@@ -320,7 +320,7 @@ class RebalanceMachine:
 
 
 def _count_that_fits(partitions: Iterable[Partition]) -> int:
-    """Return how many of these partitions one transaction can assign."""
+    """Returns how many of these partitions one transaction can assign."""
     count = size = 0
     for topic, _ in partitions:
         size += 2 * (len(topic) + 60)

@@ -7,7 +7,8 @@ A report is one text per member: a first line ``generation limit count minimum``
 
 An entry has the partition's state: blocked at the timestamp of its next record, *idle* at the end of the log, *finished*
 for good, or *running*, which is only written to show people who is slow. After the ``@`` comes the offset of the next
-record, if the caller gave it. A report counts only if no entry is running.
+record, if the caller gave it. A report counts only if no entry is running. Other modules see typed values (:class:`Entry`,
+:class:`~aiokcc.core.marks.Mark`); only this module and ``marks`` read and write the text.
 
 With lookahead all partitions of a member may have crossed further boundaries. Each of these is one more line: the boundary, the
 smallest timestamp behind it, and where it lies in each partition, in the order of the entries::
@@ -31,27 +32,29 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
+from aiokcc.core.marks import MARK, Mark, Marks
+from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
 from aiokcc.errors import CorruptNodeError
 
-__all__ = ["FINISHED", "IDLE", "RUNNING", "Crossing", "Cut", "Mark", "Report", "Span"]
+__all__ = ["Crossing", "Cut", "Entry", "Report"]
 
-IDLE: Final = "idle"
-FINISHED: Final = "finished"
-RUNNING: Final = "running"
-
+_STATES: Final = {state.value: state for state in PartitionState if state is not PartitionState.BLOCKED}
+"""The states that an entry names. A blocked one has its timestamp instead."""
+_RUNNING: Final = PartitionState.RUNNING.value
 _BODY: Final = re.compile(
     r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19}(?:-[0-9]{1,19})?)?;)*"
 )
-_ENTRY: Final = re.compile(r"([^:;]+):(([^;@]+)@?([^;]*));")
-_WORDS: Final = frozenset((IDLE, FINISHED, RUNNING))
-_MARK: Final = re.compile(r"(?:[0-9]{1,19}(?:-[0-9]{1,19})?|\?)!?")
+_ENTRY: Final = re.compile(r"([^:;]+):([^;@]+)@?([^;]*);")
 _REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
 _CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
-_CUT_ITEM: Final = re.compile(r"([0-9]{1,10})@([0-9]{1,19}|\?)(?:(?<!\?)-([0-9]{1,19}))?(!?)")
+_CUT_ITEM: Final = re.compile(f"([0-9]{{1,10}})@({MARK})")
+
+Stop: TypeAlias = int | PartitionState
+"""The timestamp of a partition's next record if it is blocked; otherwise its state."""
 
 
 def _is_number(word: str) -> bool:
@@ -64,22 +67,21 @@ class Crossing(NamedTuple):
     boundary: int
     minimum: int | None
     """The smallest timestamp behind the boundary; None if all partitions have finished before it."""
-    marks: tuple[str, ...]
-    """The mark of each partition in a cut: the offset, ``?`` if not known, followed by ``!`` if finished."""
+    marks: Marks
 
     def encode(self) -> str:
         """Returns a line of the report."""
-        return f"{self.boundary} {'-' if self.minimum is None else self.minimum} {','.join(self.marks)}"
+        return f"{self.boundary} {'-' if self.minimum is None else self.minimum} {self.marks.text}"
 
     @classmethod
     def decode(cls, line: str, count: int) -> Crossing:
         """Reads a line of the report, for ``count`` partitions. Raises ValueError if it is something else."""
         boundary, least, body = line.split(" ")
-        marks = tuple(body.split(","))
-        if not _is_number(boundary) or len(marks) != count or not all(map(_MARK.fullmatch, marks)):
+        marks = Marks.parse(body, count)
+        if not _is_number(boundary):
             raise ValueError(line)
         if least == "-":
-            if not all(mark.endswith("!") for mark in marks):
+            if not marks.all_finished:
                 raise ValueError(line)
             return cls(int(boundary), None, marks)
         if not _is_number(least) or not int(boundary) <= int(least) <= MAX_TIMESTAMP:
@@ -87,14 +89,29 @@ class Crossing(NamedTuple):
         return cls(int(boundary), int(least), marks)
 
 
+class Entry(NamedTuple):
+    """One partition in a report."""
+
+    state: PartitionState
+    ts: int | None = None
+    """The timestamp of the next record, if the partition is blocked."""
+    offset: int | None = None
+    """The offset of the next record, if known; a :class:`~aiokcc.core.marks.Span` where some behind it were processed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One member's report. ``entries`` maps ``orders.0`` to ``1700000061234@55`` and the like, in a fixed order."""
+    """One member's report. Its columns have one element per partition, in the same order."""
 
     generation: int
     limit: int
     """The floor under which it was written. Idle entries hold for this floor only; blocked ones while ``ts >= T``."""
-    entries: Mapping[str, str]
+    names: tuple[str, ...]
+    """The partitions: ``orders.0`` and the like."""
+    stops: tuple[Stop, ...]
+    """The timestamp of the next record of each partition, or its state if it is not blocked."""
+    marks: Marks
+    """The position of the floor in each partition."""
     minimum: int | None = None
     """The smallest timestamp at which a partition is blocked; None if none is blocked."""
     idle: bool = False
@@ -103,32 +120,48 @@ class Report:
     """True if an entry is running: then the report does not count."""
     finished: bool = False
     """True if an entry is finished."""
-    marks: tuple[str, ...] = field(default=(), compare=False)
-    """The mark of each entry in a cut: the offset, ``?`` if not known, followed by ``!`` if finished."""
     further: tuple[Crossing, ...] = ()
     """The boundaries behind the floor that all entries have crossed, ascending."""
 
     @classmethod
-    def of(cls, generation: int, limit: int, entries: Mapping[str, str]) -> Report:
-        """Makes a report from its entries. Raises ValueError if an entry is malformed."""
-        minimum: int | None = None
-        idle = running = finished = False
-        marks: list[str] = []
-        for value in entries.values():
-            word, _, offset = value.partition("@")
-            marks.append(offset or "?")
-            if word == IDLE:
-                idle = True
-            elif word == RUNNING:
-                running = True
-            elif word == FINISHED:
-                finished = True
-                marks[-1] += "!"
+    def of(cls, generation: int, limit: int, entries: Mapping[str, Entry]) -> Report:
+        """Makes a report from its entries."""
+        values = entries.values()
+        stops = tuple([entry.state if entry.ts is None else entry.ts for entry in values])
+        ended = [entry.state is PartitionState.FINISHED for entry in values]
+        marks = Marks.of([entry.offset for entry in values], ended)
+        return cls._of_columns(generation, limit, tuple(entries), stops, marks)
+
+    @classmethod
+    def _of_columns(
+        cls, generation: int, limit: int, names: tuple[str, ...], stops: tuple[Stop, ...], marks: Marks
+    ) -> Report:
+        return cls(
+            generation,
+            limit,
+            names,
+            stops,
+            marks,
+            min((stop for stop in stops if isinstance(stop, int)), default=None),
+            PartitionState.IDLE in stops,
+            PartitionState.RUNNING in stops,
+            PartitionState.FINISHED in stops,
+        )
+
+    @property
+    def entries(self) -> dict[str, Entry]:
+        """The entries by partition. They are made at each call: the leader's rule needs the columns only."""
+        result: dict[str, Entry] = {}
+        for name, stop, mark in zip(self.names, self.stops, self.marks.values(), strict=True):
+            if isinstance(stop, int):
+                result[name] = Entry(PartitionState.BLOCKED, stop, mark.offset)
             else:
-                ts = int(word)
-                if minimum is None or ts < minimum:
-                    minimum = ts
-        return cls(generation, limit, entries, minimum, idle, running, finished, tuple(marks))
+                result[name] = Entry(stop, None, mark.offset)
+        return result
+
+    def unfinished(self) -> list[str]:
+        """Returns the partitions that had not finished."""
+        return [name for name, stop in zip(self.names, self.stops, strict=True) if stop is not PartitionState.FINISHED]
 
     def at(self, floor: int) -> Crossing | None:
         """Returns the crossing of this floor; None if the report does not prove that nothing is left before it.
@@ -150,18 +183,33 @@ class Report:
         """
         if written is None or self.generation != written.generation or (self.idle and self.limit != written.limit):
             return True
+        if self.names != written.names:
+            return True
         if self.limit == written.limit or self.running or not written.further:
-            return self.entries != written.entries
+            return (self.stops, self.marks) != (written.stops, written.marks)
         said = written.at(self.limit)
-        is_said = said is not None and (said.minimum, said.marks) == (self.minimum, self.marks)
-        return not is_said or self.entries.keys() != written.entries.keys()
+        return said is None or (said.minimum, said.marks) != (self.minimum, self.marks)
+
+    def _stated_minimum(self) -> str:
+        return _RUNNING if self.running else "-" if self.minimum is None else str(self.minimum)
 
     def encode(self) -> bytes:
         """Returns the node's content."""
-        least = RUNNING if self.running else "-" if self.minimum is None else str(self.minimum)
-        body = "".join([f"{name}:{value};" for name, value in self.entries.items()])
-        lines = [f"{self.generation} {self.limit} {len(self.entries)} {least}", body]
+        lines = [
+            f"{self.generation} {self.limit} {len(self.names)} {self._stated_minimum()}",
+            "".join(self._encode_entries()),
+        ]
         return "\n".join(lines + [crossing.encode() for crossing in self.further]).encode()
+
+    def _encode_entries(self) -> list[str]:
+        columns = zip(self.names, self.stops, self.marks.texts(), strict=True)
+        if not (self.idle or self.running or self.finished or "?" in self.marks.text):  # the usual case, faster
+            return [f"{name}:{ts}@{mark};" for name, ts, mark in columns]
+        result: list[str] = []
+        for name, stop, mark in columns:
+            offset = mark.rstrip("?!")
+            result.append(f"{name}:{stop if isinstance(stop, int) else stop.value}{offset and f'@{offset}'};")
+        return result
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Report | None:
@@ -173,25 +221,17 @@ class Report:
             generation, limit, count, least = head.split(" ")
             if not _BODY.fullmatch(body) or not (_is_number(generation) and _is_number(limit) and _is_number(count)):
                 raise ValueError(body)
-            found = _ENTRY.findall(body)
-            entries = {name: value for name, value, _, _ in found}
-            words = [word for _, _, word, _ in found]
-            if words and _WORDS.isdisjoint(words):  # the usual case, faster
-                marks = tuple([offset or "?" for _, _, _, offset in found])
-                report = cls(int(generation), int(limit), entries, min(map(int, words)), marks=marks)
-            else:
-                report = cls.of(int(generation), int(limit), entries)
-            stated = RUNNING if report.running else "-" if report.minimum is None else str(report.minimum)
+            report = cls._decode_entries(int(generation), int(limit), body)
             if (
-                int(count) != len(entries)
-                or body.count(";") != len(entries)
-                or least != stated
+                int(count) != len(report.names)
+                or len(set(report.names)) != len(report.names)
+                or least != report._stated_minimum()
                 or report.limit > MAX_LIMIT
                 or (report.minimum or 0) > MAX_TIMESTAMP
             ):
                 raise ValueError(head)
             if lines:
-                further = tuple(Crossing.decode(line, len(entries)) for line in lines)
+                further = tuple(Crossing.decode(line, len(report.names)) for line in lines)
                 boundaries = [report.limit, *(crossing.boundary for crossing in further)]
                 if report.running or report.idle or any(a >= b for a, b in itertools.pairwise(boundaries)):
                     raise ValueError(lines)
@@ -200,41 +240,23 @@ class Report:
             raise CorruptNodeError(path, data, _REPORT_FORM) from None
         return report
 
-
-class Span(int):
-    """An offset before which everything was processed, and in ``high`` one before which everything below the boundary was."""
-
-    high: int
-
     @classmethod
-    def of(cls, low: int, high: int) -> int:
-        """Returns the pair, or the plain offset if the two are equal. Raises ValueError if ``high`` is below ``low``."""
-        if high < low:
-            raise ValueError(f"{low}-{high}")
-        if high == low:
-            return low
-        span = cls(low)
-        span.high = high
-        return span
-
-    def __str__(self) -> str:
-        return f"{int(self)}-{self.high}"
-
-    __repr__ = __str__
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The position of a cut in one partition: the first offset after it, if known, and whether the partition has finished.
-
-    The offset is a :class:`Span` where records behind it had been processed already.
-    """
-
-    offset: int | None
-    finished: bool = False
-
-    def __str__(self) -> str:
-        return f"{'?' if self.offset is None else self.offset}{'!' if self.finished else ''}"
+    def _decode_entries(cls, generation: int, limit: int, body: str) -> Report:
+        found = _ENTRY.findall(body)
+        if not found:
+            return cls(generation, limit, (), (), Marks(""))
+        names, words, offsets = zip(*found, strict=True)
+        if _STATES.keys().isdisjoint(words) and all(offsets):  # the usual case, faster
+            times, marks = tuple(map(int, words)), Marks(",".join(offsets))
+            report = cls(generation, limit, names, times, marks, min(times))
+        else:
+            stops = tuple([_STATES[word] if word in _STATES else int(word) for word in words])
+            ends = ["!" if stop is PartitionState.FINISHED else "" for stop in stops]
+            marks = Marks(",".join([f"{offset or '?'}{end}" for offset, end in zip(offsets, ends, strict=True)]))
+            report = cls._of_columns(generation, limit, names, stops, marks)
+        if "-" in marks.text:
+            marks.values()  # raises ValueError if a pair is the wrong way round
+        return report
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,12 +335,11 @@ class Cut:
                         match = _CUT_ITEM.fullmatch(item)
                         if not topic or match is None:
                             raise ValueError(item)
-                        offset = None if match[2] == "?" else Span.of(int(match[2]), int(match[3] or match[2]))
                         partition = Partition(topic, int(match[1]))
                         if partition in seen:
                             raise ValueError(item)
                         seen.add(partition)
-                        mine[partition] = Mark(offset, bool(match[4]))
+                        mine[partition] = Mark.parse(match[2])
         except ValueError:
             raise CorruptNodeError(path, data, _CUT_FORM) from None
         return cls(number, previous, limit, generation, marks)

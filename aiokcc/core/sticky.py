@@ -43,7 +43,7 @@ __all__ = ["assign_sticky"]
 
 
 def assign_sticky(eligibility: Eligibility, current: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Return the even assignment that moves the fewest partitions."""
+    """Returns the even assignment that moves the fewest partitions."""
     if not eligibility.by_partition:
         return {}
     owners = eligibility.keepable(current)
@@ -53,7 +53,7 @@ def assign_sticky(eligibility: Eligibility, current: Mapping[Partition, str]) ->
 
 
 def _all_eligible(eligibility: Eligibility, owners: Mapping[Partition, str]) -> dict[Partition, str]:
-    """Solve the usual case, in which every member may take every partition."""
+    """Solves the usual case, in which every member may take every partition."""
     held: dict[str, list[Partition]] = {name: [] for name in eligibility.members}
     spare: list[Partition] = []
     for partition in eligibility.by_partition:
@@ -118,7 +118,7 @@ class _Flow:
         self._start(owners)
 
     def solve(self) -> dict[Partition, str]:
-        """Apply the best path while one gains."""
+        """Applies the best path while one gains."""
         while path := self._single_move() or self._best_path():
             for giver, taker, kind in path:
                 self._move(giver, taker, kind)
@@ -132,7 +132,7 @@ class _Flow:
         return dict(sorted(result.items()))
 
     def _start(self, owners: Mapping[Partition, str]) -> None:
-        """Keep what may stay. Assign new partitions to the members with the least: wherever they end, that is no move."""
+        """Keeps what may stay. Assigns new partitions to the members with the least: wherever they end, that is no move."""
         limited = {topic for _, topic in self._room}
         numbers: dict[tuple[int, str], int] = {}
         fresh: list[tuple[Partition, int]] = []
@@ -169,7 +169,7 @@ class _Flow:
             (self._full.discard if self._room[slot] > 0 else self._full.add)(slot)
 
     def _move(self, giver: str, taker: str, kind: int) -> None:
-        """Move the cheapest partition of this kind: one that was the taker's if there is one, the giver's own last."""
+        """Moves the cheapest partition of this kind: one that was the taker's if there is one, the giver's own last."""
         owners = self._held[giver][kind]
         owner = taker if taker in owners else min(owners, key=lambda name: (name == giver, name))
         partition = owners[owner].pop()
@@ -183,7 +183,7 @@ class _Flow:
         self._put(taker, kind, owner, partition)
 
     def _single_move(self) -> list[tuple[str, str, int]]:
-        """Return the best path if it is known to be a single move; an empty one if only a search can find it."""
+        """Returns the best path if it is known to be a single move; an empty one if only a search can find it."""
         load, home = {name: self._load[name] for name in self._able}, self._home
         most, least = max(load.values()), min(load.values())
         beyond = sum([max(0, load[name] - home[name]) for name in load])
@@ -202,7 +202,7 @@ class _Flow:
         return []
 
     def _kinds_to_move(self, giver: str, taker: str, cost: int) -> list[tuple[int, int]]:
-        """Return the kinds of which a partition can move at this cost, each with how many more of it the giver has."""
+        """Returns the kinds of which a partition can move at this cost, each with how many more of it the giver has."""
         theirs = self._held[taker]
         return [
             (_count_of(owners) - _count_of(theirs.get(kind, {})), -kind)
@@ -213,7 +213,7 @@ class _Flow:
         ]
 
     def _best_path(self) -> list[tuple[str, str, int]]:
-        """Return the moves that gain most; an empty list if none gain.
+        """Returns the moves that gain most; an empty list if none gain.
 
         An edge is followed in two steps, to the kind and from there to all its eligible members: this is one relaxation per
         kind of each member, instead of one for each pair of members.

@@ -65,7 +65,7 @@ class Subscription:
 
     @classmethod
     def check(cls, topics: object = None, *, pattern: object = None, pipeline: str | None = None) -> Subscription:
-        """Return the subscription that a user wrote. UsageError if it is invalid. Without arguments it covers everything."""
+        """Returns the subscription that a user wrote; without arguments, to everything. Raises UsageError if it is invalid."""
         if pipeline is not None and not _PIPELINE.fullmatch(pipeline):
             raise UsageError(
                 f"name {pipeline!r} is not valid for a pipeline; expected letters, digits, '.', '_' and '-', at most 100"
@@ -106,17 +106,17 @@ class Subscription:
         return not (self.topics or self.partitions or self.pattern is not None)
 
     def covers_topic(self, topic: str) -> bool:
-        """Return True if this member may be assigned any partition of the topic, up to the limit."""
+        """Returns True if this member may be assigned any partition of the topic, up to the limit."""
         if self.pattern is not None:
             return _compiled(self.pattern).fullmatch(topic) is not None
         return topic in self.topics or self.everything
 
     def covers(self, partition: Partition) -> bool:
-        """Return True if this member may be assigned the partition."""
+        """Returns True if this member may be assigned the partition."""
         return partition in self.partitions or self.covers_topic(partition.topic)
 
     def limit(self, topic: str) -> int | None:
-        """Return the most partitions of the topic that this member takes; None if there is no limit."""
+        """Returns the most partitions of the topic that this member takes; None if there is no limit."""
         return self.topics.get(topic)
 
     def __str__(self) -> str:
@@ -130,7 +130,7 @@ class Subscription:
         return what if self.pipeline is None else f"{what}, all for the pipeline {self.pipeline}"
 
     def to_json(self) -> tuple[object, str | None]:
-        """Return the fields ``subscription`` and ``pattern`` of a registration."""
+        """Returns the fields ``subscription`` and ``pattern`` of a registration."""
         if self.everything:
             return _ALL, None
         wanted: dict[str, object] = dict(self.topics)
@@ -142,7 +142,7 @@ class Subscription:
 
     @classmethod
     def from_json(cls, subscription: object, pattern: object, pipeline: object = None) -> Subscription:
-        """Return the subscription of these fields. ValueError if they are invalid."""
+        """Returns the subscription of these fields. Raises ValueError if they are invalid."""
         if pipeline is not None and not isinstance(pipeline, str):
             raise ValueError(pipeline)
         if subscription == _ALL and pattern is None:
@@ -206,7 +206,7 @@ class Registration:
     """The partitions it ran at its last write; only shown to people. The locks are what counts."""
 
     def encode(self) -> bytes:
-        """Return the node's content."""
+        """Returns the node's content."""
         subscription, pattern = self.subscription.to_json()
         pipeline = self.subscription.pipeline
         return json.dumps(
@@ -225,7 +225,7 @@ class Registration:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Registration:
-        """Return what the node holds. CorruptNodeError if it cannot be read."""
+        """Returns what the node holds. Raises CorruptNodeError if it cannot be read."""
         try:
             raw: Any = json.loads(data, object_pairs_hook=_unique)
             if not isinstance(raw, dict) or raw["version"] != 1:

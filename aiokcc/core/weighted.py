@@ -38,9 +38,9 @@ _NUMBERS: Final = frozenset({int, float})
 
 
 def assign_weighted(eligibility: Eligibility, current: Mapping[Partition, str], weight: Weight) -> dict[Partition, str]:
-    """Return an assignment with even loads, made from the present one by the moves that the search finds.
+    """Returns an assignment with even loads, made from the present one by the moves that the search finds.
 
-    UsageError if the user's function returns no valid weight.
+    Raises UsageError if the user's function returns no valid weight.
     """
     search = _Search(eligibility, weight)
     search.keep(eligibility.keepable(current))
@@ -91,7 +91,7 @@ class _Search:
             self._kind.append(kind)
 
     def keep(self, owners: Mapping[Partition, str]) -> None:
-        """Keep what may stay, up to the limits."""
+        """Keeps what may stay, up to the limits."""
         places = {partition: place for place, partition in enumerate(self._partitions)}
         for partition in self._eligibility.scarce_first():
             owner = owners.get(partition)
@@ -99,7 +99,7 @@ class _Search:
                 self._give(places[partition], self._number[owner])
 
     def place(self) -> None:
-        """Place the rest: where there are limits, partitions with few eligible members first; then the heaviest first."""
+        """Places the rest: where there are limits, partitions with few eligible members first; then the heaviest first."""
         rest = [place for place, holder in enumerate(self._holder) if holder < 0]
         rest.sort(key=lambda place: -self._least[self._kind[place]])
         if self._limited:
@@ -112,7 +112,7 @@ class _Search:
                 self._give(place, taker)
 
     def improve(self) -> None:
-        """Make the best single move of the member with the greatest load that has one, until no member has one."""
+        """Makes the best single move of the member with the greatest load that has one, until no member has one."""
         everybody = range(len(self._members))
         shrunk: list[set[int] | None] = [None] * len(self._members)
         """For a member without a move: whose loads have shrunk since. None: not searched, or its own load has changed."""
@@ -133,7 +133,7 @@ class _Search:
                     others.add(giver)
 
     def _best_move(self, giver: int, takers: set[int] | None) -> tuple[int, int] | None:
-        """Return the partition whose move makes the sum of squares smallest, and its taker; one of ``takers`` if given."""
+        """Returns the partition whose move makes the sum of squares smallest, and its taker; one of ``takers`` if given."""
         twice, mine, lowest = self._twice, self._twice[giver], min(self._twice)
         named = sorted(takers or ())
         best, found = -_ROUNDING * max(1.0, mine * mine / 4), None
@@ -154,7 +154,7 @@ class _Search:
         return None if found is None else (min(found[0]), found[1])
 
     def _best_taker(self, kind: int, topic: str) -> tuple[float, int]:
-        """Return the least cost of this kind, which is (l + w)² - l², and the member with this cost, -1 if there is none."""
+        """Returns the least cost of this kind, which is (l + w)² - l², and the member with this cost, -1 if there is none."""
         costs = [weight * (weight + twice) for weight, twice in zip(self._rows[kind], self._twice, strict=True)]
         if topic in self._limited:
             costs = [cost if self._has_room(number, topic) else _NEVER for number, cost in enumerate(costs)]
@@ -162,7 +162,7 @@ class _Search:
         return cost, costs.index(cost) if cost < _NEVER else -1
 
     def _make_room(self, place: int) -> int:
-        """Move a partition of the topic from a member at its limit to another one. Returns that member, -1 if there is none."""
+        """Moves a partition of the topic from a member at its limit to another. Returns that member, -1 if there is none."""
         for name in self._eligibility.by_partition[self._partitions[place]]:
             number = self._number[name]
             for other in sorted(other for places in self._held[number].values() for other in places):
@@ -196,7 +196,7 @@ class _Search:
             self._room[slot] -= sign
 
     def result(self) -> dict[Partition, str]:
-        """Return the assignment, in the order of the partitions."""
+        """Returns the assignment, in the order of the partitions."""
         holders = zip(self._partitions, self._holder, strict=True)
         return {partition: self._members[number] for partition, number in holders if number >= 0}
 

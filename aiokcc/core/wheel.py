@@ -52,7 +52,7 @@ class Timer(Generic[T]):
         return self._after is not None
 
     def cancel(self) -> bool:
-        """Remove the timer from the wheel. Returns False if it was returned by ``pop`` or cancelled before."""
+        """Removes the timer from the wheel. Returns False if it was returned by ``pop`` or cancelled before."""
         before = self._before
         if before is None:
             return False
@@ -137,11 +137,11 @@ class Wheel(Generic[T]):
         return self._now
 
     def __bool__(self) -> bool:
-        """Return True if a timer is pending."""
+        """Returns True if a timer is pending."""
         return any(self._occupied)
 
     def add(self, deadline: int, item: T) -> Timer[T]:
-        """Add a timer that is due from ``deadline`` on. UsageError if that is more than 2**64 ticks ahead."""
+        """Adds a timer that is due from ``deadline`` on. Raises UsageError if that is more than 2**64 ticks ahead."""
         now = self._now
         at = deadline if deadline > now else now  # noqa: FURB136 - a call of max() costs as much as the rest
         differ = at ^ now
@@ -167,12 +167,12 @@ class Wheel(Generic[T]):
         return timer
 
     def next(self) -> int | None:
-        """Return the time for the next call of ``pop``, which is not after the next deadline; None if nothing is pending."""
+        """Returns the time for the next call of ``pop``, which is not after the next deadline; None if nothing is pending."""
         found = self._first()
         return None if found is None else found[0]
 
     def pop(self, now: int) -> Timer[T] | None:
-        """Remove and return the next due timer; None if there is none, and then the wheel's time is ``now``."""
+        """Removes and returns the next due timer; None if there is none, and then the wheel's time is ``now``."""
         while (found := self._first()) is not None and found[0] <= now:
             self._now, bucket = found
             if bucket.level == 0:
@@ -191,7 +191,7 @@ class Wheel(Generic[T]):
         return None
 
     def _first(self) -> tuple[int, _Bucket] | None:
-        """Return the time at which the next bucket starts, and the bucket."""
+        """Returns the time at which the next bucket starts, and the bucket."""
         for level, occupied in enumerate(self._occupied):
             if occupied:
                 slot = (occupied & -occupied).bit_length() - 1
@@ -201,7 +201,7 @@ class Wheel(Generic[T]):
         return None
 
     def _cascade(self, bucket: _Bucket) -> None:
-        """Insert the timers of a bucket whose start the time has reached into lower wheels, in their order."""
+        """Inserts the timers of a bucket whose start the time has reached into lower wheels, in their order."""
         self._occupied[bucket.level] ^= bucket.bit
         timer, bucket._after = bucket._after, bucket
         bucket._before = bucket
@@ -220,7 +220,7 @@ class Wheel(Generic[T]):
             timer = following
 
     def _grow(self, differ: int) -> None:
-        """Add the wheels that a deadline needs which differs so much from the time."""
+        """Adds the wheels that a deadline needs which differs so much from the time."""
         if differ.bit_length() > MAX_BITS:
             raise UsageError(
                 f"the deadline is more than 2**{MAX_BITS} ticks ahead; expected one within {MAX_BITS} bits"

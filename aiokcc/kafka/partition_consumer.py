@@ -17,7 +17,7 @@ from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.report import Span
+from aiokcc.core.marks import Span
 from aiokcc.errors import HandlerError
 from aiokcc.kafka.exceptional_records import ExceptionalRecords, catching, wait_until_owned
 from aiokcc.kafka.lateness_buffer import LatenessBuffer

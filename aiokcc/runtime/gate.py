@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from aiokcc.core.limit import Mode
+from aiokcc.core.marks import Span
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
-from aiokcc.core.report import Span
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import boottime
@@ -111,7 +111,7 @@ class Gate:
         self.resume_offset: int | None = None
         """The offset to go on at: the first one that no closed period holds, if the last cut has it.
 
-        A :class:`~aiokcc.core.report.Span` where closed periods hold some records behind it as well.
+        A :class:`~aiokcc.core.marks.Span` where closed periods hold some records behind it as well.
         """
         self.skips_closed = False
         """True if the task itself skips records before ``resume_offset``. Then it gets no PositionLostError."""

@@ -206,7 +206,7 @@ class LeaderTerm:
                 log.error("%s; its partitions count as not reported", error)
         if report is None:
             gone, _ = self._leader.reports.pop(name, None), self._versions.pop(name, None)
-            left = [p for p, value in gone.entries.items() if not value.startswith("finished")] if gone else None
+            left = gone.unfinished() if gone else None
             if left and change.now is None:
                 log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
         else:

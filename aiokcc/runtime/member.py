@@ -21,10 +21,11 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode
-from aiokcc.core.member_progress import MemberProgress, milestone_interval
+from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import SECONDS_END
+from aiokcc.core.report_builder import milestone_interval
 from aiokcc.errors import (
     MissingNodeError,
     NoNodeError,

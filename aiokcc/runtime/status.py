@@ -13,8 +13,9 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.leader import blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition, decode_partitions
-from aiokcc.core.report import Cut, Mark, Report
+from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
 from aiokcc.runtime.agreement import has_changed
@@ -193,7 +194,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
             blocking, key=lambda b: b.state == "running"
         )  # a partition that does not run is more likely the cause
         standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
-    shown = tuple(_partition(p, owners.get(p), reports, finished.get(p), limit, number) for p in sorted(partitions))
+    told = {member: _told(member, report, limit, number) for member, report in reports.items()}
+    shown = tuple(_partition(str(p), owners.get(p), told, finished.get(p)) for p in sorted(partitions))
     done, total = _offsets(run, cut, shown)
     return Status(
         where=store.url,
@@ -314,34 +316,35 @@ def _member(path: str, node: Node, owners: dict[Partition, str], leader: str | N
 
 
 def _partition(
-    partition: Partition,
-    owner: str | None,
-    reports: dict[str, Report],
-    finished: tuple[str, Mark] | None,
-    limit: Limit | None,
-    generation: int,
+    name: str, owner: str | None, told: dict[str, dict[str, PartitionStatus]], finished: tuple[str, Mark] | None
 ) -> PartitionStatus:
-    name = str(partition)
     if finished is not None:
-        return PartitionStatus(name, owner or finished[0], "finished", None, finished[1].offset)
-    report = reports.get(owner) if owner is not None else None
-    if report is None or name not in report.entries:
-        return PartitionStatus(name, owner, "unowned" if owner is None else "unreported")
-    word, _, offset = report.entries[name].partition("@")
-    at = _offset(offset)
-    if not word.isdigit():
-        return PartitionStatus(name, owner, word, None, at)
-    if limit is not None and report.generation == generation:
-        if int(word) >= limit.floor:
-            return PartitionStatus(name, owner, "waiting", int(word), at)
-        crossing = report.at(limit.floor)
-        if crossing is not None:  # under lookahead: it was past this floor when an earlier one was reported
-            mark = crossing.marks[list(report.entries).index(name)]
-            return PartitionStatus(name, owner, "finished" if mark.endswith("!") else "waiting", None, _offset(mark))
-    return PartitionStatus(name, owner, "running", int(word), at)
+        return PartitionStatus(name, owner or finished[0], "finished", None, _plain(finished[1].offset))
+    if owner is None:
+        return PartitionStatus(name, None, "unowned")
+    return told.get(owner, {}).get(name) or PartitionStatus(name, owner, "unreported")
 
 
-def _offset(text: str) -> int | None:
-    """Returns the first unprocessed offset from an entry or a mark; None if it is not known."""
-    number = text.rstrip("!").partition("-")[0]
-    return int(number) if number.isdigit() else None
+def _told(owner: str, report: Report, limit: Limit | None, generation: int) -> dict[str, PartitionStatus]:
+    """Returns what a member's report says of its partitions under this limit."""
+    is_current = limit is not None and report.generation == generation
+    crossing = report.at(limit.floor) if limit is not None and is_current else None
+    marks = None if crossing is None else dict(zip(report.names, crossing.marks.values(), strict=True))
+    result: dict[str, PartitionStatus] = {}
+    for name, (state, ts, offset) in report.entries.items():
+        if ts is None:
+            status = PartitionStatus(name, owner, state.value, None, _plain(offset))
+        elif limit is not None and is_current and ts >= limit.floor:
+            status = PartitionStatus(name, owner, "waiting", ts, _plain(offset))
+        elif marks is not None:  # under lookahead: it was past this floor when an earlier one was reported
+            mark = marks[name]
+            status = PartitionStatus(name, owner, "finished" if mark.finished else "waiting", None, _plain(mark.offset))
+        else:
+            status = PartitionStatus(name, owner, "running", ts, _plain(offset))
+        result[name] = status
+    return result
+
+
+def _plain(offset: int | None) -> int | None:
+    """Returns the first unprocessed offset, of a span the lower one."""
+    return None if offset is None else int(offset)

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import anyio
 
 from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.marks import Span
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import Span
 from aiokcc.core.run import CUT_SLOTS, Bounds
 from aiokcc.errors import (
     PartitionOwnedError,

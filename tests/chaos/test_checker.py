@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aiokcc.core.limit import Limit
+from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import Cut, Mark
+from aiokcc.core.report import Cut
 from tests.chaos.group import Observer, check_history
 from tests.chaos.worker import PERIOD, TOPIC
 

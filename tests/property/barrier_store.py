@@ -13,9 +13,10 @@ from typing import Final
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.marks import Mark
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.report import Cut, Mark, Report
+from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings
 from aiokcc.errors import CorruptNodeError
 from tests.property.barrier_actors import RULES, Broken, HastyMemberProgress, Member, WaitingMemberProgress, Write
@@ -144,7 +145,7 @@ class BarrierStore(ABC):
             if path.startswith(f"{paths.PROGRESS}/") and before.get(path) != node:
                 report = Report.decode(path, node.data)
                 if report is not None and not report.running:
-                    self._reported |= {(report.generation, name) for name in report.entries}
+                    self._reported |= {(report.generation, name) for name in report.names}
         if before[paths.COORDINATOR] != after[paths.COORDINATOR]:
             assert writer is not None
             old = Limit.decode("c", before[paths.COORDINATOR].data)

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from aiokcc.core.leader import Advance, Blocker, Leader, Step, Wait, blockers
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
+from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.report import Cut, Mark, Report
+from aiokcc.core.report import Cut
 from aiokcc.core.run import Settings
+from tests.unit.core.reports import report_of
 
 P0, P1, P2 = (Partition("orders", n) for n in range(3))
 NOW = 1_000_000_000
@@ -44,7 +46,7 @@ def term(
 def hear(leader: Leader, member: str, generation: int = 3, limit: int | None = None, **entries: str) -> None:
     """A report came: ``p0="12@3"``."""
     named = {f"orders.{name[1:]}": value for name, value in entries.items()}
-    leader.reports[member] = Report.of(generation, leader.limit.floor if limit is None else limit, named)
+    leader.reports[member] = report_of(generation, leader.limit.floor if limit is None else limit, named)
 
 
 def waits(leader: Leader, why: str, now: int = NOW) -> Wait:
@@ -407,7 +409,7 @@ def test_cuts_are_numbered_by_the_version_and_tile() -> None:
 
 def test_a_cut_with_names_that_could_be_taken_for_something_else() -> None:
     leader = term(P0)
-    leader.reports["100%s-1"] = Report.of(3, 10, {"orders.0": "12"})
+    leader.reports["100%s-1"] = report_of(3, 10, {"orders.0": "12"})
     assert cut_of(advance(leader)).marks == {"100%s-1": {P0: Mark(None)}}
 
 
@@ -485,7 +487,7 @@ def test_it_moves_only_if_nobody_blocks_and_then_it_moves(
     """The rule against a slow restatement of it, partition by partition."""
     leader = term(P0, P1, limit=limit, lookahead=len(limit.boundaries) - 1)
     leader.finished = {p: ("z", Mark(2, finished=True)) for p in gone}
-    leader.reports = {name: Report.of(*facts) for name, facts in said.items()}
+    leader.reports = {name: report_of(*facts) for name, facts in said.items()}
     decision = leader.decide(NOW)
     blocking = who(leader)
     outside = any("orders.2" in entries for _, _, entries in said.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,13 +11,16 @@ from hypothesis import strategies as st
 
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import END, Limit, Request
-from aiokcc.core.member_progress import MemberProgress, milestone_interval
+from aiokcc.core.marks import Mark, Marks
+from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
-from aiokcc.core.report import Crossing, Cut, Mark, Report
+from aiokcc.core.report import Crossing, Cut, Report
+from aiokcc.core.report_builder import milestone_interval
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 from aiokcc.errors import CorruptNodeError
+from tests.unit.core.reports import report_of, shown
 from tests.unit.naming import brief
 
 P0, P1 = Partition("orders", 0), Partition("orders", 1)
@@ -61,8 +65,8 @@ def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
     read(member_progress, a, 5, 12, 14, 25, 33, 41)
     read(member_progress, b, 11, 31, 38)
     report = reported(member_progress)
-    assert dict(report.entries) == {"orders.0": "12@1", "orders.1": "11@0"}
-    assert report.further == (Crossing(20, 25, ("3", "1")), Crossing(30, 31, ("4", "1")))
+    assert shown(report) == {"orders.0": "12@1", "orders.1": "11@0"}
+    assert report.further == (Crossing(20, 25, Marks("3,1")), Crossing(30, 31, Marks("4,1")))
     assert report.encode().splitlines()[2:] == [b"20 25 3,1", b"30 31 4,1"]
 
 
@@ -71,15 +75,15 @@ def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
     read(member_progress, a, 12, 25, 33)
     read(member_progress, b, 11)
     member_progress.finish(b, 1)
-    assert reported(member_progress).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!")), Crossing(30, 33, Marks("2,1!")))
     member_progress.finish(a, 3)
-    assert reported(member_progress).further == (Crossing(20, 25, ("1", "1!")), Crossing(30, 33, ("2", "1!")))
+    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!")), Crossing(30, 33, Marks("2,1!")))
 
 
 def test_all_have_finished() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 3))
     member_progress.finish(a, None)
-    assert reported(member_progress).further == (Crossing(20, None, ("?!",)), Crossing(30, None, ("?!",)))
+    assert reported(member_progress).further == (Crossing(20, None, Marks("?!")), Crossing(30, None, Marks("?!")))
 
 
 def test_idle_is_of_one_floor_only() -> None:
@@ -145,16 +149,16 @@ def test_who_is_not_past_the_floor_is_past_nothing(entry: str) -> None:
 
 
 def test_what_a_report_says_of_a_floor() -> None:
-    report = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, 35, ("3",)),))
-    assert report.at(10) == Crossing(10, 12, ("1",))
-    assert report.at(20) == Crossing(20, 35, ("3",))
+    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 35, Marks("3")),))
+    assert report.at(10) == Crossing(10, 12, Marks("1"))
+    assert report.at(20) == Crossing(20, 35, Marks("3"))
     assert report.at(30) is None, "it tells of others"
     assert report.at(12) is None
-    plain = Report(3, 10, {"orders.0": "35@1"}, 35, marks=("1",))
-    assert plain.at(10) == plain.at(30) == plain.at(35) == Crossing(10, 35, ("1",)), "blocked behind them"
+    plain = report_of(3, 10, {"orders.0": "35@1"})
+    assert plain.at(10) == plain.at(30) == plain.at(35) == Crossing(10, 35, Marks("1")), "blocked behind them"
     assert plain.at(36) is None
-    done = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, None, ("3!",)),))
-    assert done.at(20) == done.at(90) == Crossing(20, None, ("3!",)), "it has finished, and stays so"
+    done = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, None, Marks("3!")),))
+    assert done.at(20) == done.at(90) == Crossing(20, None, Marks("3!")), "it has finished, and stays so"
 
 
 def test_it_is_not_written_again_for_what_it_says_already() -> None:
@@ -205,8 +209,8 @@ def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None
     member_progress.claim([P0])
     report = member_progress.report()
     assert report is not None
-    assert dict(report.entries) == {"orders.0": "12@0"}
-    assert report.further == (Crossing(20, 25, ("1",)),)
+    assert shown(report) == {"orders.0": "12@0"}
+    assert report.further == (Crossing(20, 25, Marks("1")),)
     assert Report.decode("/r", report.encode()) == report
 
 
@@ -325,14 +329,14 @@ def term(limit: Limit, *, lookahead: int = 4, end: int | None = None, caught_up:
 
 def hear(leader: Leader, member: str, limit: int, entry: str, *further: Crossing) -> None:
     """A report of one partition came: ``a`` runs the first one, ``b`` the second."""
-    report = Report.of(3, limit, {"orders.0" if member == "a" else "orders.1": entry})
+    report = report_of(3, limit, {"orders.0" if member == "a" else "orders.1": entry})
     leader.reports[member] = Report.decode(
         "/r", b"\n".join([report.encode(), *(crossing.encode().encode() for crossing in further)])
     ) or pytest.fail("no report")
 
 
 def at(boundary: int, minimum: int | None, mark: str) -> Crossing:
-    return Crossing(boundary, minimum, (mark,))
+    return Crossing(boundary, minimum, Marks(mark))
 
 
 def advance(leader: Leader, now: int = NOW) -> Advance:
@@ -449,17 +453,16 @@ def test_one_transaction_takes_no_more_than_the_store_does() -> None:
     names = [f"orders-with-a-long-name-{n:05d}.0" for n in range(9000)]
     settings = Settings.check(topics={name[:-2]: 1 for name in names}, period=10, lookahead=99)
     leader = Leader(settings, 3, chain(10, 100), 7, Request.every(10))
-    marks = ("123456",) * len(names)
-    entries = dict.fromkeys(names, "12@123456")
-    further = tuple(Crossing(b, b + 5, marks) for b in range(20, 100, 10))
-    leader.reports["a"] = Report(3, 10, entries, 12, marks=marks, further=further)
+    report = report_of(3, 10, dict.fromkeys(names, "12@123456"))
+    further = tuple(Crossing(b, b + 5, report.marks) for b in range(20, 100, 10))
+    leader.reports["a"] = replace(report, further=further)
     decision = advance(leader)
     assert 1 <= len(decision.steps) < MOST_AT_ONCE
     assert sum(len(step.cut or "") for step in decision.steps) < 800_000
 
 
 def test_who_has_said_it_before_does_not_block() -> None:
-    report = Report(3, 10, {"orders.0": "12@1"}, 12, marks=("1",), further=(Crossing(20, 25, ("3",)),))
+    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 25, Marks("3")),))
     partitions = frozenset({P0})
     assert blockers(chain(20, 3), 3, partitions, {"a": report}, {}, {P0: "a"}) == []
     (blocker,) = blockers(chain(30, 3), 3, partitions, {"a": report}, {}, {P0: "a"})

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from aiokcc.core.limit import END, OPEN, Limit, Mode
+from aiokcc.core.marks import Mark
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.report import Cut, Mark, Report
+from aiokcc.core.report import Cut, Report
 from aiokcc.errors import UsageError
+from tests.unit.core.reports import shown
 
 P0, P1, P2 = (Partition("orders", n) for n in range(3))
 
@@ -38,7 +40,7 @@ def joined(
 def entries(member_progress: MemberProgress) -> dict[str, str] | None:
     """What the member's progress would report."""
     report = member_progress.report()
-    return None if report is None else dict(report.entries)
+    return None if report is None else shown(report)
 
 
 # -- passing ------------------------------------------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def test_a_late_report_tells_who_is_slow_and_does_not_count() -> None:
     member_progress.approach(a, 12, 3)
     report = member_progress.report(even_running=True)
     assert report is not None
-    assert dict(report.entries) == {"orders.0": "12@3", "orders.1": "running"}
+    assert shown(report) == {"orders.0": "12@3", "orders.1": "running"}
     assert report.running
 
 
@@ -338,7 +340,7 @@ def test_a_lost_session_shuts_everything_and_a_new_one_says_again_what_is_still_
     member_progress.claim([P0])
     report = member_progress.report()
     assert report is not None
-    assert (report.generation, dict(report.entries)) == (4, {"orders.0": "12@1"})
+    assert (report.generation, shown(report)) == (4, {"orders.0": "12@1"})
 
 
 def test_a_new_lane_holds_the_report_back_from_its_claim_until_it_has_arrived() -> None:
@@ -530,7 +532,7 @@ class MemberProgressMachine(RuleBasedStateMachine):
         if report is not None:
             assert not report.running
             assert report.minimum is None or report.minimum >= self.highest.floor
-            assert set(report.entries) == {str(p) for p, progress in self.progress.partitions.items() if progress.owned}
+            assert set(report.names) == {str(p) for p, progress in self.progress.partitions.items() if progress.owned}
             assert Report.decode("/r", report.encode()) == report
 
     @invariant()
@@ -541,8 +543,8 @@ class MemberProgressMachine(RuleBasedStateMachine):
             owned = [progress for progress in self.progress.partitions.values() if progress.owned]
             found = [progress.crossings.get(crossing.boundary) for progress in owned]
             assert crossing.minimum == min((c[0] for c in found if c is not None), default=None)
-            for mark, progress, crossed in zip(crossing.marks, owned, found, strict=True):
-                assert mark == (f"{progress.offset}!" if crossed is None else str(crossed[1]))
+            for mark, progress, crossed in zip(crossing.marks.values(), owned, found, strict=True):
+                assert str(mark) == (f"{progress.offset}!" if crossed is None else str(crossed[1]))
                 assert crossed is not None or progress.state is PartitionState.FINISHED
 
     @invariant()

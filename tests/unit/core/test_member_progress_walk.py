@@ -11,6 +11,7 @@ from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionProgress
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import UsageError
+from tests.unit.core.reports import shown
 
 P0, P1 = Partition("t", 0), Partition("t", 1)
 
@@ -47,7 +48,7 @@ def test_the_limit_need_not_stop_before_what_was_reached_and_finds_the_right_off
     member_progress.approach(member_progress.partitions[P1], 25, 7)
     report = member_progress.report()
     assert report is not None
-    assert (report.minimum, dict(report.entries)) == (25, {"t.0": "30@1", "t.1": "25@7"})
+    assert (report.minimum, shown(report)) == (25, {"t.0": "30@1", "t.1": "25@7"})
 
 
 def test_who_has_finished_walks_no_further() -> None:

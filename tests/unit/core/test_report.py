@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
-from aiokcc.core.report import Cut, Mark, Report
+from aiokcc.core.report import Cut, Report
 from aiokcc.errors import CorruptNodeError
+from tests.unit.core.reports import report_of
 from tests.unit.core.test_partitions import partitions
 from tests.unit.naming import brief
 
@@ -19,7 +21,7 @@ offsets = st.none() | st.integers(0, MAX_LIMIT)
 words = st.sampled_from(["idle", "finished", "running"]) | st.integers(0, MAX_TIMESTAMP).map(str)
 entries = st.builds(lambda word, offset: word if offset is None else f"{word}@{offset}", words, offsets)
 reports = st.builds(
-    Report.of,
+    report_of,
     st.integers(0, 10**18),
     st.integers(0, MAX_LIMIT),
     st.dictionaries(partitions.map(str), entries, max_size=8),
@@ -53,17 +55,17 @@ def mutated(valid: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
 
 
 def test_a_report_is_readable() -> None:
-    report = Report.of(3, 60, {"orders.0": "61@55", "orders.1": "idle@9", "payments.0": "finished@120"})
+    report = report_of(3, 60, {"orders.0": "61@55", "orders.1": "idle@9", "payments.0": "finished@120"})
     assert report.encode() == b"3 60 3 61\norders.0:61@55;orders.1:idle@9;payments.0:finished@120;"
     assert (report.minimum, report.idle, report.finished, report.running) == (61, True, True, False)
 
 
 def test_a_report_without_a_blocked_partition_has_no_minimum() -> None:
-    assert Report.of(3, 60, {"orders.0": "idle"}).encode() == b"3 60 1 -\norders.0:idle;"
+    assert report_of(3, 60, {"orders.0": "idle"}).encode() == b"3 60 1 -\norders.0:idle;"
 
 
 def test_a_report_that_does_not_count_says_so_in_its_first_line() -> None:
-    assert Report.of(3, 60, {"o.0": "running", "o.1": "70"}).encode().startswith(b"3 60 2 running\n")
+    assert report_of(3, 60, {"o.0": "running", "o.1": "70"}).encode().startswith(b"3 60 2 running\n")
 
 
 @given(reports)
@@ -217,15 +219,15 @@ def test_any_bytes_are_stable_or_corrupt(decode: Callable[[str, bytes], Report |
 
 
 def test_a_report_is_written_again_only_if_it_says_something_new() -> None:
-    blocked = Report.of(3, 60, {"o.0": "75@5"})
+    blocked = report_of(3, 60, {"o.0": "75@5"})
     assert blocked.supersedes(None)
     assert not blocked.supersedes(blocked)
-    assert not Report.of(3, 70, {"o.0": "75@5"}).supersedes(blocked), "blocked stays true over several limits"
-    assert Report.of(4, 60, {"o.0": "75@5"}).supersedes(blocked), "another generation"
-    assert Report.of(3, 60, {"o.0": "76@5"}).supersedes(blocked)
-    assert Report.of(3, 60, {"o.0": "75@6"}).supersedes(blocked)
-    assert Report.of(3, 60, {"o.0": "75@5", "o.1": "80"}).supersedes(blocked)
-    idle = Report.of(3, 60, {"o.0": "idle@5"})
+    assert not report_of(3, 70, {"o.0": "75@5"}).supersedes(blocked), "blocked stays true over several limits"
+    assert report_of(4, 60, {"o.0": "75@5"}).supersedes(blocked), "another generation"
+    assert report_of(3, 60, {"o.0": "76@5"}).supersedes(blocked)
+    assert report_of(3, 60, {"o.0": "75@6"}).supersedes(blocked)
+    assert report_of(3, 60, {"o.0": "75@5", "o.1": "80"}).supersedes(blocked)
+    idle = report_of(3, 60, {"o.0": "idle@5"})
     assert not idle.supersedes(idle)
-    assert Report.of(3, 70, {"o.0": "idle@5"}).supersedes(idle), "idle holds for one limit only"
-    assert not Report.of(3, 70, {"o.0": "finished@5"}).supersedes(Report.of(3, 60, {"o.0": "finished@5"}))
+    assert report_of(3, 70, {"o.0": "idle@5"}).supersedes(idle), "idle holds for one limit only"
+    assert not report_of(3, 70, {"o.0": "finished@5"}).supersedes(report_of(3, 60, {"o.0": "finished@5"}))

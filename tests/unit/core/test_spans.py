@@ -6,21 +6,42 @@ import pytest
 
 from aiokcc.core.leader import Advance, Leader
 from aiokcc.core.limit import Limit, Request
+from aiokcc.core.marks import Mark, Span
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import Cut, Mark, Report, Span
+from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import Settings
 from aiokcc.errors import CorruptNodeError
+from tests.unit.core.reports import report_of, shown
 
 ORDERS = Partition("orders", 0)
 
 
 def test_a_span_is_its_low_offset_and_says_both() -> None:
     span = Span.of(55, 60)
-    assert span == 55
+    assert int(span) == 55
     assert f"{span}" == str(span) == repr(span) == "55-60"
     assert isinstance(span, Span)
     assert span.high == 60
+
+
+def test_a_span_equals_a_span_with_the_same_two_offsets_and_nothing_else() -> None:
+    span, same = Span.of(55, 60), Span.of(55, 60)
+    assert span == same
+    assert not span != same  # noqa: SIM202 - int has a `!=` of its own
+    assert hash(span) == hash(same)
+    for other in (Span.of(55, 61), Span.of(54, 60), 55, 60, None, "55-60"):
+        assert span != other
+        assert other != span
+        assert not span == other  # noqa: SIM201
+    assert Mark(span) == Mark(same) != Mark(55)
+    assert len({span, same, 55, Span.of(55, 61)}) == 3
+
+
+def test_a_span_is_ordered_by_its_low_offset() -> None:
+    assert 54 < Span.of(55, 60) < 56
+    assert Span.of(55, 60) >= 55
+    assert max(54, Span.of(55, 60)) == Span.of(55, 60)
 
 
 def test_a_span_of_nothing_is_the_plain_offset() -> None:
@@ -40,7 +61,7 @@ def test_a_cut_keeps_both_offsets() -> None:
     mark = read.find(ORDERS)
     assert mark is not None
     assert isinstance(mark.offset, Span)
-    assert (mark.offset, mark.offset.high) == (55, 60)
+    assert (int(mark.offset), mark.offset.high) == (55, 60)
     assert type(read.marks["w"][Partition("orders", 1)].offset) is int
 
 
@@ -59,7 +80,7 @@ def test_a_report_carries_the_pair_to_the_cut() -> None:
     assert not member_progress.approach(progress, 61_000, Span.of(55, 60))
     report = member_progress.report()
     assert report is not None
-    assert report.entries == {"orders.0": "61000@55-60"}
+    assert shown(report) == {"orders.0": "61000@55-60"}
     again = Report.decode("progress/w", report.encode())
     assert again == report
     assert member_progress.positions() == {ORDERS: 55}, "what may be committed is the lower one"
@@ -72,5 +93,5 @@ def test_a_report_carries_the_pair_to_the_cut() -> None:
 
 
 def test_a_pair_whose_upper_offset_moved_is_another_report() -> None:
-    before = Report.of(1, 60_000, {"orders.0": "61000@55-60"})
-    assert Report.of(1, 60_000, {"orders.0": "61000@55-61"}).supersedes(before)
+    before = report_of(1, 60_000, {"orders.0": "61000@55-60"})
+    assert report_of(1, 60_000, {"orders.0": "61000@55-61"}).supersedes(before)

@@ -422,7 +422,7 @@ async def test_what_a_finished_partition_said_survives_a_lost_session(world: Wor
             await gate.wait_until(PERIOD, 1)
             await asyncio.wait_for(leaving, 60)
         mark = world.cuts()[-1].find(world.partition(0))
-        assert mark == aiokcc.core.report.Mark(7, finished=True)
+        assert mark == aiokcc.core.marks.Mark(7, finished=True)
         await gate.wait_until(2 * PERIOD, 2)  # and nobody waits for it
         gate.finish()
 

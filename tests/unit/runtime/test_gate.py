@@ -307,7 +307,7 @@ async def test_what_cannot_be_a_timestamp_is_refused_and_nothing_is_lost(world: 
             gate.is_open(ts)
         await gate.wait_until(0, 0)
         await gate.wait_until(PERIOD, 1)
-        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.report.Mark(1)
+        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.marks.Mark(1)
 
 
 @pytest.mark.parametrize("offset", [-1, 1.5, True, "3", 2**63])

@@ -295,7 +295,7 @@ async def test_a_member_that_has_finished_leaves_once_it_is_recorded(world: Worl
         await asyncio.wait_for(leaving, 1)
         for n in range(2, 40):  # more than the ring of cuts holds
             await gate.wait_until(n * PERIOD, n)
-        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.report.Mark(2, finished=True)
+        assert world.cuts()[-1].find(world.partition(0)) == aiokcc.core.marks.Mark(2, finished=True)
         gate.finish()
     assert world.data("coordinator") == b"end"
 

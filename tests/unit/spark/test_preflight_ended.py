@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from aiokcc.core import paths
+from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition, encode_partitions
-from aiokcc.core.report import Cut, Mark
+from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import PipelineMismatchError, RunEnded
