@@ -20,7 +20,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.2.9"
-nox.options.sessions = ["lint", "typecheck", "tests", "integration", "chaos"]
+nox.options.sessions = ["lint", "typecheck", "tests", "integration", "uvloop", "chaos"]
 nox.options.default_venv_backend = "none"
 
 ROOT = Path(__file__).parent
@@ -73,7 +73,9 @@ def tests(session: nox.Session, version: str) -> None:
     interpreter = find_python(version)
     if interpreter is None:
         session.skip(f"Python {version} is not on this machine")
-    python = environment(session, f"tests-{version}", extras=["cli", "kafka"], groups=["test"], interpreter=interpreter)
+    python = environment(
+        session, f"tests-{version}", extras=["cli", "kafka", "uvloop"], groups=["test"], interpreter=interpreter
+    )
     run(session, python, "-m", "pytest", *TWO_AT_A_TIME, *(session.posargs or ["tests/unit", "tests/property"]))
 
 
@@ -82,6 +84,15 @@ def integration(session: nox.Session) -> None:
     """The conformance suite of the stores, and everything else that talks to real services."""
     python = services(session)
     run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "tests/conformance", "tests/integration", *session.posargs)
+
+
+@nox.session
+def uvloop(session: nox.Session) -> None:
+    """What touches the event loop, on uvloop; with folders after ``--``, all tests of these folders."""
+    chosen = ["tests/unit/stores", "tests/unit/kafka", "tests/unit/test_faults.py", "tests/integration/test_gate.py"]
+    # On uvloop a signal does not interrupt a test that hangs: a thread ends the process and shows where it stood.
+    options = ["--loop", "uvloop", "-o", "timeout_method=thread"]
+    run(session, services(session), "-m", "pytest", *TWO_AT_A_TIME, *options, *(session.posargs or chosen))
 
 
 @nox.session

@@ -15,12 +15,16 @@ And to Spark:
 
 - ``spark``: the session shared by the whole run, ``local[2]`` with the Kafka connector. A process can have only one: a test
   that kills its driver, or wants another master, starts a process of its own.
+
+``--loop uvloop`` runs the tests, and the processes that they start, on uvloop; by default it is asyncio's own loop. Tests on
+virtual time have their loop in any case.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import signal
 import socket
@@ -30,11 +34,12 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from aiokcc import local
+from aiokcc.cli.loops import LOOP_VARIABLE
 from aiokcc.errors import LocalServiceError
 from aiokcc.local import _jars, _java, _kafka, _spark_jars
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from pyspark.sql import SparkSession
@@ -44,8 +49,28 @@ T = TypeVar("T")
 _SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka", "spark"}
 
 
-def pytest_configure() -> None:
-    """Where a shell has started us in the background SIGINT is ignored, by us and by every process that a test would stop."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of the event loop."""
+    parser.addoption("--loop", choices=("asyncio", "uvloop"), default="asyncio", help="the event loop of the tests")
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Give the tests the chosen loop."""
+    if config.getoption("loop") == "uvloop":
+        import uvloop
+
+        return {"uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell the processes that tests start which loop to take, and let them be stopped.
+
+    Where a shell has started us in the background SIGINT is ignored, by us and by every process that a test would stop.
+    """
+    os.environ[LOOP_VARIABLE] = config.getoption("loop")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

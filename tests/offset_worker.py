@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import aiokcc
+from tests.loops import run
 
 
 async def main(spec: dict[str, Any]) -> None:
@@ -31,4 +32,4 @@ async def main(spec: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    asyncio.run(main(json.loads(sys.argv[1])))
+    run(main(json.loads(sys.argv[1])))

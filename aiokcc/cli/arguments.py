@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from aiokcc.cli import help_texts as texts
 from aiokcc.cli import offsets_arguments, replay_arguments
 from aiokcc.cli.formatting import did_you_mean
+from aiokcc.cli.loops import AUTO, LOOP_VARIABLE
 from aiokcc.core.masking import mask_command, mask_url
 from aiokcc.core.periods import format_duration, parse_duration, parse_period
 from aiokcc.errors import UsageError
@@ -115,6 +116,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
         _choose_store(options, url, environment)
         if options.verb == "replay":
             options.end = options.end or "now"
+            options.loop = options.loop or environment.get(LOOP_VARIABLE) or AUTO
         if options.verb in {"replay", "offsets"}:
             options.bootstrap_servers = options.bootstrap_servers or environment.get(replay_arguments.SERVERS)
     return options

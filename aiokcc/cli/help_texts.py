@@ -284,8 +284,8 @@ times:
   epoch. Durations: 500ms, 30s, 5m, 1h30m, 1d.
 
 environment:
-  AIOKCC_STORE and AIOKCC_BOOTSTRAP_SERVERS are the defaults of --store and
-  --bootstrap-servers.
+  AIOKCC_STORE, AIOKCC_BOOTSTRAP_SERVERS and AIOKCC_LOOP are the defaults of
+  --store, --bootstrap-servers and --loop.
 
 passwords:
   Whoever can list the processes of this machine can read a command line. Keep

@@ -13,6 +13,7 @@ from aiokcc.cli.bar import choose_bar, on_terminal, print_message, wrap
 from aiokcc.cli.formatting import count, join_names
 from aiokcc.cli.functions import load_function
 from aiokcc.cli.interrupt import Interruption
+from aiokcc.cli.loops import choose_loop
 from aiokcc.cli.monitor import Monitor
 from aiokcc.cli.previous_run import PreviousRun, read_previous_run, try_read_previous_run
 from aiokcc.cli.replay_arguments import SERVERS, as_keywords, check_typed, member_name
@@ -41,6 +42,7 @@ def check_replay(options: argparse.Namespace) -> None:
             f"give the URL of a ZooKeeper (`aiokcc local up` starts one), or omit --processes"
         )
     check_typed(options.consumer)
+    choose_loop(options.loop)
     load_function(options.handler, "a list of records" if options.batches else "a record")
     _replay(options)  # checks the settings; does not connect
 
@@ -148,6 +150,7 @@ def _worker_spec(options: argparse.Namespace, shares: list[list[Partition]], num
         "dead_letter": options.dead_letter,
         "batches": options.batches,
         "verbose": options.verbose,
+        "loop": choose_loop(options.loop),
         "arguments": {**as_keywords(options), "member": member_name(options, number)},
     }
 

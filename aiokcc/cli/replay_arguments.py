@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from aiokcc.cli.loops import AUTO, LOOP_VARIABLE, LOOPS
 from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
 from aiokcc.errors import UsageError
@@ -70,6 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     more.add_argument("--caught-up", type=_caught_up, default="follow", metavar="WHAT", help=what)
     what = "a function of a record that returns its event time in milliseconds; default: Kafka's timestamp"
     more.add_argument("--timestamp", metavar="MODULE:FUNCTION", help=what)
+    what = f"the event loop of the workers: {', '.join(LOOPS)}; default: ${LOOP_VARIABLE}, or {AUTO}: uvloop if it is installed"
+    more.add_argument("--loop", choices=LOOPS, metavar="LOOP", help=what)
     faults = parser.add_argument_group("exceptions")
     what = "how far a record may lie behind an earlier one of its partition; for all, or TOPIC=TIME for each"
     faults.add_argument("--lateness", action="append", default=[], metavar="TIME", help=what)

@@ -27,6 +27,7 @@ import anyio
 
 import aiokcc
 from aiokcc.cli.functions import describe_location, load_function
+from aiokcc.cli.loops import run_on
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 
@@ -72,7 +73,7 @@ def main() -> int:
         for name in ("aiokcc", "aiokafka"):
             logging.getLogger(name).addHandler(logging.NullHandler())
     try:
-        asyncio.run(_run_until_stopped(control, more, spec, reports))
+        run_on(spec["loop"], _run_until_stopped(control, more, spec, reports))
     except asyncio.CancelledError:
         return 0
     except Exception as error:  # noqa: BLE001 - the command prints it, whatever it is

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiokcc
 from tests.chaos.worker import PERIOD, History
+from tests.loops import run
 
 
 @dataclass(frozen=True)
@@ -84,4 +85,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiokcc
 from tests.chaos.worker import PERIOD
+from tests.loops import run
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

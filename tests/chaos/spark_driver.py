@@ -19,6 +19,7 @@ from typing import Any
 import aiokcc
 from aiokcc.spark import Batch, ParquetSink
 from aiokcc.spark.pipeline import BatchStep
+from tests.loops import run
 from tests.pipelines import totals
 from tests.spark_gateway import attached
 
@@ -125,7 +126,7 @@ def main() -> None:
     try:
         if spec.endless:
             drive_for_ever(spec)
-        asyncio.run(drive(spec))
+        run(drive(spec))
     except KeyboardInterrupt:
         say("interrupted")
         raise

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 import aiokcc
+from tests.loops import run
 
 TOPIC = "orders"
 PERIOD = 1000
@@ -101,4 +102,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    run(main())

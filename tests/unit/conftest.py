@@ -14,11 +14,9 @@ from tests.virtual import VirtualLoop
 
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
-) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Gives the tests of the runtime and of the Kafka layer a loop on virtual time, all others a real one."""
-    if item.path.parent.name in {"runtime", "kafka"}:
-        return {"virtual": VirtualLoop}
-    return {"real": asyncio.new_event_loop}
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
+    """Gives the tests of the runtime and of the Kafka layer a loop on virtual time; the others have that of tests/conftest.py."""
+    return {"virtual": VirtualLoop} if item.path.parent.name in {"runtime", "kafka"} else None
 
 
 @pytest.fixture
