@@ -74,6 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         draw = harness.drawing() if options.plot else None
+        harness.show_load()
         outcome = asyncio.run(_run(BENCHMARKS[options.name], options))
         harness.show(outcome)
         if options.json:

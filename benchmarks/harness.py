@@ -8,17 +8,31 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-__all__ = ["BenchmarkError", "Figures", "Goal", "Outcome", "Result", "draw", "note", "percentile", "show", "summary"]
+__all__ = [
+    "BenchmarkError",
+    "Figures",
+    "Goal",
+    "Outcome",
+    "Result",
+    "draw",
+    "note",
+    "percentile",
+    "show",
+    "show_load",
+    "summary",
+]
 
 Figures: TypeAlias = dict[str, float | int | None]
 """``p50`` and ``p99`` in the result's unit, then everything else that was counted; None if it could not be counted."""
 
+QUIET_LOAD: Final = 1.0
 _CHOSEN: Final = ("p50", "p99")
 
 
@@ -115,6 +129,14 @@ class Outcome:
 def note(text: str) -> None:
     """Print what is being done, for a person who waits."""
     print(text, file=sys.stderr, flush=True)
+
+
+def show_load() -> None:
+    """Print how busy the machine is, and warn if it is too busy for figures that one would compare or publish."""
+    load, cores = os.getloadavg()[0], os.cpu_count()
+    note(f"load of the machine at the start: {load:.2f} on {cores} cores")
+    if load > QUIET_LOAD:
+        note(f"WARNING: above {QUIET_LOAD:g} the figures are those of a busy machine; measure again when it is quiet")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------

@@ -5,6 +5,10 @@ processes record times on the machine's monotonic clock; per period the latency 
 partitions of all processes. Between two periods each process works for a random time (it waits for a timer), so that
 members arrive one after the other. Ours is measured in rounds, and between two rounds, while the workers rest, the harness
 measures the floors with our own store client on the same server: a disturbance of the machine affects both.
+
+Where uvloop is installed, each case is measured on asyncio's loop and on uvloop, in alternating rounds of the same run. So is
+another checkout of the repository, with ``--against``: then "before" is that checkout, and its ratio is the median of the
+rounds' ratios.
 """
 
 from __future__ import annotations
@@ -15,24 +19,30 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from aiokcc import open_store
-from aiokcc.stores import Session
-from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
+from benchmarks.floors import Anchors, anchored
+from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
 from benchmarks.server import Counted, Server, server
-from benchmarks.worker import works
 from benchmarks.worker_pool import WorkerPool, worker_pool
 
 SUMMARY: Final = "from the last partition's arrival to the last task's wake-up, over real processes"
 EXAMPLES: Final = (
     "python -m benchmarks period-latency",
     "python -m benchmarks period-latency --quick --plot latency.svg",
+    "python -m benchmarks period-latency --against ../the-code-before",
     "python -m benchmarks period-latency --url zk://10.0.0.1:2181,10.0.0.2:2181/bench --processes 8 --partitions 32",
 )
 EMPTY: Final = 86_400
 _PERIOD: Final = 60_000
 _SECOND: Final = 1_000
+_MANY: Final = 16
+"""Above this many processes a period takes long, so fewer are measured."""
+_QUIET: Final = 1.3
+"""After this many seconds a group that rests has written its last reports, which must not be counted for another one."""
 
 REMARKS: Final = (
     "write: one conditional write; floor: write, read, write, read; by one client of ours, between the rounds of ours,",
@@ -40,6 +50,7 @@ REMARKS: Final = (
     "polling: a write per member and period; members poll the limit every 10 ms, the leader polls progress every 50 ms.",
     "double-barrier: kazoo's recipe, one member per process; from the last call of enter() to the last return of enter();",
     "    its costs are those of leave() and enter().",
+    "before: the other checkout, on the same loop; the ratio is the median of the rounds' ratios.",
     "writes, requests and answers (with events): as the server counts them; CPU: of all workers, and of the server.",
 )
 
@@ -68,8 +79,22 @@ class Case:
         return {**whole, "empty_periods": self.empty} if self.empty else whole
 
 
-CASES: Final = (Case(1, 1), Case(1, 64), Case(3, 4), Case(16, 64))
+CASES: Final = (Case(1, 1), Case(1, 64), Case(3, 4), Case(16, 1), Case(8, 8), Case(16, 64))
+LARGE: Final = Case(64, 4)
 GAP: Final = Case(3, 4, EMPTY)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to run ours: the event loop, and the checkout of the code before, if it is that one."""
+
+    loop: str
+    before: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The variant in names of nodes."""
+        return "gate" + ("" if self.loop == "asyncio" else f"-{self.loop}") + ("-before" if self.before else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +107,14 @@ class Effort:
     slow: int
     """Periods of the anchors that take tens of milliseconds each."""
     gaps: int
+    given: bool
+    """True if the user chose the number of periods."""
+
+    def total(self, case: Case) -> int:
+        """Return the number of periods for a case."""
+        if case.empty:
+            return self.gaps
+        return self.periods if self.given else self.periods * _MANY // max(_MANY, case.processes)
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Effort:
@@ -89,10 +122,11 @@ class Effort:
         periods = options.periods or (60 if quick else 1000)
         return cls(
             periods=periods,
-            rounds=min(3 if quick else 10, periods),
+            rounds=min(10 if not quick else 5 if options.against else 3, periods),
             warm_up=20 if quick else 500,
             slow=min(periods, 5 if quick else 60),
             gaps=min(periods, 5 if quick else 60),
+            given=options.periods is not None,
         )
 
 
@@ -105,6 +139,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     own.add_argument("--processes", type=_at_least_one, metavar="P", help="processes (default 1)")
     own.add_argument("--partitions", type=_at_least_one, metavar="N", help="partitions in each process (default 1)")
     parser.add_argument("--periods", type=_at_least_one, metavar="K", help="periods per case (default 1000; quick: 60)")
+    loops = [loop for loop in ("asyncio", "uvloop") if loop == "asyncio" or find_spec(loop) is not None]
+    parser.add_argument(
+        "--loop", choices=loops, help="one event loop only (default: asyncio, and uvloop where it is installed)"
+    )
+    parser.set_defaults(loops=loops)
+    parser.add_argument(
+        "--against", type=_checkout, metavar="PATH", help="another checkout, measured in turns with this one"
+    )
 
 
 def _at_least_one(text: str) -> int:
@@ -114,16 +156,27 @@ def _at_least_one(text: str) -> int:
     return number
 
 
+def _checkout(text: str) -> Path:
+    path = Path(text).absolute()
+    if not (path / "aiokcc" / "__init__.py").exists():
+        raise argparse.ArgumentTypeError(f"{text} is no checkout of the repository: it has no package aiokcc")
+    return path
+
+
 async def run(options: argparse.Namespace) -> Outcome:
     """Measure all cases, one after the other."""
     effort = Effort.of(options)
     own = options.processes is not None or options.partitions is not None
-    cases = (Case(options.processes or 1, options.partitions or 1),) if own else (*CASES, GAP)
+    usual = (*CASES, GAP) if options.quick else (*CASES, LARGE, GAP)
+    cases = (Case(options.processes or 1, options.partitions or 1),) if own else usual
+    loops = [options.loop] if options.loop else options.loops
+    checkouts = (None,) if options.against is None else (None, options.against)
+    variants = [Variant(loop, before) for loop in loops for before in checkouts]
     async with server(options.url) as running, anchored(running) as anchors:
         note("warming up the server")
         await anchors.measure(effort.warm_up)
         anchors.forget()
-        results = [await _measure(running, anchors, case, effort) for case in cases]
+        results = [result for case in cases for result in await _measure(running, anchors, case, effort, variants)]
     return Outcome(
         "period-latency",
         "Period latency: last arrival to last wake-up (processes × partitions in each)",
@@ -133,66 +186,31 @@ async def run(options: argparse.Namespace) -> Outcome:
     )
 
 
-async def _measure(running: Server, anchors: Anchors, case: Case, effort: Effort) -> Result:
+async def _measure(
+    running: Server, anchors: Anchors, case: Case, effort: Effort, variants: Sequence[Variant]
+) -> list[Result]:
+    """Return a result for each loop."""
     note(f"{case.label}: ours")
-    ours = await measure_ours(running, anchors, case, effort)
-    figures = {name: summary(values) for name, values in anchors.forget().items()}
+    tallies = await measure_ours(running, anchors, case, effort, variants)
+    figures: dict[str, Figures] = {name: summary(values) for name, values in anchors.forget().items()}
     if not case.empty:
         note(f"{case.label}: polling")
         figures["polling"] = await _polling(running, case, effort)
         if case.processes > 1:
             note(f"{case.label}: double-barrier")
             figures["double-barrier"] = await _barrier(running, case, effort)
-    return Result(case.label, case.to_json(), "ms", ours, figures)
-
-
-# -- the floors --------------------------------------------------------------------------------------------------------
-
-
-class Anchors:
-    """Measures the store alone, with our client."""
-
-    def __init__(self, session: Session, path: str, version: int) -> None:
-        self._session = session
-        self._path = path
-        self._version = version
-        self._samples: dict[str, list[float]] = {"write": [], "floor": []}
-
-    async def measure(self, count: int) -> None:
-        """Measure ``count`` of each, after the same pauses as a process of the group: after a pause it wakes more slowly."""
-        session, path, version = self._session, self._path, self._version
-        pauses = works({"index": 0, "processes": 1}, version)
-        clock = time.monotonic_ns
-        write, floor = self._samples["write"], self._samples["floor"]
-        for _ in range(count):
-            data = str(version).encode()
-            await asyncio.sleep(next(pauses))
-            start = clock()
-            version = await session.set(path, data, version)
-            write.append((clock() - start) / 1e6)
-        for _ in range(count):
-            data = str(version).encode()
-            await asyncio.sleep(next(pauses))
-            start = clock()
-            version = await session.set(path, data, version)
-            await session.get(path)
-            version = await session.set(path, data, version)
-            await session.get(path)
-            floor.append((clock() - start) / 1e6)
-        self._version = version
-
-    def forget(self) -> dict[str, list[float]]:
-        """Return what was measured since the last call, in ms, and forget it."""
-        samples, self._samples = self._samples, {"write": [], "floor": []}
-        return samples
-
-
-@contextlib.asynccontextmanager
-async def anchored(running: Server) -> AsyncIterator[Anchors]:
-    """Open the harness's own session with the server."""
-    async with open_store(running.url("anchor")).session() as session:
-        await session.ensure("node")
-        yield Anchors(session, "node", (await session.get("node")).version)
+    results = []
+    for variant, tally in tallies.items():
+        if variant.before is None:
+            plain = variant.loop == "asyncio"
+            label = case.label if plain else f"{case.label}, {variant.loop}"
+            whole = case.to_json() if plain else {**case.to_json(), "loop": variant.loop}
+            anchored_by, ratios = dict(figures), {}
+            for other, theirs in tallies.items():
+                if other.before is not None and other.loop == variant.loop:
+                    anchored_by["before"], ratios["before"] = theirs.figures(), tally.ratio(theirs)
+            results.append(Result(label, whole, "ms", tally.figures(), anchored_by, ratios))
+    return results
 
 
 # -- groups of processes -----------------------------------------------------------------------------------------------
@@ -203,15 +221,21 @@ class Tally:
     """Latencies and costs over several rounds."""
 
     latencies: list[float] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    """The median of each round."""
+    advances: int | None = None
+    """How often the limit was written, if that was counted."""
     client_cpu: int = 0
     counted: Counted | None = field(default_factory=lambda: Counted(0, 0, 0, 0))
 
     def add(self, answers: Sequence[dict[str, Any]], counted: Counted | None) -> None:
         """Add one round: the times of the workers, and the server's counters meanwhile."""
-        for n in range(len(answers[0]["arrived"])):
-            arrived = max(answer["arrived"][n] for answer in answers)
-            woken = max(answer["woken"][n] for answer in answers)
-            self.latencies.append((woken - arrived) / 1e6)
+        latencies = [
+            (max(answer["woken"][n] for answer in answers) - max(answer["arrived"][n] for answer in answers)) / 1e6
+            for n in range(len(answers[0]["arrived"]))
+        ]
+        self.latencies += latencies
+        self.medians.append(percentile(latencies, 0.5))
         self.client_cpu += sum(answer["cpu"] for answer in answers)
         self.counted = None if self.counted is None or counted is None else self.counted + counted
 
@@ -226,7 +250,12 @@ class Tally:
             "answers_per_period": None if costs is None else costs.sent / periods,
             "client_cpu_ms_per_period": self.client_cpu / 1e6 / periods,
             "server_cpu_ms_per_period": None if costs is None or costs.cpu is None else costs.cpu / 1e6 / periods,
+            **({} if self.advances is None else {"limit_writes_per_period": self.advances / periods}),
         }
+
+    def ratio(self, other: Tally) -> float:
+        """Return the median of the rounds' ratios: both have measured in every round, one after the other."""
+        return percentile([a / b for a, b in zip(self.medians, other.medians, strict=True)], 0.5)
 
 
 class ProcessGroup:
@@ -252,13 +281,15 @@ class ProcessGroup:
 
 
 @contextlib.asynccontextmanager
-async def process_group(running: Server, case: Case, way: str) -> AsyncIterator[ProcessGroup]:
-    """Start the processes of a case, and wait until they have joined and are ready."""
+async def process_group(running: Server, case: Case, variant: Variant | None) -> AsyncIterator[ProcessGroup]:
+    """Start the processes of a case, ours or (None) those that poll, and wait until they have joined and are ready."""
+    name = f"{case.name}-{variant.name if variant else 'polling'}"
     period = _SECOND if case.empty else _PERIOD
     plans = [
         {
-            "way": way,
-            "url": running.url(f"{case.name}-{way}"),
+            "way": "gate" if variant else "polling",
+            "url": running.url(name),
+            "loop": variant.loop if variant else "asyncio",
             "period": period,
             "index": index,
             "processes": case.processes,
@@ -266,33 +297,42 @@ async def process_group(running: Server, case: Case, way: str) -> AsyncIterator[
         }
         for index in range(case.processes)
     ]
-    async with worker_pool(f"{case.name}-{way}", plans) as workers:
+    async with worker_pool(name, plans, checkout=variant.before if variant else None) as workers:
         yield ProcessGroup(running, workers, period, period * (case.empty + 1))
 
 
-async def measure_ours(running: Server, anchors: Anchors, case: Case, effort: Effort) -> Figures:
-    """Measure rounds of ours, and the store alone before, between and after them."""
-    tally = Tally()
-    total = effort.gaps if case.empty else effort.periods
+async def measure_ours(
+    running: Server, anchors: Anchors, case: Case, effort: Effort, variants: Sequence[Variant]
+) -> dict[Variant, Tally]:
+    """Measure all variants in turns, and the store alone before, between and after them."""
+    total = effort.total(case)
     rounds = min(effort.rounds, total)
-    async with (
-        process_group(running, case, "gate") as ours,
-        open_store(running.url(f"{case.name}-gate")).session() as session,
-    ):
-        await ours.round(min(effort.warm_up, total))
-        version = (await session.get("coordinator")).version
+    tallies = {variant: Tally() for variant in variants}
+    async with contextlib.AsyncExitStack() as stack:
+        groups = {v: await stack.enter_async_context(process_group(running, case, v)) for v in variants}
+        stores = {v: open_store(running.url(f"{case.name}-{v.name}")).session() for v in variants}
+        sessions = {v: await stack.enter_async_context(store) for v, store in stores.items()}
+        for group in groups.values():
+            await group.round(min(effort.warm_up, total))
+        versions = {v: (await session.get("coordinator")).version for v, session in sessions.items()}
         for n in range(rounds):
             share = total * (n + 1) // rounds - total * n // rounds
-            await anchors.measure(max(share, 10))
-            await ours.round(share, tally)
+            first = n % len(variants)  # no variant is always the first of a round
+            for variant in (*variants[first:], *variants[:first]):
+                began = time.monotonic()
+                await anchors.measure(max(share // len(variants), 10))
+                if len(variants) > 1:
+                    await asyncio.sleep(began + _QUIET - time.monotonic())
+                await groups[variant].round(share, tallies[variant])
         await anchors.measure(max(total // rounds, 10))
-        moves = (await session.get("coordinator")).version - version
-    return {**tally.figures(), "limit_writes_per_period": moves / total}
+        for variant, session in sessions.items():
+            tallies[variant].advances = (await session.get("coordinator")).version - versions[variant]
+    return tallies
 
 
 async def _polling(running: Server, case: Case, effort: Effort) -> Figures:
     tally = Tally()
-    async with process_group(running, case, "polling") as classic:
+    async with process_group(running, case, None) as classic:
         await classic.round(min(effort.slow, 5))
         await classic.round(effort.slow, tally)
     return tally.figures()
@@ -324,27 +364,38 @@ async def _barrier(running: Server, case: Case, effort: Effort) -> Figures:
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
+LATENCY_GOALS: Final = {
+    (Case(1, 64), "write"): {"asyncio": 1.8, "uvloop": 1.5},
+    (Case(3, 4), "floor"): {"asyncio": 1.25, "uvloop": 1.1},
+    (Case(16, 1), "double-barrier"): {"asyncio": 0.5, "uvloop": 0.4},
+    (Case(16, 64), "floor"): {"asyncio": 5.0, "uvloop": 4.2},
+}
+"""Ours / anchor, on each loop."""
+POLLING_GOALS: Final = (Case(1, 1), Case(1, 64), Case(3, 4), Case(16, 64))
+REQUESTS: Final = 32
+"""Per period, with 16 members."""
+
+
 def goals(results: Sequence[Result]) -> list[Goal]:
     """Return the goals for the cases that were measured."""
     wanted: list[Goal] = []
     for result in results:
         case = Case(result.case["processes"], result.case["partitions"], result.case.get("empty_periods", 0))
+        label, loop = result.label, result.case.get("loop", "asyncio")
         ratios, ours = result.ratios, result.ours
-        if case == Case(1, 64):
-            wanted.append(Goal(f"{case.label}: ours / write", ratios["write"], 1.5))
-        if case == Case(3, 4):
-            wanted.append(Goal(f"{case.label}: ours / floor", ratios["floor"], 1.6))
-        if case == Case(16, 64):
-            wanted.append(Goal(f"{case.label}: ours / floor", ratios["floor"], 4.0))
-        if "polling" in ratios:
-            wanted.append(Goal(f"{case.label}: ours / polling", ratios["polling"], 1 / 20))
-        if "double-barrier" in ratios:
-            wanted.append(Goal(f"{case.label}: ours / double-barrier", ratios["double-barrier"], 1 / 5))
-        writes = ours["writes_per_period"]
+        for (goal_case, anchor), limits in LATENCY_GOALS.items():
+            if case == goal_case and anchor in ratios:
+                wanted.append(Goal(f"{label}: ours / {anchor}", ratios[anchor], limits[loop]))
+        if loop != "asyncio":
+            continue
+        if case in POLLING_GOALS and "polling" in ratios:
+            wanted.append(Goal(f"{label}: ours / polling", ratios["polling"], 1 / 20))
+        writes, requests, moves = (ours[f"{what}_per_period"] for what in ("writes", "requests", "limit_writes"))
         if writes is not None:
-            wanted.append(Goal(f"{case.label}: writes per period", writes, case.processes))
+            wanted.append(Goal(f"{label}: writes per period", writes, case.processes))
+        if requests is not None and case.processes == 16:
+            wanted.append(Goal(f"{label}: requests per period", requests, REQUESTS))
         if case.empty:
-            moves = ours["limit_writes_per_period"]
             assert moves is not None
-            wanted.append(Goal(f"{case.label}: advances for {case.empty:,} empty periods", moves, 1))
+            wanted.append(Goal(f"{label}: advances for {case.empty:,} empty periods", moves, 1))
     return wanted

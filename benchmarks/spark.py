@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 import aiokcc.spark
 from aiokcc.spark.pipeline import BatchStep
 from benchmarks.broker import BASE, Broker, broker, evenly
+from benchmarks.floors import anchored
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
-from benchmarks.period_latency import anchored
 from benchmarks.server import Server, server
 
 if TYPE_CHECKING:

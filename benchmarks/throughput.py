@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from benchmarks.broker import Broker, broker, evenly
+from benchmarks.floors import anchored
 from benchmarks.harness import Figures, Goal, Outcome, Result, note, percentile, summary
-from benchmarks.period_latency import anchored
 from benchmarks.server import Server, server
 from benchmarks.worker_pool import WorkerPool, worker_pool
 

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from array import array
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, Final
 
@@ -44,6 +44,17 @@ _PARTING: Final = 60.0
 
 _clock = time.monotonic_ns
 Wait = Callable[[int], Awaitable[None]]
+
+
+def run(work: Coroutine[Any, Any, None], loop: str) -> None:
+    """Run the work to its end, on the event loop of this name: asyncio or uvloop."""
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    if loop == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work)
 
 
 def _settle(future: asyncio.Future[None]) -> None:
@@ -336,7 +347,7 @@ def main() -> None:
     if way == "barrier":
         barrier(requests)
     else:
-        asyncio.run({"gate": gate, "polling": polling}[way](requests))
+        run({"gate": gate, "polling": polling}[way](requests), requests.plan.get("loop", "asyncio"))
 
 
 if __name__ == "__main__":

@@ -107,13 +107,21 @@ class WorkerPool:
 
 @contextlib.asynccontextmanager
 async def worker_pool(
-    name: str, plans: Iterable[dict[str, Any]], *, timeout: float = 120, module: str = "benchmarks.worker"
+    name: str,
+    plans: Iterable[dict[str, Any]],
+    *,
+    timeout: float = 120,
+    module: str = "benchmarks.worker",
+    checkout: Path | None = None,
 ) -> AsyncIterator[WorkerPool]:
     """Start one process of the module for each plan, and wait until all are ready.
 
-    When the block ends the processes end by themselves; after an error they are killed.
+    ``checkout`` is another checkout of the repository: its package is measured, with the worker of this one, which then may
+    import no other module of the benchmarks. When the block ends the processes end by themselves; after an error they are
+    killed.
     """
-    path = os.pathsep.join(filter(None, [str(_HOME), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(checkout or _HOME), os.environ.get("PYTHONPATH")]))
+    program = ["-m", module] if checkout is None else ["-P", str(_HOME.joinpath(*module.split(".")).with_suffix(".py"))]
     workers: list[_Worker] = []
     try:
         for number, plan in enumerate(plans):
@@ -121,8 +129,7 @@ async def worker_pool(
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
-                    "-m",
-                    module,
+                    *program,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     stderr=errors,

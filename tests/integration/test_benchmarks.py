@@ -62,7 +62,7 @@ def check_form(found: dict[str, Any], name: str) -> None:
 @pytest.mark.timeout(300)
 async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
     table, picture = tmp_path / "latency.json", tmp_path / "latency.svg"
-    arguments = ("--quick", "--periods", "4", "--url", zookeeper.url("benchmarks"))
+    arguments = ("--quick", "--periods", "4", "--loop", "asyncio", "--url", zookeeper.url("benchmarks"))
     code, _, errors = await benchmark("period-latency", *arguments, "--json", str(table), "--plot", str(picture))
     assert code == 0, errors
     found = json.loads(table.read_text())
@@ -72,6 +72,8 @@ async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: lo
         {"processes": 1, "partitions": 1},
         {"processes": 1, "partitions": 64},
         {"processes": 3, "partitions": 4},
+        {"processes": 16, "partitions": 1},
+        {"processes": 8, "partitions": 8},
         {"processes": 16, "partitions": 64},
         {"processes": 3, "partitions": 4, "empty_periods": 86_400},
     ]
@@ -79,8 +81,7 @@ async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: lo
     assert [set(result["anchors"]) for result in results] == [
         floors | {"polling"},
         floors | {"polling"},
-        floors | {"polling", "double-barrier"},
-        floors | {"polling", "double-barrier"},
+        *[floors | {"polling", "double-barrier"}] * 4,
         floors,
     ]
     for result in results:
@@ -92,7 +93,14 @@ async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: lo
         assert ours["client_cpu_ms_per_period"] > 0
         for name, ratio in result["ratios"].items():
             assert ratio == pytest.approx(ours["p50"] / result["anchors"][name]["p50"])
-    assert "86,400 empty" in errors
+    for goal in (
+        "86,400 empty",
+        "16 × 1: ours / double-barrier",
+        "16 × 64: ours / floor",
+        "16 × 1: requests per period",
+    ):
+        assert goal in errors
+    assert "load of the machine" in errors
     assert picture.read_text().lstrip().startswith("<?xml")
     async with open_store(zookeeper.url("benchmarks")).session() as session:
         assert await session.children("") == ()  # nothing is left on a server that is not ours
@@ -100,14 +108,35 @@ async def test_period_latency_measures_every_case_and_every_anchor(zookeeper: lo
 
 async def test_a_case_of_ones_own_on_a_server_that_is_started() -> None:
     code, out, errors = await benchmark(
-        "period-latency", "--quick", "--processes", "2", "--partitions", "3", "--periods", "3", "--json", "-"
+        "period-latency", "--quick", "--processes", "2", "--partitions", "3", "--periods", "2", "--json", "-"
     )
     assert code == 0, errors
     found = json.loads(out)
     check_form(found, "period-latency")
+    case = {"processes": 2, "partitions": 3}
+    on_uvloop = [{**case, "loop": "uvloop"}] if find_spec("uvloop") is not None else []
+    assert [result["case"] for result in found["results"]] == [case, *on_uvloop]
+    assert all(result["ours"]["server_cpu_ms_per_period"] > 0 for result in found["results"])
+
+
+async def test_another_checkout_is_measured_in_turns_with_this_one(zk_root: str, tmp_path: Path) -> None:
+    other = tmp_path / "before"
+    other.mkdir()
+    (other / "aiokcc").symlink_to(HOME / "aiokcc")
+    own = ("--processes", "2", "--periods", "2", "--loop", "asyncio", "--url", zk_root, "--json", "-")
+    code, out, errors = await benchmark("period-latency", "--quick", *own, "--against", str(other))
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "period-latency")
     (result,) = found["results"]
-    assert result["case"] == {"processes": 2, "partitions": 3}
-    assert result["ours"]["server_cpu_ms_per_period"] > 0
+    assert result["anchors"]["before"]["samples"] == result["ours"]["samples"] == 2
+    assert 0.1 < result["ratios"]["before"] < 10  # the code is the same
+
+
+def test_a_path_that_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["period-latency", "--against", str(tmp_path)])
+    assert "has no package aiokcc" in capsys.readouterr().err
 
 
 async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
