@@ -9,7 +9,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiokcc import AiokccError
-from benchmarks import assignment, gate, harness, period_latency, rebalance, resume, skew, spark, throughput, timers
+from benchmarks import (
+    assignment,
+    gate,
+    harness,
+    members,
+    period_latency,
+    rebalance,
+    resume,
+    skew,
+    spark,
+    throughput,
+    timers,
+)
 
 __all__ = ["main"]
 
@@ -25,6 +37,7 @@ class Benchmark(Protocol):
 
 BENCHMARKS: dict[str, Benchmark] = {
     "period-latency": period_latency,  # type: ignore[dict-item]
+    "members": members,  # type: ignore[dict-item]
     "gate": gate,  # type: ignore[dict-item]
     "throughput": throughput,  # type: ignore[dict-item]
     "skew": skew,  # type: ignore[dict-item]

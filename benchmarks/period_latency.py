@@ -136,27 +136,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", help="measure this ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
     own = parser.add_argument_group("a case of your own, instead of the usual ones")
-    own.add_argument("--processes", type=_at_least_one, metavar="P", help="processes (default 1)")
-    own.add_argument("--partitions", type=_at_least_one, metavar="N", help="partitions in each process (default 1)")
-    parser.add_argument("--periods", type=_at_least_one, metavar="K", help="periods per case (default 1000; quick: 60)")
-    loops = [loop for loop in ("asyncio", "uvloop") if loop == "asyncio" or find_spec(loop) is not None]
+    own.add_argument("--processes", type=at_least_one, metavar="P", help="processes (default 1)")
+    own.add_argument("--partitions", type=at_least_one, metavar="N", help="partitions in each process (default 1)")
+    parser.add_argument("--periods", type=at_least_one, metavar="K", help="periods per case (default 1000; quick: 60)")
     parser.add_argument(
-        "--loop", choices=loops, help="one event loop only (default: asyncio, and uvloop where it is installed)"
+        "--loop",
+        choices=installed_loops(),
+        help="one event loop only (default: asyncio, and uvloop where it is installed)",
     )
-    parser.set_defaults(loops=loops)
     parser.add_argument(
-        "--against", type=_checkout, metavar="PATH", help="another checkout, measured in turns with this one"
+        "--against", type=checkout, metavar="PATH", help="another checkout, measured in turns with this one"
     )
 
 
-def _at_least_one(text: str) -> int:
+def installed_loops() -> list[str]:
+    """Return the event loops that can be measured."""
+    return ["asyncio", "uvloop"] if find_spec("uvloop") is not None else ["asyncio"]
+
+
+def at_least_one(text: str) -> int:
+    """Return a whole number from 1 up. Raises ArgumentTypeError for anything else."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 up")
     return number
 
 
-def _checkout(text: str) -> Path:
+def checkout(text: str) -> Path:
+    """Return the path of another checkout. Raises ArgumentTypeError for another directory."""
     path = Path(text).absolute()
     if not (path / "aiokcc" / "__init__.py").exists():
         raise argparse.ArgumentTypeError(f"{text} is no checkout of the repository: it has no package aiokcc")
@@ -169,7 +176,7 @@ async def run(options: argparse.Namespace) -> Outcome:
     own = options.processes is not None or options.partitions is not None
     usual = (*CASES, GAP) if options.quick else (*CASES, LARGE, GAP)
     cases = (Case(options.processes or 1, options.partitions or 1),) if own else usual
-    loops = [options.loop] if options.loop else options.loops
+    loops = [options.loop] if options.loop else installed_loops()
     checkouts = (None,) if options.against is None else (None, options.against)
     variants = [Variant(loop, before) for loop in loops for before in checkouts]
     async with server(options.url) as running, anchored(running) as anchors:

@@ -1,4 +1,4 @@
-"""A worker process of the period-latency benchmark: one member of the group, in one of three ways.
+"""A worker process of the benchmarks period-latency and members: a member of the group in one of three ways, or many members.
 
 The first line on standard input is the plan; each further line is the request for a round. In a round every partition has
 one record per period, and records when it arrived and when it was woken, in memory that was allocated before. Between two
@@ -8,6 +8,7 @@ the latest of both over this worker's partitions, in nanoseconds of the monotoni
 share.
 
 ``gate``      aiokcc: each partition is a task that awaits ``gate.wait_until(ts)``.
+``members``   the same with many members in this process, each with a session of its own; no work between two records.
 ``polling``   the classic way: a member writes its progress when its last partition has arrived and polls the limit every
               10 ms; the leader polls everybody's progress every 50 ms and writes the limit.
 ``barrier``   kazoo's DoubleBarrier, one member per process: leave the last one, enter the next one; ``enter`` is what is
@@ -18,6 +19,7 @@ share.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -28,7 +30,6 @@ import threading
 import time
 from array import array
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import suppress
 from typing import Any, Final
 
 import aiokcc
@@ -39,6 +40,9 @@ LEADER_POLL: Final = 0.050
 FOLLOWER_POLL: Final = 0.010
 WORK: Final = 0.002
 """The most seconds of work per record and process; the average is half of it."""
+_JOINING: Final = 16
+"""How many members of a process join at a time."""
+_LONG_SESSION: Final = 40.0
 _PARTING: Final = 60.0
 """Seconds within which a worker ends by itself after the last request."""
 
@@ -93,7 +97,7 @@ class Requests:
             arrived = loop.create_future()
 
             self._arrived = functools.partial(loop.call_soon_threadsafe, _settle, arrived)
-            with suppress(queue.Empty):
+            with contextlib.suppress(queue.Empty):
                 return self._lines.get_nowait()
             await arrived
 
@@ -114,9 +118,9 @@ def works(plan: dict[str, Any], seed: int) -> Iterator[float]:
 class Round:
     """The times of one round. ``stamps`` are the records' timestamps, the same for all partitions."""
 
-    def __init__(self, request: dict[str, Any], plan: dict[str, Any]) -> None:
-        count, partitions = request["periods"], plan["partitions"]
-        self._work = works(plan, request["first"])
+    def __init__(self, request: dict[str, Any], plan: dict[str, Any], partitions: int) -> None:
+        count = request["periods"]
+        self._work = None if plan["way"] == "members" else works(plan, request["first"])
         self._working: dict[int, asyncio.Future[None]] = {}
         self.stamps = [request["first"] + n * request["step"] for n in range(count)]
         self._arrived = [array("q", bytes(8 * count)) for _ in range(partitions)]
@@ -127,18 +131,19 @@ class Round:
         """Pass the records of one partition, one per period."""
         arrived, woken = self._arrived[number], self._woken[number]
         for n, ts in enumerate(self.stamps):
-            await self._at_work(n)
+            if self._work is not None:
+                await self._at_work(n, self._work)
             arrived[n] = _clock()
             await wait_until(ts)
             woken[n] = _clock()
 
-    def _at_work(self, n: int) -> asyncio.Future[None]:
+    def _at_work(self, n: int, works: Iterator[float]) -> asyncio.Future[None]:
         """One timer for all partitions of the process: the work ends for all of them at the same moment."""
         work = self._working.get(n)
         if work is None:
             loop = asyncio.get_running_loop()
             work = self._working[n] = loop.create_future()
-            loop.call_later(next(self._work), _settle, work)
+            loop.call_later(next(works), _settle, work)
             self._working.pop(n - 2, None)
         return work
 
@@ -167,7 +172,7 @@ class Rounds:
         await self._ended.wait()
         self._requests.answer(ready=True)
         while (request := await self._requests.wait()) is not None:
-            this = Round(request, self._requests.plan)
+            this = Round(request, self._requests.plan, self._partitions)
             begin, self._next = self._next, loop.create_future()
             self._left = self._partitions
             self._ended.clear()
@@ -215,6 +220,37 @@ async def gate(requests: Requests) -> None:
             for number in range(count):
                 tasks.create_task(run(number))
             await rounds.drive()
+
+
+async def members(requests: Requests) -> None:
+    plan = requests.plan
+    count, mine = plan["partitions"], plan["members"]
+    rounds = Rounds(requests, len(mine) * count)
+    joining = asyncio.Semaphore(_JOINING)
+
+    async def member(place: int, index: int) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            async with joining:
+                context = aiokcc.connect(
+                    plan["url"],
+                    topics={TOPIC: plan["total"] * count},
+                    start=0,
+                    period=plan["period"],
+                    member=f"member-{index}",
+                    session_timeout=_LONG_SESSION,
+                )
+                group = await stack.enter_async_context(context)
+                gates = [await stack.enter_async_context(group.gate(TOPIC, index * count + n)) for n in range(count)]
+            async with asyncio.TaskGroup() as tasks:
+                for n, gate in enumerate(gates):
+                    tasks.create_task(rounds.take(place * count + n, gate.wait_until))
+            for gate in gates:
+                gate.finish()
+
+    async with asyncio.TaskGroup() as tasks:
+        for place, index in enumerate(mine):
+            tasks.create_task(member(place, index))
+        await rounds.drive()
 
 
 # -- the classic way ---------------------------------------------------------------------------------------------------
@@ -347,7 +383,7 @@ def main() -> None:
     if way == "barrier":
         barrier(requests)
     else:
-        run({"gate": gate, "polling": polling}[way](requests), requests.plan.get("loop", "asyncio"))
+        run({"gate": gate, "members": members, "polling": polling}[way](requests), requests.plan.get("loop", "asyncio"))
 
 
 if __name__ == "__main__":

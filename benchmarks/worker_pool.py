@@ -113,12 +113,13 @@ async def worker_pool(
     timeout: float = 120,
     module: str = "benchmarks.worker",
     checkout: Path | None = None,
+    first_alone: bool = False,
 ) -> AsyncIterator[WorkerPool]:
     """Start one process of the module for each plan, and wait until all are ready.
 
     ``checkout`` is another checkout of the repository: its package is measured, with the worker of this one, which then may
-    import no other module of the benchmarks. When the block ends the processes end by themselves; after an error they are
-    killed.
+    import no other module of the benchmarks. ``first_alone``: the first worker is ready before the others start. When the
+    block ends the processes end by themselves; after an error they are killed.
     """
     path = os.pathsep.join(filter(None, [str(checkout or _HOME), os.environ.get("PYTHONPATH")]))
     program = ["-m", module] if checkout is None else ["-P", str(_HOME.joinpath(*module.split(".")).with_suffix(".py"))]
@@ -142,8 +143,10 @@ async def worker_pool(
                 raise
             workers.append(_Worker(f"{name}/{number}", process, errors))
             workers[-1].send(plan)
+            if first_alone and number == 0:
+                await workers[0].receive(timeout)
+        await WorkerPool(workers[1:] if first_alone else workers, timeout).answers()
         pool = WorkerPool(workers, timeout)
-        await pool.answers()
         yield pool
         await pool.close()
     finally:

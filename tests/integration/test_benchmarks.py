@@ -139,6 +139,31 @@ def test_a_path_that_is_no_checkout_is_refused(tmp_path: Path, capsys: pytest.Ca
     assert "has no package aiokcc" in capsys.readouterr().err
 
 
+async def test_members_are_measured_by_their_number_and_a_wrong_number_is_refused(
+    zk_root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "members.svg"
+    arguments = ("--quick", "--members", "2,9", "--url", zk_root, "--json", "-", "--plot", str(picture))
+    code, out, errors = await benchmark("members", *arguments)
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "members")
+    assert [(result["unit"], result["case"]["members"]) for result in found["results"]] == [
+        ("ms", 2),
+        ("ms", 9),
+        ("ms CPU", 2),
+        ("ms CPU", 9),
+    ]
+    few, many = (result["ours"]["requests_per_period"] for result in found["results"][:2])
+    assert few < many
+    assert "clients" in found["results"][-1]["anchors"]
+    assert "leader's CPU" in errors  # the bars
+    assert picture.read_text().lstrip().startswith("<?xml")
+    with pytest.raises(SystemExit):
+        main(["members", "--members", "16,1"])
+    assert "whole numbers from 2 up" in capsys.readouterr().err
+
+
 async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
     code, out, errors = await benchmark("gate", "--quick", "--rounds", "3", "--url", zk_root, "--json", "-")
     assert code == 0, errors
