@@ -89,7 +89,8 @@ def integration(session: nox.Session) -> None:
 @nox.session
 def uvloop(session: nox.Session) -> None:
     """What touches the event loop, on uvloop; with folders after ``--``, all tests of these folders."""
-    chosen = ["tests/unit/stores", "tests/unit/kafka", "tests/unit/test_faults.py", "tests/integration/test_gate.py"]
+    on_services = ["tests/integration/test_gate.py", "tests/integration/kafka/test_replay.py"]
+    chosen = ["tests/unit/stores", "tests/unit/cli", "tests/unit/test_faults.py", *on_services]
     # On uvloop a signal does not interrupt a test that hangs: a thread ends the process and shows where it stood.
     options = ["--loop", "uvloop", "-o", "timeout_method=thread"]
     run(session, services(session), "-m", "pytest", *TWO_AT_A_TIME, *options, *(session.posargs or chosen))

@@ -15,7 +15,7 @@ from tests.virtual import VirtualLoop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]] | None:
-    """Gives the tests of the runtime and of the Kafka layer a loop on virtual time; the others have that of tests/conftest.py."""
+    """Gives the tests of the runtime and of the Kafka layer a loop on virtual time; see tests/conftest.py for the others."""
     return {"virtual": VirtualLoop} if item.path.parent.name in {"runtime", "kafka"} else None
 
 
