@@ -19,6 +19,8 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 
+from aiokcc.exception_groups import main_error
+
 __all__ = ["Background"]
 
 
@@ -79,7 +81,7 @@ class Background:
         cancelled = await self._end()
         failure = None if self._host.cancelled() else self._host.exception()
         if self._interrupted and failure is not None and (error is None or isinstance(error, asyncio.CancelledError)):
-            raise _first(failure) from None
+            raise main_error(failure) from None
         if error is None and cancelled is not None:
             raise cancelled
 
@@ -96,10 +98,3 @@ class Background:
                 except asyncio.CancelledError as error:
                     cancelled = error
         return cancelled
-
-
-def _first(error: BaseException) -> BaseException:
-    """Returns the first error of a group, as a plain call would raise it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error

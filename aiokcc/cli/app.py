@@ -24,6 +24,7 @@ from aiokcc.errors import (
     StoreUnreachableError,
     UsageError,
 )
+from aiokcc.exception_groups import main_error
 
 __all__ = ["main"]
 
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _Terminated:
         return TERMINATED
     except Exception as error:  # noqa: BLE001 - every error becomes a message
-        cause = _main_error(error)
+        cause = main_error(error, lambda each: isinstance(each, AiokccError))
         if isinstance(cause, BrokenPipeError):  # the reader is gone, as in `aiokcc status | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
@@ -139,13 +140,6 @@ async def _until_terminated(work: Awaitable[int]) -> int:
         if asked:
             raise _Terminated from None
         raise
-
-
-def _main_error(error: BaseException) -> BaseException:
-    """Return the first AiokccError of an exception group, or its first error; any other error as it is."""
-    while isinstance(error, BaseExceptionGroup):
-        error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
-    return error
 
 
 def _print_error(error: BaseException) -> None:

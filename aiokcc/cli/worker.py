@@ -30,6 +30,7 @@ from aiokcc.cli.functions import describe_location, load_function
 from aiokcc.cli.loops import run_on
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
+from aiokcc.exception_groups import main_error
 
 __all__ = ["main"]
 
@@ -296,8 +297,7 @@ def _status(status: aiokcc.Status) -> dict[str, Any]:
 
 
 def _send_failure(reports: ReportWriter, error: BaseException, functions: Sequence[str]) -> None:
-    while isinstance(error, BaseExceptionGroup):
-        error = next((e for e in error.exceptions if isinstance(e, AiokccError)), error.exceptions[0])
+    error = main_error(error, lambda each: isinstance(each, AiokccError))
     if isinstance(error, AiokccError):
         raised = error.__cause__ if isinstance(error, HandlerError) else None
         where = "" if raised is None else describe_location(raised, *functions)

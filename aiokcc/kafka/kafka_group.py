@@ -16,7 +16,8 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
-from aiokcc.kafka.partition_tasks import PartitionTasks, unwrapped
+from aiokcc.exception_groups import unwrapped
+from aiokcc.kafka.partition_tasks import PartitionTasks
 
 if TYPE_CHECKING:
     from aiokcc.kafka.settings import ReplaySettings

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -25,13 +24,12 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import PartitionRevoked, RunEnded
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.runtime.assignment_follower import follow_assignment
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.offset_committer import Committer
     from aiokcc.kafka.settings import ReplaySettings
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
     from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
 
-__all__ = ["PartitionTasks", "commit_after_release", "run_fixed", "run_managed", "unwrapped"]
+__all__ = ["PartitionTasks", "commit_after_release", "run_fixed", "run_managed"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -295,17 +293,3 @@ async def commit_after_release(
             before = now
             committer.note(now)
         await anyio.sleep(_COMMIT_SECONDS)  # time is the event: no period closes that would call for a commit
-
-
-@asynccontextmanager
-async def unwrapped() -> AsyncIterator[anyio.abc.TaskGroup]:
-    """Open a task group that raises its first error itself, and not inside an exception group."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-    except BaseExceptionGroup as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            real = (e for e in error.exceptions if not isinstance(e, asyncio.CancelledError))
-            error = next(real, error.exceptions[0])
-        raise error from error.__cause__

@@ -21,6 +21,7 @@ from aiokcc.core.periods import format_time
 from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, UsageError
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.handoff import Handoff
@@ -32,7 +33,6 @@ from aiokcc.kafka.partition_tasks import (
     commit_after_release,
     run_fixed,
     run_managed,
-    unwrapped,
 )
 from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
 from aiokcc.kafka.summary import Period, Summary

@@ -20,7 +20,7 @@ import anyio
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
-from aiokcc.kafka.partition_tasks import unwrapped
+from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.signal import Signal
 

@@ -33,6 +33,7 @@ from aiokcc.errors import (
     RunEnded,
     SessionLostError,
 )
+from aiokcc.exception_groups import main_error
 from aiokcc.runtime.agreement import find_run, has_changed
 from aiokcc.runtime.assignment_follower import AssignmentFollower
 from aiokcc.runtime.election import campaign
@@ -190,7 +191,7 @@ class MemberSession:
         """Takes part until the session is lost (SessionLostError) or it is cancelled."""
         self.ownership.claim_needed.set()
         self.limit_moved()  # it is new to us: start the timers of the first period
-        errors: list[Exception] = []
+        failure: BaseException | None = None
         try:
             async with anyio.create_task_group() as tasks:
                 self.tasks = tasks
@@ -204,17 +205,16 @@ class MemberSession:
                     tasks.start_soon(task)
                 if self.assignment_follower is not None:
                     tasks.start_soon(self.assignment_follower.follow)
-        except ExceptionGroup as group:
-            errors = list(_leaves(group))
+        except ExceptionGroup as group:  # an error that says more than the end of the session has priority
+            failure = main_error(group, lambda error: not isinstance(error, (SessionLostError, OutcomeUnknownError)))
         finally:
             for timer in (self._late_timer, self._linger_timer):
                 if timer is not None:
                     timer.cancel()
             self._standstill.end()
             self.ownership.end()
-        if errors:
-            over = (SessionLostError, OutcomeUnknownError)
-            raise next((error for error in errors if not isinstance(error, over)), errors[0])
+        if failure is not None:
+            raise failure
 
     async def _await_session_loss(self) -> None:
         await self.session.until(SessionState.LOST)
@@ -369,13 +369,3 @@ class MemberSession:
                     self._watch.add(paths.COORDINATOR)
                     self.report_needed.set()
                 log.info("%s no longer leads", self.name)
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[Exception]:
-    result: list[Exception] = []
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            result += _leaves(error)
-        elif isinstance(error, Exception):
-            result.append(error)
-    return result

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, TypeVar
 
-import anyio
-
 from aiokcc.core import paths
 from aiokcc.core.leader import blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
@@ -18,6 +16,7 @@ from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
+from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import has_changed
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import list_candidates
@@ -284,12 +283,11 @@ async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str
     async def one(name: str) -> None:
         result[name] = await read(name)
 
-    try:
-        async with anyio.create_task_group() as tasks:
-            for name in names:
-                tasks.start_soon(one, name)
-    except ExceptionGroup as group:  # usually all of one kind: the store is unreachable, or denies access
-        raise group.exceptions[0] from None
+    async with (
+        unwrapped() as tasks
+    ):  # several errors are usually of one kind: the store is unreachable, or denies access
+        for name in names:
+            tasks.start_soon(one, name)
     return {name: result[name] for name in names}
 
 

@@ -31,6 +31,7 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
+from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
 from aiokcc.runtime.listener import Listener
@@ -295,10 +296,7 @@ async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partit
     async def one(partition: Partition, path: str) -> None:
         result[partition] = await session.find(path)
 
-    try:
-        async with anyio.create_task_group() as tasks:
-            for partition, path in wanted.items():
-                tasks.start_soon(one, partition, path)
-    except ExceptionGroup as group:  # all have one cause: the session is lost, or has no permission
-        raise group.exceptions[0] from None
+    async with unwrapped() as tasks:  # if several fail, then for one cause: the session is lost, or has no permission
+        for partition, path in wanted.items():
+            tasks.start_soon(one, partition, path)
     return {p: result[p] for p in wanted}

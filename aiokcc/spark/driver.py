@@ -29,8 +29,8 @@ from aiokcc.errors import (
     SessionLostError,
     UsageError,
 )
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.partition_tasks import unwrapped
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.group import Group, join

@@ -18,8 +18,8 @@ from aiokafka import TopicPartition
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.partition_tasks import unwrapped
 
 __all__ = ["Finder", "Found"]
 

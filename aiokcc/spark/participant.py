@@ -27,7 +27,7 @@ from aiokcc.errors import (
     SessionLostError,
     StoreUnreachableError,
 )
-from aiokcc.kafka.partition_tasks import unwrapped
+from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.group import Group
 from aiokcc.runtime.member import NoSession

@@ -27,7 +27,7 @@ from aiokcc.core.masking import mask_text
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
-from aiokcc.kafka.partition_tasks import unwrapped
+from aiokcc.exception_groups import unwrapped
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint

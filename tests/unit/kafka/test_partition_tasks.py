@@ -13,11 +13,12 @@ import pytest
 import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
-from aiokcc.kafka.partition_tasks import PartitionTasks, commit_after_release, run_fixed, unwrapped
+from aiokcc.kafka.partition_tasks import PartitionTasks, commit_after_release, run_fixed
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.summary import Summary
 from tests.unit.world import PERIOD, World

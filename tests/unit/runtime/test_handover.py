@@ -17,11 +17,12 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
+from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
-from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed, unwrapped
+from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed
 from aiokcc.kafka.replay import _Steps
 from aiokcc.kafka.settings import ReplaySettings
 from aiokcc.kafka.summary import Summary
