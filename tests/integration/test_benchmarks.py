@@ -164,12 +164,15 @@ async def test_members_are_measured_by_their_number_and_a_wrong_number_is_refuse
     assert "whole numbers from 2 up" in capsys.readouterr().err
 
 
-async def test_gate_measures_both_ways_of_asking(zk_root: str) -> None:
+async def test_gate_measures_all_ways_of_asking(zk_root: str) -> None:
     code, out, errors = await benchmark("gate", "--quick", "--rounds", "3", "--url", zk_root, "--json", "-")
     assert code == 0, errors
     found = json.loads(out)
     check_form(found, "gate")
-    assert [result["case"] for result in found["results"]] == [{"call": "wait_until"}, {"call": "is_open"}]
+    assert [result["case"] for result in found["results"]] == [
+        {"call": call} for call in ("wait_until", "is_open", "is_open, then wait_until")
+    ]
+    assert "is_open, then wait_until / empty coroutine" in errors
     assert all("empty-coroutine" in result["ratios"] for result in found["results"])
 
 
