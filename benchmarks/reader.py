@@ -6,11 +6,12 @@ nanoseconds of the monotonic clock, which all processes of a machine share; how 
 and the peak memory of this process.
 
 ``replay`` aiokcc, ``await replay.run(handle)``: from the call of ``run``, which makes and connects its consumer and claims
-the locks. ``async-for`` and ``getmany`` plain aiokafka, from the making of the consumer: record by record through the
-consumer's iterator, or whole lists and a bare loop over their records. ``ungated`` is aiokcc's loop without the gate:
-lists from ``getmany``, and a handler awaited for each record. ``quix`` Quix Streams' ``concat`` of two topics, which
-hands on records in the order of their timestamps within each partition number: from its first record, so that its
-start is not counted.
+the locks. ``batches`` is ``await replay.run_batches(handle)``, with a bare loop over each list. ``async-for`` and
+``getmany`` plain aiokafka, from the making of the consumer: record by record through the consumer's iterator, or whole
+lists and a bare loop over their records. ``ungated`` is aiokcc's loop without the gate: lists from ``getmany``, and a
+handler awaited for each record. ``confluent`` confluent-kafka's ``consume``, from the making of the consumer, with a bare
+loop as well. ``quix`` Quix Streams' ``concat`` of two topics, which hands on records in the order of their timestamps
+within each partition number: from its first record, so that its start is not counted.
 
 ``resumed-replay`` and ``resumed-group`` may be killed and started again: aiokcc, and a plain aiokafka consumer group that
 commits by itself. The progress of each partition is in a file that survives the process.
@@ -66,7 +67,15 @@ class Counting:
             if total == wanted:
                 self.ended = _clock()
 
+        async def handle_list(records: list[Any]) -> None:
+            nonlocal total
+            for _ in records:
+                total += 1
+            if total == wanted:
+                self.ended = _clock()
+
         self.handle = handle
+        self.handle_list = handle_list
 
 
 @contextlib.asynccontextmanager
@@ -84,7 +93,10 @@ async def replay(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator
 
         async def read() -> Times:
             began = _clock()
-            done = await replaying.run(counting.handle)
+            if plan["way"] == "batches":
+                done = await replaying.run_batches(counting.handle_list)
+            else:
+                done = await replaying.run(counting.handle)
             assert done.records == plan["records"], done
             return began, counting.ended
 
@@ -153,6 +165,44 @@ async def ungated(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterato
                     for record in records:
                         await handle(record)
             return began, counting.ended
+
+    yield read
+
+
+# -- confluent-kafka ---------------------------------------------------------------------------------------------------
+
+TUNED = {
+    "queued.min.messages": 1_000_000,
+    "queued.max.messages.kbytes": 1_000_000,
+    "max.partition.fetch.bytes": 16 * 1024 * 1024,
+    "fetch.max.bytes": 64 * 1024 * 1024,
+    "fetch.wait.max.ms": 50,
+    "fetch.queue.backoff.ms": 10,  # by default librdkafka waits a whole second
+    "socket.nagle.disable": True,
+}
+"""librdkafka reads far ahead in its own threads, in large requests."""
+
+
+@contextlib.asynccontextmanager
+async def confluent(plan: dict[str, Any], request: dict[str, Any]) -> AsyncIterator[Reading]:
+    import confluent_kafka
+
+    wanted = plan["records"]
+
+    async def read() -> Times:  # it blocks: nothing else runs in this process
+        began, total = _clock(), 0
+        group = {"bootstrap.servers": plan["bootstrap"], "group.id": f"bench-{uuid.uuid4().hex}"}
+        consumer = confluent_kafka.Consumer({**group, "enable.auto.commit": False, **TUNED})
+        try:
+            consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for topic, number in plan["partitions"]])
+            while total < wanted:
+                for message in consumer.consume(1000, timeout=30):
+                    if message.error() is not None:
+                        raise RuntimeError(f"confluent-kafka: {message.error()}")
+                    total += 1
+            return began, _clock()
+        finally:
+            consumer.close()
 
     yield read
 
@@ -276,7 +326,15 @@ async def resumed_group(requests: Requests) -> None:
 
 # ----------------------------------------------------------------------------------------------------------------------
 
-WAYS = {"replay": replay, "async-for": async_for, "getmany": getmany, "ungated": ungated, "quix": quix}
+WAYS = {
+    "replay": replay,
+    "batches": replay,
+    "async-for": async_for,
+    "getmany": getmany,
+    "ungated": ungated,
+    "confluent": confluent,
+    "quix": quix,
+}
 RESUMED = {"resumed-replay": resumed_replay, "resumed-group": resumed_group}
 
 

@@ -227,13 +227,16 @@ async def test_reading_kafka_is_measured_in_every_way(
     throughput, skew, resume = await asyncio.gather(
         quick("throughput", *url, "--plot", str(tmp_path / "throughput.svg")), quick("skew"), quick("resume", *url)
     )
-    assert [result["unit"] for result in throughput] == ["records/s"] * 5 + ["× real time", "periods/s"]
+    assert [result["unit"] for result in throughput] == ["records/s"] * 7 + ["× real time", "periods/s"]
     plain = {"async-for", "getmany", "getmany-best", "ungated"}
+    plain |= {"confluent"} if find_spec("confluent_kafka") is not None else set()
     quix = {"quix-concat"} if find_spec("quixstreams") is not None else set()
     assert [set(result["anchors"]) for result in throughput] == [
         plain | quix,
         plain | quix | {"memory"},
         plain | quix | {"memory"},
+        plain | quix,
+        plain | quix,
         {"ungated"},
         {"ungated"},
         {"write"},
