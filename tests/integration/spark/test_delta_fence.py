@@ -133,10 +133,10 @@ class TestNoTableYet:
             def run(sink: DeltaSink, barrier: threading.Barrier = barrier) -> str | None:
                 barrier.wait()
                 try:
-                    do(sink, batch(0), sink._where)
+                    do(sink, batch(0), sink._table.where)
                 except PipelineMismatchError:
                     return None
-                return sink._where
+                return sink._table.where
 
             with ThreadPoolExecutor(len(drivers)) as threads:
                 winners = [where for where in threads.map(run, drivers) if where is not None]
@@ -151,11 +151,10 @@ def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> Non
     do(one, batch(0), "one")
     two = DeltaSink(tmp_path)
     two.identify("b" * 32, "zk://host/b")
-    two._name("revenue")
-    two._attempt, two._table = 1, two._load()
-    assert not two._is_ours(batch(0))
-    assert one._is_ours(batch(0))
-    assert not one._is_ours(batch(0, first=1000))
+    two._table.open("revenue", 1)
+    assert not two._table.was_added_by_us(batch(0))
+    assert one._table.was_added_by_us(batch(0))
+    assert not one._table.was_added_by_us(batch(0, first=1000))
 
 
 class TestResultsThatAreGone:
@@ -230,7 +229,7 @@ def test_credentials_in_the_address_are_shown_nowhere(monkeypatch: pytest.Monkey
     with pytest.raises(UsageError) as refused:
         ParquetSink(place)
     said.append(str(refused.value))
-    monkeypatch.setattr(sink, "_load", lambda: None)
+    monkeypatch.setattr(sink._table, "_load", lambda: None)
     with pytest.raises(PipelineMismatchError) as missed:
         sink.check_published("revenue", 0)
     said.append(str(missed.value))

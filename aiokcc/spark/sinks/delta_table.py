@@ -1,0 +1,340 @@
+"""A Delta table as one driver of a pipeline sees it: the numbers in its commits, which fence drivers and identify results.
+
+Every commit carries some of Delta's *application transactions*:
+
+=============================  ==========================================================================
+``aiokcc/<pipeline>``          the number of the last published batch: a batch that is there is not added again
+``aiokcc/<pipeline>/attempt``  the number of the driver at work
+``aiokcc/<pipeline>/run``      the run that the results belong to, as a number
+``aiokcc/<pipeline>/batch``    a digest of the last published batch: its periods, and the offsets they were read from
+=============================  ==========================================================================
+
+**The fence.** Delta refuses a commit if another one has written the same application transaction since the snapshot that it
+is based on. A driver that begins commits its attempt number. Each of its later commits carries the number too, and is based on
+a snapshot that holds this number. So a driver that was suspended while another one began is refused, without a lock and without
+a clock.
+
+A table that does not exist cannot hold a number. So the first driver that stages a batch creates the table, empty and with its
+numbers, before it writes any file. The other drivers then find the table, and take over there or are refused.
+
+**The comparison.** A name can be used again under another root, where batches are numbered from 0 once more. Numbers alone do
+not show that. So the run is compared first, before anything is written; and if the number of a batch is already published, the
+digest of the batch is compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from aiokcc.core.periods import format_time
+from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError, UsageError
+from aiokcc.spark.batch import Batch
+
+__all__ = ["PipelineTable"]
+
+_MOST_SHOWN: Final = 500
+
+
+class PipelineTable:
+    """The table of one pipeline, which need not exist yet."""
+
+    def __init__(self, uri: str, shown: str, options: dict[str, str] | None) -> None:
+        self._uri, self._shown, self._options = uri, shown, options
+        self._app = ""
+        self._table: Any = None
+        self.attempt = 0
+        self.run = ""
+        """The run that the results belong to; empty if it is not known."""
+        self.where = ""
+        """The root of that run in the store."""
+
+    @property
+    def exists(self) -> bool:
+        """True if the table existed when it was opened, or was created since."""
+        return self._table is not None
+
+    @property
+    def published(self) -> int:
+        """The number of the last published batch with records; -1 if there is none."""
+        number = None if self._table is None else self._table.transaction_version(self._app)
+        return -1 if number is None else int(number)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of the table, each with its type as Delta writes it."""
+        return {field["name"]: field["type"] for field in json.loads(self._table.schema().to_json())["fields"]}
+
+    # A driver begins
+
+    def open(self, pipeline: str, attempt: int) -> None:
+        """Load the table, if there is one, for this attempt."""
+        self._app, self.attempt = f"aiokcc/{pipeline}", attempt
+        self._table = self._load()
+
+    def _load(self) -> Any:
+        from deltalake import DeltaTable
+
+        if not DeltaTable.is_deltatable(self._uri, self._options):
+            return None
+        table = DeltaTable(self._uri, storage_options=self._options)
+        if table.metadata().partition_columns:
+            raise UsageError(f"{self._shown} has partition columns; a DeltaSink writes to tables without them")
+        return table
+
+    def check_published(self, pipeline: str, number: int) -> None:
+        """Raise PipelineMismatchError if this batch, which the store has recorded as published, is not in the table."""
+        self.open(pipeline, self.attempt)
+        if self._table is not None:
+            self._refuse_other_run()
+        there = self.published
+        if there >= number:
+            return
+        found = (
+            "does not exist"
+            if self._table is None
+            else "holds no batch of it"
+            if there < 0
+            else f"ends at batch {there}"
+        )
+        raise PipelineMismatchError(
+            f"the store has recorded batch {number} of {_name_run(self._app, self.where, self.run)} as published, and the "
+            f"table {self._shown} {found}: it was dropped, or replaced; put it back, or give from_scratch=True to compute all "
+            f"of it again"
+        )
+
+    def take_over(self) -> None:
+        """Commit our attempt number. Raise FencedError if a greater one, or another driver's equal one, is there."""
+        from deltalake.exceptions import CommitFailedError
+
+        for _ in range(100):
+            self._table.update_incremental()
+            self._refuse_other_run()
+            self._refuse_later()
+            try:
+                self._commit([], {"attempt": self.attempt, **self._run_number()})
+            except CommitFailedError:
+                continue  # another driver begins as well: look again
+            self._refresh()
+            return
+        raise CoordinationError(
+            f"{self._shown}: a hundred other commits came before the one by which this driver begins; find out who writes there"
+        )
+
+    def create(self, schema: str) -> None:
+        """Create the empty table with our numbers. Take over if another driver has created it since we began."""
+        from deltalake import DeltaTable, Schema
+        from deltalake.exceptions import DeltaError
+
+        numbers = {"attempt": self.attempt, **self._run_number()}
+        try:
+            DeltaTable.create(
+                self._uri,
+                Schema.from_json(schema),
+                mode="error",
+                storage_options=self._options,
+                # With retries, a second creation is not refused but becomes the table's next version.
+                commit_properties=self._properties(numbers, retries=0),
+            )
+        except DeltaError:
+            if (table := self._load()) is None:
+                raise
+        else:
+            table = self._load()
+        self._table = table
+        try:
+            if not self._holds_our_numbers():
+                self.take_over()
+        except Exception:
+            self._table = None  # so that the next try is refused, too
+            raise
+
+    # A batch
+
+    def is_published(self, batch: Batch) -> bool:
+        """Return whether the batch is in the table. Raise PipelineMismatchError if its number belongs to another batch."""
+        if batch.number > self.published:
+            return False
+        self._refuse_other_batch(batch)
+        return True
+
+    def add(self, batch: Batch, actions: list[Any]) -> None:
+        """Commit the files of a batch and its number; the number also if there is no file.
+
+        Raise FencedError if another driver has taken over.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        content = _content_of(batch)
+        numbers = {"attempt": self.attempt, "number": batch.number, "batch": _digest(content), **self._run_number()}
+        self._check_ours()  # Delta would accept a commit that is based on a snapshot of the successor's
+        try:
+            self._commit(actions, numbers, content)
+        except CommitFailedError as error:
+            self._table.update_incremental()
+            if self.was_added_by_us(batch):
+                return  # only the reply was lost
+            raise self._fenced() from error
+        self._refresh()
+
+    def was_added_by_us(self, batch: Batch) -> bool:
+        """Return whether the table's last batch is this one and was committed by this driver."""
+        there = self._table.transaction_version(f"{self._app}/batch")
+        is_this_batch = self.published == batch.number and there == _digest(_content_of(batch))
+        return is_this_batch and self._holds_our_numbers()
+
+    # From scratch
+
+    def last_attempt(self, pipeline: str) -> int:
+        """Return the greatest attempt that has begun in the table; 0 if there is none."""
+        self._app = f"aiokcc/{pipeline}"
+        table = self._load()
+        return 0 if table is None else int(table.transaction_version(f"{self._app}/attempt") or 0)
+
+    def reset(self, prefix: str) -> None:
+        """Remove the files whose names start with ``prefix`` from the open table, in one commit.
+
+        Raise UsageError if the table has other files: it cannot be known which of their rows are ours. Raise FencedError if a
+        later attempt has begun: its commit writes the attempt number as well, so Delta accepts only the first of the two.
+        """
+        from deltalake.exceptions import CommitFailedError
+        from deltalake.transaction import RemoveAction
+
+        if self._table is None:
+            return
+        self._refuse_later()
+        files = self._table.get_add_actions(flatten=True)
+        names, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
+        foreign = [name for name in names if not name.startswith(prefix)]
+        if foreign:
+            raise UsageError(
+                f"{self._shown} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
+                f"compaction); empty the table by hand, or choose another"
+            )
+        now = int(time.time() * 1000)
+        removals = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
+        try:
+            # Our own attempt number is committed later, by take_over.
+            self._commit(removals, {"attempt": self.attempt - 1, "number": -1, **self._run_number()})
+        except CommitFailedError as error:
+            raise self._fenced() from error
+        self._table = None
+
+    # Refusals
+
+    def _refuse_other_run(self) -> None:
+        there = self._table.transaction_version(f"{self._app}/run")
+        if there is None or not self.run or there == _digest(self.run):
+            return
+        theirs = self._find_metadata(lambda metadata: "root" in metadata)
+        raise PipelineMismatchError(
+            f"{self._shown} holds the results of {_name_run(self._app, theirs.get('root'), theirs.get('run'))}, up to batch "
+            f"{self.published}, and this is {_name_run(self._app, self.where, self.run)}; choose another table, or give "
+            f"from_scratch=True to replace them"
+        )
+
+    def _refuse_other_batch(self, batch: Batch) -> None:
+        """Raise PipelineMismatchError if what is published under this batch's number, or a later one, is not this batch."""
+        self._check_ours()
+        published = self.published
+        there = self._table.transaction_version(f"{self._app}/batch")
+        if published == batch.number and (there is None or there == _digest(_content_of(batch))):
+            return
+        theirs = self._find_metadata(lambda metadata: metadata.get("number") == published)
+        raise PipelineMismatchError(
+            f"{self._shown} holds batch {published} of {self._app} with {theirs.get('content', 'other periods or offsets')}, "
+            f"and the store has batch {batch.number} with {_shorten(_content_of(batch))}: these are results of another run; "
+            f"choose another table, or give from_scratch=True to replace them"
+        )
+
+    def _refuse_later(self) -> None:
+        there = self._table.transaction_version(f"{self._app}/attempt")
+        if there is not None and there >= self.attempt:
+            raise FencedError(
+                f"{self._shown}: attempt {there} has begun there, and this is attempt {self.attempt}: a later driver of "
+                f"this pipeline is at work, or these are results of an earlier run that the store knows nothing of "
+                f"(then from_scratch=True starts again, or choose another table)"
+            )
+
+    def _check_ours(self) -> None:
+        """Raise FencedError or PipelineMismatchError if another driver has taken over."""
+        there = self._table.transaction_version(f"{self._app}/attempt")
+        if there != self.attempt:
+            raise FencedError(f"{self._shown}: attempt {there} has taken over from attempt {self.attempt}")
+        self._refuse_other_run()
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"{self._shown}: a driver that began after attempt {self.attempt} has taken over")
+
+    # Commits
+
+    def _refresh(self) -> None:
+        """Load our own commit. After that the snapshot holds our attempt number; otherwise raise FencedError."""
+        self._table.update_incremental()
+        self._check_ours()
+
+    def _holds_our_numbers(self) -> bool:
+        """Return whether the last commit of this pipeline was made by this driver: attempts are unique in a run."""
+        attempt = self._table.transaction_version(f"{self._app}/attempt")
+        run = self._table.transaction_version(f"{self._app}/run")
+        return bool(attempt == self.attempt and run == self._run_number().get("run"))
+
+    def _run_number(self) -> dict[str, int]:
+        """Return the run as a number that Delta can hold; nothing if the run is not known."""
+        return {"run": _digest(self.run)} if self.run else {}
+
+    def _commit(self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "") -> None:
+        self._table.create_write_transaction(
+            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
+        )
+
+    def _properties(self, numbers: Mapping[str, int], content: str = "", retries: int | None = None) -> Any:
+        from deltalake import CommitProperties, Transaction
+
+        names = {what: self._app if what == "number" else f"{self._app}/{what}" for what in numbers}
+        metadata = {"pipeline": self._app, **numbers}
+        if self.run:
+            metadata |= {"run": self.run, "root": self.where}
+        if content:
+            metadata["content"] = _shorten(content)
+        return CommitProperties(
+            app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
+            custom_metadata={"aiokcc": json.dumps(metadata)},
+            max_commit_retries=retries,
+        )
+
+    def _find_metadata(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Return the metadata of this pipeline's latest commit of a kind, for error messages; empty if Delta has deleted it."""
+        for entry in self._table.history():
+            metadata = json.loads(entry.get("aiokcc", "{}"))
+            if metadata.get("pipeline") == self._app and wanted(metadata):
+                return dict(metadata)
+        return {}
+
+
+def _digest(text: str) -> int:
+    """Return a digest as a number that fits into the version of an application transaction."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+
+
+def _content_of(batch: Batch) -> str:
+    """Return the periods of a batch and the offsets that they are read from, for people and to be compared."""
+    periods = [
+        f"{format_time(period.start)} to {format_time(period.end)}: "
+        + (" ".join(f"{p} {first}-{last}" for p, (first, last) in sorted(period.ranges.items())) or "nothing")
+        for period in batch.periods
+    ]
+    return "; ".join(periods)
+
+
+def _shorten(content: str) -> str:
+    return content if len(content) <= _MOST_SHOWN else f"{content[:_MOST_SHOWN]}…"
+
+
+def _name_run(app: str, root: str | None, run: str | None) -> str:
+    """Return the words for a run of a pipeline in an error message."""
+    name = f"the pipeline {app.removeprefix('aiokcc/')!r}"
+    return f"{name} under {root} (run {run[:8]})" if root and run else f"another run of {name}"
