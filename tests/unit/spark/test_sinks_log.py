@@ -566,7 +566,7 @@ def test_files_that_cannot_have_a_second_name_are_published_all_the_same(tmp_pat
     world = World(tmp_path / "out")
     begin_and_run(world.driver(Protected()))
     assert len(files(world.root)) == 9
-    assert "aiokcc.spark.files finds it" in caplog.text
+    assert "aiokcc.spark.files finds the file" in caplog.text
 
 
 # Further names
