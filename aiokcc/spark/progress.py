@@ -15,7 +15,7 @@ __all__ = ["Line", "Progress", "Summary"]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What this driver has published so far. It is made after each batch."""
+    """The totals of what this driver has published so far. A new one is made after each batch."""
 
     pipeline: str
     periods: int

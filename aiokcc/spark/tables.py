@@ -92,8 +92,10 @@ def _bounds(start: Time | None, end: Time | None) -> tuple[int, int]:
 
 
 def _log(root: Path) -> list[Manifest]:
-    """All manifests, of one moment. They are read through the directory itself: a reset that puts another one in its place
-    meanwhile does not mix the two, and one that has removed some of them already is noticed.
+    """Return all manifests as they are at one moment.
+
+    They are read through an open directory. So if a reset replaces the directory meanwhile, the two are not mixed, and if it
+    has removed some manifests already, that is noticed.
     """
     for _ in range(10):
         try:

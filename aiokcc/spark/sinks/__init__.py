@@ -1,4 +1,4 @@
-"""Where the results of a pipeline go.
+"""The sinks: they publish the results of a pipeline.
 
 * :class:`ParquetSink`: files in a directory, exactly once
 * :class:`DeltaSink`: a Delta table, exactly once

@@ -1,17 +1,17 @@
-"""A frame as Parquet files, one for each period, written by Spark's workers; the driver gets their names only.
+"""Writes a frame as Parquet files, one for each period, in Spark's workers. The driver gets only their names.
 
 Spark's own writer would do, but on a local disk it starts about three processes (``chmod``) for each file, and a catch-up has a
 hundred small files. So the rows go to Python as Arrow, which writes, hashes and syncs them in one pass: a hundred files took
 0.2 to 0.6 of the time, on a busy machine. One file alone took as long, or up to twice as long.
 
-**The same rows give the same bytes**, whatever else the job holds and wherever it runs: a file's rows come to one task and are
-sorted by all columns; row groups have a fixed number of rows, however Spark cut the stream; every column is nullable; nothing
-of the session, its time zone for one, stands in the file. (A sum of floats may itself depend on the order of the rows, and a
-version of pyarrow may write other bytes than another.)
+**The same rows give the same bytes**, whatever else the job holds and wherever it runs: a file's rows go to one task and are
+sorted by all columns; row groups have a fixed number of rows, however Spark splits the stream; every column is nullable; the
+file does not depend on the session, for example on its time zone. (But a sum of floats may depend on the order of the rows, and
+two versions of pyarrow may write different bytes.)
 
-A task that is repeated or runs twice writes files of other names. Only what the successful one reports is ever looked at.
+A task that is repeated or runs twice writes files with other names. Only the files that the successful task reports are used.
 
-The function that runs on a worker is sent by value and imports nothing of aiokcc, which need not be installed there.
+The function that runs on a worker is sent by value and imports nothing of aiokcc, so aiokcc need not be installed there.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_PARQUET: Final = {
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """What a worker has written: part ``part`` of the period that starts at ``period``."""
+    """A file that a worker has written: part ``part`` of the period that starts at ``period``."""
 
     period: int
     part: int
@@ -55,7 +55,7 @@ class WrittenFile:
 
 
 def check_installed(what: str) -> None:
-    """UsageError if the driver lacks what the writing needs."""
+    """Raise UsageError if a package that the writing needs is not installed on the driver."""
     for module in ("pyarrow", "pandas"):
         if importlib.util.find_spec(module) is None:
             raise UsageError(
@@ -64,7 +64,7 @@ def check_installed(what: str) -> None:
 
 
 def check_schema(frame: DataFrame) -> None:
-    """UsageError for a result that cannot be written: no ``period``, two columns of a name, a type Parquet does not have."""
+    """Raise UsageError if a result cannot be written: no ``period``, two columns of one name, a type Parquet does not have."""
     from pyspark.sql.types import TimestampType
 
     names = [name.lower() for name in frame.columns]
@@ -102,20 +102,20 @@ def _check_type(name: str, kind: Any) -> None:
 def write_files(
     frame: DataFrame, batch: Batch, target: str, *, parts: int, compression: str, group_rows: int, prefix: str = ""
 ) -> list[WrittenFile]:
-    """Run the job: the rows of each period into ``parts`` files in a directory, or below a URI that pyarrow knows.
+    """Run the job: write the rows of each period to ``parts`` files in a directory, or below a URI that pyarrow knows.
 
-    The directory must be there, and be the same on all workers. Empty files are not written. What is returned is in the
-    order of periods and parts.
+    The directory must exist, and be the same on all workers. Empty files are not written. Return the files in the order of
+    periods and parts.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    # By position, and with their names put back in the task: mapInArrow cannot take a name with a dot.
+    # Columns go by position, and the task restores their names: mapInArrow cannot take a name with a dot.
     plain = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
     period = F.col(f"c{frame.columns.index('period')}")
     order = [_orderable(field.dataType, F.col(field.name)) for field in plain.schema.fields]
     part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 else F.lit(0)
     labelled = plain.withColumn(_LABEL, F.unix_millis(period) * F.lit(parts) + part)
-    # One file needs one task; else as many as the session's shuffle has, or fewer if they are small (adaptive execution).
+    # One file needs one task. Otherwise the session's shuffle sets the number, or fewer if they are small (adaptive execution).
     spread = labelled.repartition(1) if len(batch.periods) * parts == 1 else labelled.repartition(_LABEL)
     names = {period.start: period_name(period.start) for period in batch.periods}
     task = _writer(target, prefix, _LABEL, parts, names, frame.columns, compression, group_rows)
@@ -124,7 +124,7 @@ def write_files(
 
 
 def _orderable(kind: Any, column: Column) -> Column:
-    """The column, or what tells its values apart where Spark has no order for them: a map, or something that holds one."""
+    """Return a column that Spark can sort by. Spark cannot sort maps: they are replaced by their sorted entries, or by JSON."""
     from pyspark.sql import functions as F  # noqa: N812
 
     if kind.typeName() == "map" and not _holds_map(kind.keyType) and not _holds_map(kind.valueType):
@@ -150,7 +150,7 @@ def _writer(
     compression: str,
     group_rows: int,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """The function of a task. It has no name in this module, so it is pickled by value; all it needs stands in it."""
+    """Return the function of a task. It is defined in here, so it is pickled by value, with all that it needs."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         import hashlib
@@ -218,7 +218,7 @@ def _writer(
                 self.period, self.part = divmod(key, parts)
                 if self.period not in names:
                     raise ValueError(
-                        f"the result has rows of the period {self.period} (ms), which is none of this batch: "
+                        f"the result has rows of the period {self.period} (ms), which is not in this batch: "
                         f"the function must leave the column 'period' as it is"
                     )
                 suffix = f"-{self.part:05d}" if parts > 1 else ""
@@ -247,7 +247,7 @@ def _writer(
         done: list[Any] = []
         current: Any = None
         key, schema = None, None
-        with ThreadPoolExecutor(8) as syncing:  # together they share the disk's commits
+        with ThreadPoolExecutor(8) as syncing:  # files that are synced together share the disk's commits
             waiting = []
             for batch in batches:
                 labels = pc.run_end_encode(batch.column(label))

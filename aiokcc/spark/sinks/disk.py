@@ -1,6 +1,6 @@
-"""The operations on a POSIX file system that publishing is made of, one method each.
+"""The operations on a POSIX file system that a ParquetSink publishes by, one method each.
 
-They stand apart so that a test can stop a driver between any two of them. Nothing here repairs or retries.
+They are in a class of their own so that a test can stop a driver between any two of them. Nothing here repairs or retries.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ __all__ = ["Disk"]
 
 
 class Disk:
-    """Files and directories; what was synced is there after a loss of power too."""
+    """Files and directories. What was synced survives a loss of power."""
 
     def make_directory(self, path: Path) -> None:
-        """Its parent must be there: a directory that was taken from us is never made again by accident."""
+        """Make a directory. Its parent must exist: what another driver has removed is never made again."""
         path.mkdir()
 
     def ensure_directory(self, path: Path) -> None:
-        """Make it, and its parents, unless it is there."""
+        """Make a directory and its parents, unless they exist."""
         path.mkdir(parents=True, exist_ok=True)
 
     def write(self, path: Path, data: bytes) -> None:
-        """A new or replaced file, synced. The directory's entry is not."""
+        """Write a new file, or replace one, and sync its content. The directory's entry is not synced."""
         with path.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
 
     def link(self, source: Path, target: Path) -> None:
-        """A second name for a file. FileExistsError if there is one; FileNotFoundError if the source has no name any more."""
+        """Give a file a second name. Raise FileExistsError if the name exists, FileNotFoundError if the source has no name."""
         os.link(source, target)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Another name for a file or directory, at once."""
+        """Rename a file or directory, in one step."""
         source.rename(target)
 
     def remove(self, path: Path) -> None:
-        """Take a file's name away; nothing if it has none."""
+        """Remove a file's name, if it exists."""
         path.unlink(missing_ok=True)
 
     def remove_directory(self, path: Path) -> None:
-        """Take away an empty directory."""
+        """Remove an empty directory."""
         path.rmdir()
 
     def sync(self, path: Path) -> None:
@@ -54,11 +54,11 @@ class Disk:
             os.close(handle)
 
     def names(self, path: Path) -> list[str]:
-        """What is in a directory, sorted."""
+        """Return the names in a directory, sorted."""
         return sorted(os.listdir(path))  # noqa: PTH208 - a quarter of the time of iterdir
 
     def remove_tree(self, path: Path) -> None:
-        """Take away a directory with all it holds, also if somebody goes on filling it: nothing can be made in it after."""
+        """Remove a directory with its content, also while another process writes into it."""
         for _ in range(100):
             try:
                 for name in self.names(path):
@@ -71,7 +71,7 @@ class Disk:
             except FileNotFoundError:
                 return
             except OSError:
-                if not os.listdir(path):  # noqa: PTH208 - it is empty and stays: not for want of trying
+                if not os.listdir(path):  # noqa: PTH208 - it is empty and cannot be removed all the same
                     raise
             else:
                 return

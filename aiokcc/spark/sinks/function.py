@@ -1,4 +1,4 @@
-"""Your own function as a sink."""
+"""A user's function as a sink."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["FunctionSink"]
 
 
 class FunctionSink(Sink):
-    """Calls ``function(frame, batch)`` for each batch that holds records; what it does, it does at once.
+    """Calls ``function(frame, batch)`` for each batch that holds records; its result is visible at once.
 
-    At least once: a driver that dies before it has recorded the batch calls it again with **the same** periods and rows, and
-    one that was only asleep may call it while its successor does. So the function must be idempotent by period: replace
-    what it wrote for ``batch.periods`` before, or write under a key made of the period. It is called in a thread.
+    At least once: if a driver dies before it has recorded the batch, the next one calls the function again with **the same**
+    periods and rows, and a driver that was only suspended may call it while its successor does. So the function must be
+    idempotent by period: it replaces what it wrote for ``batch.periods`` before, or writes under a key made of the period. It
+    is called in a thread.
     """
 
     exactly_once: ClassVar[bool] = False
@@ -36,7 +37,7 @@ class FunctionSink(Sink):
         return "a function"
 
     def begin(self, pipeline: str, attempt: int) -> None:
-        """Nothing: a function has no place where it could be fenced."""
+        """Do nothing: a function has no place that could hold the attempt number."""
 
     def is_published(self, batch: Batch) -> bool:
         return False
@@ -46,7 +47,7 @@ class FunctionSink(Sink):
         return True
 
     def publish(self, batch: Batch, staged: object | None) -> None:
-        """Nothing: it was done when it was staged."""
+        """Do nothing: the function was called when the batch was staged."""
 
     def reset(self, pipeline: str, attempt: int) -> None:
-        """Nothing: what it wrote is replaced period by period."""
+        """Do nothing: the function replaces what it wrote, period by period."""

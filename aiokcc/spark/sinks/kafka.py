@@ -22,7 +22,7 @@ class KafkaSink(Sink):
     """Writes each row as a record: ``value``, and where the result has them ``key``, ``partition`` and ``headers``.
 
     At least once: Spark's Kafka writer has no transactions, so the records of a job that failed half way, or whose driver died
-    before it had recorded the batch, are written again. And they are seen as they are written, before the batch is complete.
+    before it had recorded the batch, are written again. Readers see records at once, before the batch is complete.
     Each record has the headers
 
     ==================  ============================================================================================
@@ -34,7 +34,7 @@ class KafkaSink(Sink):
     result once.
 
     Args:
-        topic: where to; it must exist unless the broker makes topics.
+        topic: the topic; it must exist, unless the broker creates topics.
         bootstrap_servers: ``"host:port"`` or a list of them.
         kafka_options: further settings of Kafka's producer, such as ``{"compression.type": "zstd"}``.
     """
@@ -77,7 +77,7 @@ class KafkaSink(Sink):
         return f"Kafka topic {self._topic}"
 
     def begin(self, pipeline: str, attempt: int) -> None:
-        """Nothing but the number: Kafka takes what anybody writes."""
+        """Remember the attempt number for the headers. There is no fence: Kafka accepts records from any driver."""
         self._attempt = attempt
 
     def is_published(self, batch: Batch) -> bool:
@@ -103,16 +103,16 @@ class KafkaSink(Sink):
             *[name for name in _COLUMNS if name in frame.columns and name != "headers"],
             F.concat(*theirs, ours).alias("headers"),
         )
-        # Appending is what both of the connector's writers do; the newer one wants to be told.
+        # Both writers of the connector append; the newer one requires that the mode is given.
         writer = records.write.format("kafka").mode("append").options(**self._options)
         writer.option("topic", self._topic).save()
         return True
 
     def publish(self, batch: Batch, staged: object | None) -> None:
-        """Nothing: the records are there since the batch was staged."""
+        """Do nothing: the records were written when the batch was staged."""
 
     def reset(self, pipeline: str, attempt: int) -> None:
-        """Nothing: the records of the new run follow those of the old one."""
+        """Do nothing: the records of the new run follow those of the old one."""
 
 
 _ISO: Final = "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'"

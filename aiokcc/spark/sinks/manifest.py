@@ -1,4 +1,4 @@
-"""A manifest: what one published batch consists of. It is JSON, for people and other programs too.
+"""A manifest: the content of one published batch. It is JSON, for people and other programs too.
 
 ::
 
@@ -9,7 +9,7 @@
                   "files": [{"path": "data/00000012-00000003-5d1e/20260101T000000Z.parquet",
                              "rows": 40, "bytes": 2311, "sha256": "…"}]}]}
 
-A period without rows has no files. The file system's own order of things is in :mod:`aiokcc.spark.sinks.log`.
+A period without rows has no files. :mod:`aiokcc.spark.sinks.log` says where manifests and files are.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A Parquet file of a period: where (below ``_aiokcc``), and what must be found there."""
+    """A Parquet file of a period: its path below ``_aiokcc``, and the rows, size and hash that it must have."""
 
     path: str
     rows: int
@@ -52,13 +52,13 @@ class PublishedPeriod:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one batch published."""
+    """One published batch."""
 
     pipeline: str
     number: int
@@ -67,14 +67,14 @@ class Manifest:
     schema: str | None = None
     """Spark's JSON of the columns; None if no job was run."""
     total_files: int = 0
-    """How many files the log names up to here, these included."""
+    """The number of files that the log names up to this batch, with those of this batch."""
     run: str | None = None
-    """Which run of the pipeline published it; None if nobody said."""
+    """The run of the pipeline that published it; None if it is not known."""
     root: str | None = None
-    """Where that run has its root in the store."""
+    """The root of that run in the store."""
 
     def is_of(self, batch: Batch) -> bool:
-        """Whether this is the batch: the same periods, from the same offsets."""
+        """Return whether this is the batch: the same periods, from the same offsets."""
         return self.pipeline == batch.pipeline and [(p.start, p.end, dict(p.ranges)) for p in self.periods] == [
             (p.start, p.end, dict(p.ranges)) for p in batch.periods
         ]
@@ -107,7 +107,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, path: str, data: bytes) -> Manifest:
-        """CorruptNodeError if it is not one."""
+        """Read a manifest. Raise CorruptNodeError if the content is not one."""
         try:
             content = json.loads(data)
             if content["format"] != FORMAT:
@@ -142,7 +142,7 @@ class Manifest:
 
 
 def period_name(start: int) -> str:
-    """A period's start as a file's name: ISO 8601 without what shells and Hadoop read as something else."""
+    """Return a period's start as a file's name: ISO 8601 without characters that are special to shells or Hadoop."""
     return format_time(start).replace("-", "").replace(":", "")
 
 

@@ -1,7 +1,7 @@
 """Parquet files in a directory, a period each, published exactly once.
 
-How a batch becomes visible, and why a driver that was only asleep cannot publish: :mod:`aiokcc.spark.sinks.log`. How the files
-are written: :mod:`aiokcc.spark.sinks.arrow`. How to read them: :func:`aiokcc.spark.files`, :func:`aiokcc.spark.read`.
+:mod:`aiokcc.spark.sinks.log` says how a batch becomes visible, and why a driver that was only suspended cannot publish.
+:mod:`aiokcc.spark.sinks.arrow` writes the files. :func:`aiokcc.spark.files` and :func:`aiokcc.spark.read` read them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class ParquetSink(Sink):
     path. It belongs to one pipeline. The rows of a period are sorted, so that equal results are equal bytes.
 
     Args:
-        path: the directory; it is made if it is not there.
-        files_per_period: into how many files the rows of a period are spread, by a hash of all columns, so that as many tasks
-            can write at once.
-        compression: of the columns.
-        row_group_rows: rows in a row group; a task holds so many in memory.
+        path: the directory; it is made if it does not exist.
+        files_per_period: the number of files that the rows of a period are spread over, by a hash of all columns. As many
+            tasks can then write at once.
+        compression: the compression of the columns.
+        row_group_rows: the number of rows in a row group; a task holds so many in memory.
     """
 
     exactly_once: ClassVar[bool] = True
@@ -109,7 +109,7 @@ class ParquetSink(Sink):
             for file in files:
                 self._check_seen(place, file, batch)
         except Exception:
-            self._log.check()  # who has taken over removes the directory under the tasks
+            self._log.check()  # a driver that has taken over removes the directory while tasks write
             raise
         self._log.sync_stage(place)
         inside = place.relative_to(self.path / HOME).as_posix()
@@ -119,7 +119,7 @@ class ParquetSink(Sink):
         )
 
     def _check_seen(self, place: Path, file: WrittenFile, batch: Batch) -> None:
-        """The driver must see what a worker wrote: else they do not mean the same directory."""
+        """Raise SparkJobError if the driver does not see what a worker wrote: then their directories are not the same."""
         path = place / file.name
         try:
             size = path.stat().st_size
@@ -158,7 +158,7 @@ def _check_number(what: str, value: object, most: int) -> None:
 
 
 def _nullable(schema: str) -> str:
-    """Spark's JSON of a schema as the files have it: any column may be null. Spark reads every file in that way."""
+    """Return Spark's JSON of a schema with all columns nullable. The files have them so, and Spark reads every file so."""
     content: dict[str, Any] = json.loads(schema)
     for field in content["fields"]:
         field["nullable"] = True

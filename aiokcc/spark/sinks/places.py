@@ -1,4 +1,4 @@
-"""Where a sink's files go: a path of this machine, or a URI of somewhere else."""
+"""The place of a sink's files: a path on this machine, or a URI of another place."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
 
 def scheme_of(place: str) -> str:
-    """``s3`` of ``s3://bucket/key``; nothing of a path."""
+    """Return ``s3`` for ``s3://bucket/key``, and an empty text for a path."""
     match = _SCHEME.match(place)
     return match[1].lower() if match else ""
 
 
 def local_path(place: object, what: str) -> Path | None:
-    """The absolute path; None if it is a URI of another place. UsageError if it is neither."""
+    """Return the absolute path; None if it is a URI of another place. Raise UsageError if it is neither."""
     if not isinstance(place, str | os.PathLike) or not (text := os.fspath(place)) or not isinstance(text, str):
         raise UsageError(f'{what} is given {place!r}; expected a directory, like "out/revenue"')
     scheme = scheme_of(text)
