@@ -270,9 +270,9 @@ class Store(abc.ABC):
     url: str
     root: str
     volatile = False
-    """Whether a run that has ended makes room for a new one as soon as its last member has left."""
+    """True if a run that has ended makes room for a new one as soon as its last member has left."""
     forgets_unfinished = False
-    """Whether a run that has not ended does so too."""
+    """True if a run that has not ended does so too."""
 
     @abc.abstractmethod
     def session(

@@ -66,7 +66,7 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Whether the call can change the tree."""
+        """True if the call can change the tree."""
         return self.verb in ("create", "set", "delete", "commit", "ensure")
 
     def touches(self, path: str) -> bool:

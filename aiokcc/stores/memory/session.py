@@ -37,6 +37,7 @@ from aiokcc.stores.port import (
     SessionState,
     Set,
 )
+from aiokcc.stores.state_waiters import StateWaiters
 
 __all__ = ["MemorySession"]
 
@@ -61,7 +62,7 @@ class MemorySession(Session):
         self._queue: deque[object] = deque()
         self._scopes: set[asyncio.Timeout] = set()
         self._changed = Broadcast()
-        self._state_waiters: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
+        self._state_waiters = StateWaiters()
         self._watches: dict[MemoryWatch, None] = {}
         self._update_state()
 
@@ -134,12 +135,7 @@ class MemorySession(Session):
         if self.state in states or self.state is SessionState.LOST:
             await asyncio.sleep(0)
             return self.state
-        future: asyncio.Future[SessionState] = self._loop.create_future()
-        self._state_waiters[future] = states
-        try:
-            return await future
-        finally:
-            self._state_waiters.pop(future, None)
+        return await self._state_waiters.wait(states)
 
     # The way of a call
 
@@ -197,12 +193,12 @@ class MemorySession(Session):
 
     @property
     def _can_send(self) -> bool:
-        """Whether requests of this session reach the server."""
+        """True if requests of this session reach the server."""
         return not (self._disconnected or self._server._down)
 
     @property
     def _can_receive(self) -> bool:
-        """Whether replies and changes reach this session."""
+        """True if replies and changes reach this session."""
         return self._can_send and not self._frozen and self.state is SessionState.CONNECTED
 
     def _check_loop(self) -> None:
@@ -308,9 +304,7 @@ class MemorySession(Session):
             for watch in self._watches:
                 watch._listen_again()
         self.state = state
-        for future, states in self._state_waiters.items():
-            if (state in states or state is SessionState.LOST) and not (future.done() or self._loop.is_closed()):
-                future.set_result(state)
+        self._state_waiters.notify(state)
         self._changed.notify_all()
         for watch in self._watches:
             watch._wakeup.notify_all()

@@ -58,7 +58,7 @@ class PendingRequest:
 
     @property
     def done(self) -> bool:
-        """Whether the caller has its result or was cancelled."""
+        """True if the caller has its result or was cancelled."""
         return self.future.done()
 
     def on_reply(self, data: bytes, at: int, end: int) -> None:

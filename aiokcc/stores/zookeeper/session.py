@@ -16,8 +16,7 @@ We measure on ``boottime``: after a machine was suspended, its session is lost a
 closed. See ``connector`` and ``keepalive``.
 
 **Requests.** While a connection is open and nothing is in doubt, requests go directly to it (``_direct``). Otherwise they wait
-in ``_backlog``. When a connection breaks, its unanswered requests are put in front of the backlog. The next connection sends
-the backlog in order: reads as they are, and writes in doubt after ``resolve`` has found that they were not applied.
+in the ``backlog``, and so do the unanswered requests of a connection that broke.
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ import asyncio
 import logging
 import math
 import uuid
-from collections import deque
 from contextlib import suppress
 from dataclasses import replace
-from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -40,7 +37,6 @@ from aiokcc.errors import (
     NoAuthError,
     NodeExistsError,
     NoNodeError,
-    OutcomeUnknownError,
     SessionLostError,
     StoreError,
     StoreUnreachableError,
@@ -59,8 +55,10 @@ from aiokcc.stores.port import (
     Set,
     boottime,
 )
+from aiokcc.stores.state_waiters import StateWaiters
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.acl import Acl
+from aiokcc.stores.zookeeper.backlog import Backlog
 from aiokcc.stores.zookeeper.connection import Connection
 from aiokcc.stores.zookeeper.connector import Connector, Ensemble
 from aiokcc.stores.zookeeper.keepalive import keep_alive
@@ -71,7 +69,6 @@ from aiokcc.stores.zookeeper.pending import (
     PendingTransaction,
     PendingWrite,
 )
-from aiokcc.stores.zookeeper.resolve import OutcomeResolver
 from aiokcc.stores.zookeeper.watch import WatchRegistry, ZooKeeperWatch
 
 log = logging.getLogger("aiokcc.stores.zookeeper")
@@ -98,10 +95,9 @@ class ZooKeeperSession(Session):
         self.confirmed_at = -math.inf
         self._connection: Connection | None = None
         self._direct: Connection | None = None
-        self._backlog: deque[PendingRequest] = deque()
-        self._attributed: set[tuple[str, int]] = set()
+        self._backlog = Backlog(root, ensemble.last_seen)
         self._watches = WatchRegistry(root)
-        self._state_waiters: dict[asyncio.Future[SessionState], tuple[SessionState, ...]] = {}
+        self._state_waiters = StateWaiters()
         self._lost_reason = ""
         self._closing = False
         self._scope = anyio.CancelScope()
@@ -118,20 +114,19 @@ class ZooKeeperSession(Session):
             return None
 
     async def get(self, path: str) -> Node:
-        future = self._loop.create_future()
-        self._submit(
-            PendingRequest(future, wire.get_request(wire.encode_path(self._root, path)), wire.decode_node, path)
-        )
-        node: Node = await future
+        node: Node = await self._request(wire.get_request(wire.encode_path(self._root, path)), wire.decode_node, path)
         return node
 
     async def children(self, path: str) -> tuple[str, ...]:
-        future = self._loop.create_future()
-        self._submit(
-            PendingRequest(future, wire.children_request(wire.encode_path(self._root, path)), wire.decode_names, path)
-        )
-        names: tuple[str, ...] = await future
+        request = wire.children_request(wire.encode_path(self._root, path))
+        names: tuple[str, ...] = await self._request(request, wire.decode_names, path)
         return names
+
+    def _request(self, payload: bytes, decode: wire.Decoder, path: str) -> asyncio.Future[Any]:
+        """Send a request that may be sent twice, or queue it, and return the future of its answer."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._submit(PendingRequest(future, payload, decode, path))
+        return future
 
     # -- Writes ---------------------------------------------------------------------------------------------------------
 
@@ -167,10 +162,8 @@ class ZooKeeperSession(Session):
 
     async def ensure(self, path: str) -> None:
         name = wire.encode_path(self._root, path)
-        future = self._loop.create_future()
-        self._submit(PendingRequest(future, wire.exists_request(name), wire.decode_nothing, path))
         with suppress(NoNodeError):
-            await future
+            await self._request(wire.exists_request(name), wire.decode_nothing, path)
             return
         if not self._knows_acl:
             await self._inherit_acl()
@@ -192,25 +185,21 @@ class ZooKeeperSession(Session):
     async def _inherit_acl(self) -> None:
         """Take over the access list of the group under this root, if there is one, so that all of its nodes have the same.
 
-        Who may not read the list, or sees it without its digests because it is not his, goes by his own.
+        A session that may not read the list, or sees it without its digests because they belong to others, keeps its own.
         """
-        future = self._loop.create_future()
         request = wire.acl_request(wire.encode_path(self._root, paths.RUN))
-        self._submit(PendingRequest(future, request, wire.decode_acl, paths.RUN))
         with suppress(NoNodeError, NoAuthError):
-            rules: tuple[Acl, ...] = await future
+            rules: tuple[Acl, ...] = await self._request(request, wire.decode_acl, paths.RUN)
             if not any(rule.scheme == "digest" and rule.id.endswith(":x") for rule in rules):
                 self._acl = wire.encode_acl(rules)
         self._knows_acl = True
 
     async def _create_missing(self, full: str, path: str) -> None:
         """Create a persistent, empty node unless it exists. It can be sent twice, so it is a read here and never in doubt."""
-        future = self._loop.create_future()
         name = full.encode()
         payload = wire.create_request(wire.LENGTH.pack(len(name)) + name, b"", self._acl, 0)
-        self._submit(PendingRequest(future, payload, wire.decode_created, path))
         with suppress(NodeExistsError):
-            await future
+            await self._request(payload, wire.decode_created, path)
 
     async def _write(self, op: Set | Create | Delete, decode: wire.Decoder) -> object:
         check_op(op)
@@ -246,18 +235,11 @@ class ZooKeeperSession(Session):
         if self.state in states or self.state is SessionState.LOST:
             await checkpoint()
             return self.state
-        future: asyncio.Future[SessionState] = self._loop.create_future()
-        self._state_waiters[future] = states
-        try:
-            return await future
-        finally:
-            del self._state_waiters[future]
+        return await self._state_waiters.wait(states)
 
     def _set_state(self, state: SessionState) -> None:
         self.state = state
-        for future, states in self._state_waiters.items():
-            if (state in states or state is SessionState.LOST) and not future.done():
-                future.set_result(state)
+        self._state_waiters.notify(state)
 
     # -- Called by the connection ---------------------------------------------------------------------------------------
 
@@ -274,10 +256,7 @@ class ZooKeeperSession(Session):
 
     def on_dropped(self, connection: Connection) -> None:
         self._connection = self._direct = None
-        sent = len(connection.pending) - len(connection.outbox)
-        kept = [request for index, request in enumerate(connection.pending) if request.on_drop(index < sent)]
-        connection.pending.clear()
-        self._backlog.extendleft(reversed(kept))
+        self._backlog.put_back(connection)
         self._watches.suspend()
         if connection.answered and not connection.malformed:
             self._connector.reset_backoff(boottime() - connection.opened_at)
@@ -348,36 +327,16 @@ class ZooKeeperSession(Session):
                 tasks.cancel_scope.cancel()
 
     async def _send_backlog(self, connection: Connection) -> None:
-        """Send the backlog in order, and resolve the writes in doubt; then let requests go directly to the connection."""
-        backlog = self._backlog
-        resolver = OutcomeResolver(connection, self._root, self.id, self._attributed)
-        with suppress(ConnectionDroppedError):
-            if any(request.in_doubt for request in backlog):
-                await resolver.sync()
-                for request in backlog:
-                    request.up_to_zxid = request.up_to_zxid or self._ensemble.last_seen.zxid
-            while backlog and not connection.closed.is_set():
-                request = backlog[0]
-                resolved = request.done
-                if request.in_doubt and not resolved:
-                    resolved = await resolver.resolve(request, tuple(islice(backlog, 1, None)))
-                    if connection.closed.is_set():
-                        return  # the break has changed the backlog; the next connection resolves the request again
-                backlog.popleft()
-                if resolved:
-                    continue
-                if request.attempts_exhausted(self.timeout):
-                    request.give_up()
-                else:
-                    connection.send(request)
-            if not connection.closed.is_set():
-                self._go_direct(connection)
+        """Send the backlog, then let requests go directly to the connection, unless it breaks before."""
+        await self._backlog.send(connection, self.id, self.timeout)
+        if not connection.closed.is_set():
+            self._go_direct(connection)
 
     def _go_direct(self, connection: Connection) -> None:
         if self._closing:
             return
         self._direct = connection
-        self._attributed.clear()  # nothing is in doubt
+        self._backlog.forget_evidence()
         self._watches.resume(connection.send)
 
     # -- Ending ---------------------------------------------------------------------------------------------------------
@@ -396,19 +355,9 @@ class ZooKeeperSession(Session):
         self._direct = None
         self._set_state(SessionState.LOST)
         self._watches.lose(SessionLostError(self._lost_reason))
-        self._fail_all()
-
-    def _fail_all(self) -> None:
         if self._connection is not None:
             self._connection.abort(self._lost_reason)
-        for request in self._backlog:
-            if request.in_doubt:
-                request.fail(
-                    OutcomeUnknownError(f"{request.path or 'the root'}: {self._lost_reason}; it was not answered")
-                )
-            else:
-                request.fail(SessionLostError(self._lost_reason))
-        self._backlog.clear()
+        self._backlog.fail(self._lost_reason)
 
     async def close(self) -> None:
         """Close the session, at the server too if there is a connection. Takes at most CLOSE_TIMEOUT seconds."""
