@@ -18,7 +18,7 @@ def group_on(zookeeper: local.ZooKeeper, url: str, tmp_path: Path, **settings: o
     return Group(url, zookeeper.connection, tmp_path, **{"members": 3, "partitions": 2, **settings})  # type: ignore[arg-type]
 
 
-async def test_leader_killed(zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path) -> None:
+async def test_a_killed_leader_is_replaced(zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path) -> None:
     async with group_on(zookeeper, zk_root, tmp_path) as group:
         await group.progress()
         leader = await group.leader()
@@ -29,7 +29,7 @@ async def test_leader_killed(zookeeper: local.ZooKeeper, zk_root: str, tmp_path:
         assert await group.leader() is not leader
 
 
-async def test_leader_stopped_for_longer_than_its_session_changes_nothing(
+async def test_a_leader_frozen_for_longer_than_its_session_changes_nothing(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path
 ) -> None:
     """The leader runs no partition, so that nobody waits for it: the limit moves on without it."""
@@ -47,7 +47,7 @@ async def test_leader_stopped_for_longer_than_its_session_changes_nothing(
         assert group.observer.generation == generation, "the old leader's return changed who leads"
 
 
-async def test_member_stopped_for_longer_than_its_session_goes_on_where_it_was(
+async def test_a_member_frozen_for_longer_than_its_session_continues_where_it_was(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path
 ) -> None:
     async with group_on(zookeeper, zk_root, tmp_path, leader_without_partitions=True) as group:
@@ -60,7 +60,9 @@ async def test_member_stopped_for_longer_than_its_session_goes_on_where_it_was(
         await group.progress()
 
 
-async def test_server_killed_and_back_within_the_session(private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+async def test_a_server_killed_and_restarted_within_the_session(
+    private_zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
     zk = private_zookeeper
     async with group_on(zk, zk.url("killed"), tmp_path, session_timeout=20.0) as group:
         await group.progress()
@@ -71,7 +73,7 @@ async def test_server_killed_and_back_within_the_session(private_zookeeper: loca
         assert await group.observer.members() == before, "somebody lost a session although the server was back in time"
 
 
-async def test_server_away_for_longer_than_the_session(private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+async def test_a_server_away_for_longer_than_the_session(private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
     zk = private_zookeeper
     async with group_on(zk, zk.url("away"), tmp_path, session_timeout=1.0) as group:
         await group.progress()
@@ -85,7 +87,9 @@ async def test_server_away_for_longer_than_the_session(private_zookeeper: local.
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
-async def test_black_hole(zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, direction: str) -> None:
+async def test_a_connection_that_silently_drops_everything(
+    zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, direction: str
+) -> None:
     async with group_on(zookeeper, zk_root, tmp_path, session_timeout=1.5) as group:
         await group.progress()
         leader = await group.leader()
@@ -107,7 +111,7 @@ FAULTS: dict[str, Callable[[Proxy], object]] = {
 
 
 @pytest.mark.parametrize("fault", list(FAULTS))
-async def test_network_fault_for_everybody_in_turn(
+async def test_network_faults_for_each_member_in_turn(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, fault: str
 ) -> None:
     async with group_on(zookeeper, zk_root, tmp_path, session_timeout=10.0) as group:
@@ -122,7 +126,9 @@ async def test_network_fault_for_everybody_in_turn(
 
 
 @pytest.mark.parametrize("operation", [Op.SET_DATA, Op.MULTI], ids=["a report", "an advance"])
-async def test_lost_reply_to(zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, operation: Op) -> None:
+async def test_a_write_whose_reply_is_lost_counts_once(
+    zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, operation: Op
+) -> None:
     """Followers write reports, the leader writes advances; the reply is lost again and again, the write counts once."""
     async with group_on(zookeeper, zk_root, tmp_path, session_timeout=10.0) as group:
         await group.progress()
@@ -140,7 +146,7 @@ async def test_lost_reply_to(zookeeper: local.ZooKeeper, zk_root: str, tmp_path:
 @pytest.mark.parametrize(
     "operation", [Op.MULTI, Op.CREATE, Op.CREATE2, Op.GET_CHILDREN2, Op.EXISTS], ids=lambda op: op.name
 )
-async def test_lost_replies_while_joining(
+async def test_joining_with_lost_replies(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, operation: Op
 ) -> None:
     """Founding, registering, claiming and standing for election, with every first reply of a kind lost."""
@@ -148,7 +154,7 @@ async def test_lost_replies_while_joining(
         await group.progress()
 
 
-async def test_server_of_the_leader_killed_in_an_ensemble(tmp_path: Path) -> None:
+async def test_the_leaders_server_is_killed_in_an_ensemble(tmp_path: Path) -> None:
     async with local.zookeeper(servers=3) as ensemble:
         url = ensemble.url("ensemble")
         async with Group(url, "", tmp_path, members=3, partitions=2, session_timeout=10.0, proxies=False) as group:

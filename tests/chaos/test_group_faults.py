@@ -63,7 +63,9 @@ def leader(group: Sharing) -> Process:
     return next(process for process in group.processes if process.spec.name == name)
 
 
-async def test_killed(kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+async def test_a_killed_members_partitions_go_to_others(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
     async with three(kafka, zookeeper, tmp_path) as group:
         follower = next(p for p in group.processes if p is not leader(group))
         await follower.kill()
@@ -80,7 +82,7 @@ async def test_the_leader_is_killed(kafka: local.Kafka, zookeeper: local.ZooKeep
         assert leader(group) is not first
 
 
-async def test_killed_and_started_again_within_its_session_keeps_its_share(
+async def test_a_member_restarted_within_its_session_keeps_its_partitions(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
     async with three(kafka, zookeeper, tmp_path, session_timeout=6.0) as group:
@@ -94,7 +96,7 @@ async def test_killed_and_started_again_within_its_session_keeps_its_share(
         assert group.observer.generation.number == generation, "something was assigned anew"
 
 
-async def test_stopped_for_longer_than_its_session(
+async def test_a_member_frozen_for_longer_than_its_session_starts_no_record_of_others(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
     """When it goes on it starts no record of what others run by then, though its handlers were in the middle of some."""
@@ -108,7 +110,7 @@ async def test_stopped_for_longer_than_its_session(
         await group.progress()
 
 
-async def test_cut_off_from_zookeeper_but_not_from_kafka(
+async def test_a_member_cut_off_from_zookeeper_but_not_from_kafka(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
     async with three(kafka, zookeeper, tmp_path) as group:
@@ -122,7 +124,7 @@ async def test_cut_off_from_zookeeper_but_not_from_kafka(
 
 
 @pytest.mark.parametrize("storage", ["kafka", "store"])
-async def test_a_zombie_commits_and_claims_nothing(
+async def test_a_member_whose_session_expired_commits_and_claims_nothing(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, storage: str
 ) -> None:
     """Stopped while it commits and handles, again and again; who goes on elsewhere is never set back."""
@@ -138,7 +140,7 @@ async def test_a_zombie_commits_and_claims_nothing(
                 await shared(group, "w0", "w1", "w2")
 
 
-async def test_everybody_is_killed_and_comes_back(
+async def test_all_members_are_killed_and_restarted(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
     async with three(kafka, zookeeper, tmp_path) as group:

@@ -86,7 +86,7 @@ def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
 
 
 @pytest.mark.parametrize("end", ["now", "past", "future"])
-async def test_a_driver_killed_after_each_step(
+async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, end: str
 ) -> None:
     chance = random.Random(8)
@@ -113,7 +113,7 @@ async def test_a_driver_killed_after_each_step(
 
 
 @pytest.mark.parametrize("step", ["staged", "publishing"])
-async def test_a_driver_that_fell_asleep_cannot_publish_after_its_successor_began(
+async def test_a_frozen_driver_publishes_nothing_after_it_was_replaced(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, step: str
 ) -> None:
     chance = random.Random(9)
@@ -138,7 +138,7 @@ async def test_a_driver_that_fell_asleep_cannot_publish_after_its_successor_bega
     check(spark, out, [log])
 
 
-async def test_drivers_that_stand_by_go_on_after_one_that_was_killed_and_one_that_fell_asleep(
+async def test_standby_drivers_continue_after_a_killed_and_after_a_frozen_driver(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
     chance = random.Random(12)

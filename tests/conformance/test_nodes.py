@@ -25,7 +25,7 @@ def number(path: str) -> int:
     return int(path[-10:])
 
 
-async def test_a_created_node_is_there_for_everybody(session: Session, other: Session) -> None:
+async def test_a_created_node_is_visible_to_all_sessions(session: Session, other: Session) -> None:
     assert await session.create("a", b"one") == "a"
     for reader in (session, other):
         node = await reader.get("a")
@@ -34,7 +34,7 @@ async def test_a_created_node_is_there_for_everybody(session: Session, other: Se
         assert await reader.children("") == ("a",)
 
 
-async def test_a_node_knows_when_it_was_created_and_written(session: Session) -> None:
+async def test_a_node_has_the_times_of_its_creation_and_last_write(session: Session) -> None:
     await session.create("a")
     before = await session.get("a")
     assert before.created == before.modified > 1_600_000_000_000
@@ -59,7 +59,7 @@ async def test_data_comes_back_byte_for_byte(session: Session) -> None:
 
 
 @pytest.mark.parametrize("name", ["käse", "数据", "with space", "a:b@c=d;e", "topic.with-dots_1", "%2F", "..."])
-async def test_names_may_be_of_any_language(session: Session, name: str) -> None:
+async def test_names_may_have_letters_of_any_language(session: Session, name: str) -> None:
     await session.create(name, name.encode())
     assert await session.create(f"{name}/{name}") == f"{name}/{name}"
     assert (await session.get(name)).data == name.encode()
@@ -67,7 +67,7 @@ async def test_names_may_be_of_any_language(session: Session, name: str) -> None
     assert await session.children(name) == (name,)
 
 
-async def test_find_says_none_where_get_raises(session: Session) -> None:
+async def test_find_returns_none_if_get_raises(session: Session) -> None:
     assert await session.find("nowhere") is None
     assert await session.find("nowhere/below") is None
     for call in (session.get("nowhere"), session.children("nowhere")):
@@ -105,7 +105,7 @@ async def test_children_are_sorted_names(session: Session) -> None:
     assert await session.children("d/b/below") == ()
 
 
-async def test_creating_what_exists_is_refused(session: Session, other: Session) -> None:
+async def test_creating_an_existing_node_is_refused(session: Session, other: Session) -> None:
     await session.create("a", b"mine")
     with pytest.raises(NodeExistsError) as caught:
         await other.create("a", b"theirs")
@@ -113,7 +113,7 @@ async def test_creating_what_exists_is_refused(session: Session, other: Session)
     assert (await session.get("a")).data == b"mine"
 
 
-async def test_creating_below_nothing_is_refused(session: Session) -> None:
+async def test_creating_a_node_without_a_parent_is_refused(session: Session) -> None:
     with pytest.raises(NoNodeError) as caught:
         await session.create("no/where")
     assert caught.value.path == "no/where"
@@ -123,14 +123,14 @@ async def test_creating_below_nothing_is_refused(session: Session) -> None:
 # Versions
 
 
-async def test_each_write_counts_one_version(session: Session) -> None:
+async def test_each_write_adds_one_to_the_version(session: Session) -> None:
     await session.create("a")
     assert [await session.set("a", b"%d" % n, n) for n in range(5)] == [1, 2, 3, 4, 5]
     node = await session.get("a")
     assert (node.data, node.version) == (b"4", 5)
 
 
-async def test_a_write_of_the_same_data_counts_too(session: Session) -> None:
+async def test_a_write_of_the_same_data_adds_one_to_the_version_too(session: Session) -> None:
     await session.create("a", b"x")
     assert await session.set("a", b"x", 0) == 1
 
@@ -147,7 +147,7 @@ async def test_a_write_at_another_version_is_refused(session: Session, version: 
     assert (node.data, node.version) == (b"y", 1)
 
 
-async def test_any_version_writes_and_deletes_whatever_is_there(session: Session) -> None:
+async def test_any_version_writes_and_deletes_unconditionally(session: Session) -> None:
     await session.create("a")
     assert await session.set("a", b"1", ANY_VERSION) == 1
     assert await session.set("a", b"2", ANY_VERSION) == 2
@@ -155,7 +155,7 @@ async def test_any_version_writes_and_deletes_whatever_is_there(session: Session
     assert await session.find("a") is None
 
 
-async def test_of_two_writers_who_read_the_same_version_one_wins(session: Session, other: Session) -> None:
+async def test_of_two_writers_that_read_the_same_version_one_succeeds(session: Session, other: Session) -> None:
     await session.create("a")
     outcomes = await asyncio.gather(
         session.set("a", b"session", 0), other.set("a", b"other", 0), return_exceptions=True
@@ -165,13 +165,13 @@ async def test_of_two_writers_who_read_the_same_version_one_wins(session: Sessio
     assert (await session.get("a")).data == winner
 
 
-async def test_writing_or_deleting_nothing_is_refused(session: Session) -> None:
+async def test_writing_or_deleting_a_missing_node_is_refused(session: Session) -> None:
     for call in (session.set("a", b"", 0), session.delete("a", 0), session.set("a/b", b"", -1)):
         with pytest.raises(NoNodeError):
             await call
 
 
-async def test_a_node_created_again_starts_over(session: Session) -> None:
+async def test_a_node_created_again_starts_at_version_0(session: Session) -> None:
     await session.create("a", b"old")
     await session.set("a", b"older", 0)
     await session.delete("a", 1)
@@ -180,7 +180,7 @@ async def test_a_node_created_again_starts_over(session: Session) -> None:
     assert (node.data, node.version) == (b"new", 0)
 
 
-async def test_a_node_with_children_stays(session: Session) -> None:
+async def test_a_node_with_children_cannot_be_deleted(session: Session) -> None:
     await session.create("a")
     await session.create("a/b")
     with pytest.raises(BadVersionError):  # the version is looked at first
@@ -196,7 +196,7 @@ async def test_a_node_with_children_stays(session: Session) -> None:
 # Ephemeral nodes
 
 
-async def test_an_ephemeral_node_names_its_owner(session: Session, other: Session) -> None:
+async def test_an_ephemeral_node_has_the_id_of_its_owner(session: Session, other: Session) -> None:
     await session.create("mine", b"x", ephemeral=True)
     assert (await other.get("mine")).owner == session.id != other.id
 
@@ -220,7 +220,7 @@ async def test_an_ephemeral_node_has_no_children(session: Session, other: Sessio
     assert await session.children("mine") == ()
 
 
-async def test_ephemeral_nodes_end_with_their_session_and_no_other(store: Store, session: Session) -> None:
+async def test_ephemeral_nodes_are_deleted_with_their_own_session_only(store: Store, session: Session) -> None:
     await session.create("keeps", ephemeral=True)
     async with store.session() as leaving:
         await leaving.create("goes", ephemeral=True)
@@ -273,7 +273,7 @@ async def test_numbers_count_every_creation_and_never_go_back(session: Session) 
     assert number(await session.create("d2/c-", sequential=True)) == 0
 
 
-async def test_a_sequential_node_below_nothing_is_refused(session: Session) -> None:
+async def test_a_sequential_node_without_a_parent_is_refused(session: Session) -> None:
     with pytest.raises(NoNodeError) as caught:
         await session.create("no/c-", sequential=True)
     assert caught.value.path == "no/c-"
@@ -299,13 +299,13 @@ async def test_ensure_creates_what_is_missing_and_leaves_the_rest(session: Sessi
     assert (await session.get("a/b/c")).owner == 0
 
 
-async def test_ensure_creates_the_root_and_what_is_above(store: Store) -> None:
+async def test_ensure_creates_the_root_and_its_parents(store: Store) -> None:
     async with store.session() as session:
         await session.ensure("x/y")
         assert await session.children("") == ("x",)
 
 
-async def test_ensure_in_a_race_succeeds_for_everybody(store: Store, other: Session) -> None:
+async def test_concurrent_ensures_all_succeed(store: Store, other: Session) -> None:
     async with store.session() as one, store.session() as two:
         await asyncio.gather(*(who.ensure("r/a/b/c/d") for who in (one, two, other) for _ in range(5)))
         assert await one.children("r/a/b/c") == ("d",)
@@ -330,7 +330,7 @@ async def test_ensure_while_the_path_is_being_deleted_ends_with_the_path(session
 
 
 @pytest.mark.parametrize("path", NOT_PATHS)
-async def test_what_is_not_a_path_is_refused_with_the_reason(session: Session, path: str) -> None:
+async def test_invalid_paths_are_refused_with_the_reason(session: Session, path: str) -> None:
     for call in (
         session.find(path),
         session.get(path),
@@ -359,14 +359,14 @@ async def test_data_must_be_bytes(session: Session) -> None:
 
 
 @pytest.mark.parametrize("version", [-2, 2**31, None, "0"])
-async def test_a_version_must_be_one(session: Session, version: int) -> None:
+async def test_an_invalid_version_is_refused(session: Session, version: int) -> None:
     await session.create("a")
     for call in (session.set("a", b"", version), session.delete("a", version)):
         with pytest.raises(UsageError, match="version"):
             await call
 
 
-async def test_large_data_is_carried_and_too_large_refused(session: Session) -> None:
+async def test_large_data_is_stored_and_too_large_data_refused(session: Session) -> None:
     large = b"x" * 990_000
     await session.create("a", large)
     assert await session.set("a", large[:-1] + b"y", 0) == 1

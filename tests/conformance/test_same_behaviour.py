@@ -201,7 +201,7 @@ def below(path: str, tree: dict[str, Node]) -> tuple[str, ...] | None:
 
 
 @pytest.mark.service
-def test_a_program_cannot_tell_memory_from_zookeeper(request: pytest.FixtureRequest) -> None:
+def test_random_programs_behave_alike_on_memory_and_zookeeper(request: pytest.FixtureRequest) -> None:
     request.getfixturevalue("zookeeper")  # started before the first example, which is timed by Hypothesis otherwise
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -218,7 +218,7 @@ def test_a_program_cannot_tell_memory_from_zookeeper(request: pytest.FixtureRequ
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=programs)
-def test_memory_behaves_the_same_twice(program: list[Step]) -> None:
+def test_a_random_program_behaves_alike_on_two_memory_stores(program: list[Step]) -> None:
     """The comparison itself, without a service: what it translates is all that differs."""
     request: Any = None
     asyncio.run(compare(program, (new_store("memory", request), new_store("memory", request))))

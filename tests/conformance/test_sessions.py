@@ -50,7 +50,7 @@ async def test_a_closed_session_is_lost_for_ever(store: Store) -> None:
         assert (await again.get("a")).version == 0
 
 
-async def test_who_waits_for_a_state_learns_of_the_end(store: Store) -> None:
+async def test_waiting_for_a_state_ends_with_the_session(store: Store) -> None:
     async with store.session() as session:
         waiting = asyncio.create_task(session.until(SessionState.SUSPENDED))
         await session.find("")
@@ -68,7 +68,7 @@ async def test_waiting_for_a_state_can_be_cancelled(session: Session) -> None:
     assert await session.until(SessionState.CONNECTED) is SessionState.CONNECTED
 
 
-async def test_an_error_in_the_body_closes_the_session_and_comes_through(store: Store, session: Session) -> None:
+async def test_an_error_in_the_body_closes_the_session_and_is_raised(store: Store, session: Session) -> None:
     with pytest.raises(ZeroDivisionError):
         async with store.session() as failing:
             await failing.create("mine", ephemeral=True)
@@ -91,7 +91,7 @@ async def test_a_store_opens_many_sessions_one_after_another_and_at_once(store: 
 
 
 @pytest.mark.parametrize("wrong", [{"timeout": 0}, {"timeout": -1.0}, {"connect_timeout": 0}, {"connect_timeout": -1}])
-async def test_a_timeout_that_cannot_be_meant_is_refused(store: Store, wrong: dict[str, float]) -> None:
+async def test_an_invalid_timeout_is_refused(store: Store, wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
         async with store.session(**wrong):
             pass
@@ -131,7 +131,7 @@ async def test_reads_and_writes_keep_their_order_too(session: Session) -> None:
         assert found is None
 
 
-async def test_what_was_answered_is_there_for_others(session: Session, other: Session) -> None:
+async def test_an_answered_write_is_visible_to_other_sessions(session: Session, other: Session) -> None:
     await session.create("a")
     for number in range(30):
         version = await session.set("a", b"", number)

@@ -112,26 +112,28 @@ async def test_the_first_failure_is_raised_and_nothing_applied(
     assert (await session.get("mine")).data == b""
 
 
-async def test_a_transaction_of_one_names_its_failure_too(session: Session) -> None:
+async def test_a_transaction_of_one_operation_names_its_failure_too(session: Session) -> None:
     with pytest.raises(NoNodeError) as caught:
         await session.commit(Set("missing", b"", 0))
     assert (caught.value.path, caught.value.index) == ("missing", 0)
 
 
-async def test_a_check_at_any_version_asks_only_that_the_node_exists(session: Session) -> None:
+async def test_a_check_at_any_version_requires_only_that_the_node_exists(session: Session) -> None:
     await session.create("a")
     await session.set("a", b"x", 0)
     assert await session.commit(Check("a", ANY_VERSION), Check("a", 1)) == [None, None]
 
 
-async def test_a_failed_transaction_leaves_the_numbers_of_sequential_nodes(session: Session) -> None:
+async def test_a_failed_transaction_uses_no_sequence_number(session: Session) -> None:
     await session.create("d")
     with pytest.raises(NoNodeError):
         await session.commit(Create("d/c-", sequential=True), Create("d/x"), Check("missing", 0))
     assert (await session.create("d/c-", sequential=True)).endswith("-0000000000")
 
 
-async def test_a_failed_transaction_leaves_ephemeral_nodes_to_their_owner(store: Store, session: Session) -> None:
+async def test_a_failed_transaction_does_not_change_the_owner_of_ephemeral_nodes(
+    store: Store, session: Session
+) -> None:
     async with store.session() as owner:
         await owner.create("mine", b"x", ephemeral=True)
         with pytest.raises(NoNodeError):
@@ -143,7 +145,7 @@ async def test_a_failed_transaction_leaves_ephemeral_nodes_to_their_owner(store:
     await seen.until(lambda: seen.last["mine"] is None)
 
 
-async def test_of_two_transactions_on_one_fence_one_wins(session: Session, other: Session) -> None:
+async def test_of_two_transactions_that_write_one_version_one_succeeds(session: Session, other: Session) -> None:
     await session.create("generation", b"0")
     outcomes = await asyncio.gather(
         session.commit(Set("generation", b"1", 0), Create("by-session")),
@@ -171,7 +173,7 @@ async def test_nobody_sees_half_of_a_transaction(session: Session, other: Sessio
     await writing
 
 
-async def test_the_size_counts_for_the_whole_transaction(session: Session) -> None:
+async def test_the_size_limit_holds_for_the_whole_transaction(session: Session) -> None:
     half = b"x" * 480_000
     await session.create("a")
     assert await session.commit(Set("a", half, 0), Create("b", half)) == [1, "b"]
@@ -188,7 +190,7 @@ async def test_a_transaction_of_many_operations(session: Session) -> None:
     assert len(await session.children("")) == 1000
 
 
-async def test_what_cannot_be_meant_is_refused_before_anything_is_sent(session: Session) -> None:
+async def test_invalid_operations_are_refused_before_anything_is_sent(session: Session) -> None:
     for wrong in (Set("/a", b"", 0), Set("a", "text", 0), Check("a", -2), Delete("a//b", 0), "Check"):  # type: ignore[arg-type]
         with pytest.raises(UsageError):
             await session.commit(Create("a"), wrong)  # type: ignore[arg-type]

@@ -64,7 +64,7 @@ async def test_a_session_sees_its_own_writes(session: Session) -> None:
     await seen.until(lambda: seen.data("a") == b"x" and seen.names("") == ("a",))
 
 
-async def test_children_watches_say_nothing_of_data_and_grandchildren(session: Session, other: Session) -> None:
+async def test_children_watches_do_not_report_data_and_grandchildren(session: Session, other: Session) -> None:
     await session.ensure("d/a")
     seen = Seen(session.watch())
     seen.watch.add_children("d")
@@ -79,7 +79,7 @@ async def test_children_watches_say_nothing_of_data_and_grandchildren(session: S
     assert {change.path for change in seen.log[told:]} == {"end"}
 
 
-async def test_node_watches_say_nothing_of_children(session: Session, other: Session) -> None:
+async def test_node_watches_do_not_report_children(session: Session, other: Session) -> None:
     await session.create("d")
     seen = Seen(session.watch())
     seen.watch.add("d")
@@ -255,7 +255,7 @@ async def test_one_watch_on_many_paths(session: Session, other: Session) -> None
     await seen.until(lambda: all(seen.data(path) == b"x" for path in paths[50:100]))
 
 
-async def test_paths_may_be_added_and_removed_while_somebody_waits(session: Session, other: Session) -> None:
+async def test_paths_may_be_added_and_removed_while_a_task_waits(session: Session, other: Session) -> None:
     seen = Seen(session.watch())
     waiting = asyncio.create_task(seen.more())
     await session.find("a")
@@ -312,7 +312,7 @@ async def test_changes_can_be_iterated_over(session: Session, other: Session) ->
                     await other.set("a", b"%d" % number, ANY_VERSION)
 
 
-async def test_closing_a_watch_ends_who_waits_for_it(session: Session, other: Session) -> None:
+async def test_closing_a_watch_ends_its_waiting_task(session: Session, other: Session) -> None:
     await session.create("a")
     seen, still = Seen(session.watch()), Seen(session.watch())
     for watch in (seen.watch, still.watch):

@@ -91,7 +91,7 @@ def least_cost(situation: Situation) -> tuple[int, int, int]:
 
 
 @given(assignors, situations())
-def test_each_partition_goes_once_to_somebody_who_wants_it(assignor: str, situation: Situation) -> None:
+def test_each_partition_is_assigned_once_to_a_member_that_subscribes_to_it(assignor: str, situation: Situation) -> None:
     result = assign(assignor, *situation)
     assert set(result) <= set(situation.partitions)
     for partition, name in result.items():
@@ -101,7 +101,7 @@ def test_each_partition_goes_once_to_somebody_who_wants_it(assignor: str, situat
 
 @settings(deadline=None)
 @given(assignors, situations(3))
-def test_as_many_as_possible_are_given(assignor: str, situation: Situation) -> None:
+def test_as_many_partitions_as_possible_are_assigned(assignor: str, situation: Situation) -> None:
     fewest_left = least_cost(situation)[0]
     assert cost(situation, assign(assignor, *situation))[0] == fewest_left
     if assignor == "sticky":
@@ -156,7 +156,7 @@ def crowds(draw: st.DrawFn) -> Situation:
         {Partition("a", 0): "u"},
     )
 )
-def test_what_is_told_at_a_glance_is_what_a_search_would_find(situation: Situation) -> None:
+def test_a_single_move_finds_the_same_cost_as_a_search(situation: Situation) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aiokcc.core.sticky._Flow._single_move", lambda _: [])
         searched = cost(situation, assign("sticky", *situation))
@@ -164,7 +164,7 @@ def test_what_is_told_at_a_glance_is_what_a_search_would_find(situation: Situati
 
 
 @given(assignors, situations(), st.randoms(use_true_random=False))
-def test_the_order_of_what_comes_in_does_not_matter(assignor: str, situation: Situation, chance: random.Random) -> None:
+def test_the_order_of_the_input_does_not_matter(assignor: str, situation: Situation, chance: random.Random) -> None:
     members, current = list(situation.members.items()), list(situation.current.items())
     partitions = list(situation.partitions)
     result = assign(assignor, *situation)
@@ -221,7 +221,7 @@ def test_a_member_that_joins_or_leaves_moves_no_more_than_its_share(situation: S
     st.dictionaries(st.sampled_from(["d", "e", "f"]), whole_subscriptions, min_size=1),
     st.data(),
 )
-def test_what_goes_together_goes_to_one_driver_and_the_rest_as_if_nothing_had_been(
+def test_a_pipelines_partitions_go_to_one_driver_and_do_not_change_the_rest(
     assignor: str, situation: Situation, drivers: dict[str, Subscription], data: st.DataObject
 ) -> None:
     partitions, members = situation.partitions, {**situation.members, **drivers}

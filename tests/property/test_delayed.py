@@ -131,7 +131,7 @@ def test_an_operation_needs_a_key() -> None:
     assert not wheel
 
 
-def test_one_that_fails_does_not_keep_the_others_from_their_event() -> None:
+def test_an_operation_that_fails_does_not_keep_the_event_from_others() -> None:
     place, wheel = purgatory()
     answers: list[object] = [False, ZeroDivisionError(), False]
 
@@ -155,7 +155,7 @@ def test_one_that_fails_does_not_keep_the_others_from_their_event() -> None:
     assert ended == ["other False", "broken True"]
 
 
-def test_nothing_is_kept_of_one_that_fails_at_once() -> None:
+def test_an_operation_that_fails_at_once_is_not_kept() -> None:
     place, wheel = purgatory()
     with pytest.raises(ZeroDivisionError):
         place.put(lambda: bool(1 // 0), never, keys="a", deadline=10)

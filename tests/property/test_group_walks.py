@@ -140,7 +140,7 @@ def lead(model: GroupModel, term: Term, step: str, chance: random.Random) -> boo
     return True
 
 
-def test_a_new_leader_closes_whoever_is_isolated_even_if_nobody_else_is_there() -> None:
+def test_a_new_leader_revokes_an_isolated_members_partitions_even_if_no_other_member_exists() -> None:
     """Found by a walk: a leader that had decided nothing yet waited for somebody to give the partitions to."""
     model = GroupModel(frozenset(ALL), GroupSettings.check())
     model.start("v", EVERYTHING)
@@ -166,7 +166,7 @@ def test_long_walks_keep_the_invariants_and_come_to_rest() -> None:
 
 
 @pytest.mark.parametrize("rule", ["deadline", "take-over"])
-def test_a_walk_notices_when_a_rule_is_missing(rule: str) -> None:
+def test_a_walk_fails_when_a_rule_is_switched_off(rule: str) -> None:
     with pytest.raises(AssertionError):
         for seed in range(300):
             wander(seed, 500, frozenset({rule}))
@@ -300,7 +300,7 @@ def a_driver_that_missed_how_the_set_has_changed(without: frozenset[str]) -> tup
     return v, x
 
 
-def test_a_driver_looks_at_the_set_once_it_has_the_locks() -> None:
+def test_a_driver_reads_the_set_after_it_has_the_locks() -> None:
     v, x = a_driver_that_missed_how_the_set_has_changed(frozenset())
     assert (len(v.running), len(x.running)) == (0, 2)
     with pytest.raises(AssertionError, match="v and x both drive the pipeline p"):

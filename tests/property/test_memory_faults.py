@@ -30,7 +30,7 @@ events = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(script=events, slow=st.booleans())
-def test_every_write_keeps_its_word_and_every_watch_ends_on_the_truth(
+def test_every_outcome_is_true_and_every_watch_ends_on_the_last_state(
     script: list[tuple[str, int]], slow: bool
 ) -> None:
     asyncio.run(play(script, slow))

@@ -454,7 +454,7 @@ def test_resume_at_cut_same_gate(lookahead: int) -> None:
     both(history, "resume at cut, same gate", "no loss: a.0@1 comes again", make)
 
 
-def test_a_gate_that_nobody_overtook_goes_on_where_it_was() -> None:
+def test_a_gate_without_another_owner_in_between_continues_where_it_was() -> None:
     """The session is lost and the lock won back, and the last cut is our own: nobody is told anything, nothing comes again."""
     model = two([1, 12, 25, 37], [13, 27, 38])(frozenset())
     x, y = model.members["x"], model.members["y"]
@@ -541,7 +541,7 @@ def test_a_standby_takes_over_while_an_advance_is_in_flight(gone: str, lookahead
     both(history, "check of reports", "no loss: a.0@0 comes again", make)
 
 
-def test_what_was_declared_finished_and_is_in_no_cut_is_said_again_by_the_next_owner() -> None:
+def test_a_partition_finished_in_no_cut_is_reported_finished_again_by_the_next_owner() -> None:
     """A member finishes p0 and leaves before a cut holds it. Its word goes with its session; y stands by and says it again."""
     model = BarrierModel({P0: [1, 2], P1: [13, 27]}, {P0: "x", P1: "y"}, standbys={P0: "y"}, bounded=[P0])
     x, y = model.members["x"], model.members["y"]

@@ -172,7 +172,7 @@ TestTheWheel.settings = settings(max_examples=200, stateful_step_count=60, deadl
 
 
 @given(st.lists(steps, max_size=60), st.integers(0, 1 << 40))
-def test_sleeping_until_next_looks_few_times(aheads: list[int], start: int) -> None:
+def test_sleeping_until_next_wakes_up_few_times(aheads: list[int], start: int) -> None:
     """Each time that next() tells brings a timer, or lets some fall by at least a wheel."""
     wheel: Wheel[int] = Wheel(start)
     for number, ahead in enumerate(aheads):
@@ -188,7 +188,7 @@ def test_sleeping_until_next_looks_few_times(aheads: list[int], start: int) -> N
 
 
 @given(st.lists(steps, min_size=1, max_size=60), st.integers(0, 1 << 60))
-def test_a_jump_brings_all_in_order(aheads: list[int], jump: int) -> None:
+def test_a_jump_of_the_clock_returns_all_timers_in_order(aheads: list[int], jump: int) -> None:
     wheel: Wheel[int] = Wheel(7)
     for ahead in aheads:
         wheel.add(7 + ahead, ahead)
@@ -219,7 +219,7 @@ def test_the_example_of_the_wheel() -> None:
     assert wheel.next() is None
 
 
-def test_an_endless_row_of_timers_yields_to_who_asks() -> None:
+def test_a_timer_that_is_added_again_is_returned_once_per_pop() -> None:
     """One that is added again as it comes is not taken in the same breath for ever: each pop is one timer."""
     wheel: Wheel[int] = Wheel(0)
     wheel.add(0, 0)
@@ -230,7 +230,7 @@ def test_an_endless_row_of_timers_yields_to_who_asks() -> None:
         wheel.add(0, n + 1)
 
 
-def test_deadlines_that_cannot_come_are_refused() -> None:
+def test_impossible_deadlines_are_refused() -> None:
     wheel: Wheel[None] = Wheel(0)
     wheel.add((1 << MAX_BITS) - 1, None)
     with pytest.raises(UsageError, match="more than 2\\*\\*64 ticks ahead"):

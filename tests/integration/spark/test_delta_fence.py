@@ -82,7 +82,7 @@ class TestNoTableYet:
     """Two drivers begin before there is a table that could hold an attempt number."""
 
     @pytest.mark.parametrize("numbers", [(1, 1), (1, 2), (2, 1)], ids=str)
-    def test_two_runs_of_one_name(self, tmp_path: Path, numbers: tuple[int, int]) -> None:
+    def test_of_two_runs_with_one_name_the_second_is_refused(self, tmp_path: Path, numbers: tuple[int, int]) -> None:
         one, two = (driver(tmp_path, run, number) for run, number in zip("ab", numbers, strict=True))
         for number in range(3):
             do(one, batch(number), f"one {number}")
@@ -93,7 +93,7 @@ class TestNoTableYet:
         assert texts(tmp_path) == ["one 0", "one 1", "one 2"]
         assert orphans(tmp_path) == set()
 
-    def test_a_driver_that_sleeps_right_before_it_publishes(self, tmp_path: Path) -> None:
+    def test_a_driver_frozen_before_publish_is_fenced(self, tmp_path: Path) -> None:
         """Its successor removes what it has staged; so it must not publish any more."""
         sleeper = driver(tmp_path, "a", 1)
         staged = sleeper.stage(frame("sleeper"), batch(0))
@@ -105,7 +105,7 @@ class TestNoTableYet:
         assert texts(tmp_path) == ["successor 0", "successor 1"]
         assert orphans(tmp_path) == set()
 
-    def test_a_driver_that_sleeps_between_begin_and_stage(self, tmp_path: Path) -> None:
+    def test_a_driver_frozen_between_begin_and_stage_is_fenced(self, tmp_path: Path) -> None:
         sleeper, successor = driver(tmp_path, "a", 1), driver(tmp_path, "a", 2)
         do(successor, batch(0), "successor 0")
         with pytest.raises(FencedError):
@@ -113,7 +113,7 @@ class TestNoTableYet:
         assert texts(tmp_path) == ["successor 0"]
         assert orphans(tmp_path) == set()
 
-    def test_who_makes_the_table_first_gives_way_to_a_later_attempt(self, tmp_path: Path) -> None:
+    def test_the_creator_of_the_table_is_fenced_by_a_later_attempt(self, tmp_path: Path) -> None:
         """The successor has begun without a table; it finds one when it stages, and takes over there."""
         sleeper, successor = driver(tmp_path, "a", 1), driver(tmp_path, "a", 2)
         staged = sleeper.stage(frame("sleeper"), batch(0))
@@ -123,7 +123,7 @@ class TestNoTableYet:
         assert texts(tmp_path) == ["successor 0"]
         assert orphans(tmp_path) == set()
 
-    def test_drivers_that_create_the_table_at_the_same_moment(self, tmp_path: Path) -> None:
+    def test_of_drivers_that_create_the_table_at_the_same_moment_one_wins(self, tmp_path: Path) -> None:
         """One of them is the first. The others are refused, and the table is what the first has made of it."""
         for round_ in range(10):
             place = tmp_path / str(round_)
@@ -160,7 +160,7 @@ def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> Non
 class TestResultsThatAreGone:
     """The store has recorded batches as published. A driver that begins must not go on without them."""
 
-    def test_a_table_that_was_dropped(self, tmp_path: Path) -> None:
+    def test_a_dropped_table_is_refused(self, tmp_path: Path) -> None:
         do(driver(tmp_path, "a", 1), batch(0), "zero")
         sink = DeltaSink(tmp_path)
         sink.check_published("revenue", 0)
@@ -169,7 +169,7 @@ class TestResultsThatAreGone:
             sink.check_published("revenue", 0)
         sink.check_published("revenue", -1)  # nothing is missed
 
-    def test_a_table_that_was_dropped_and_created_again(self, tmp_path: Path) -> None:
+    def test_a_table_that_was_created_again_is_refused(self, tmp_path: Path) -> None:
         do(driver(tmp_path, "a", 1), batch(0), "zero")
         schema = DeltaTable(str(tmp_path)).schema()
         shutil.rmtree(tmp_path)
@@ -177,7 +177,7 @@ class TestResultsThatAreGone:
         with pytest.raises(PipelineMismatchError, match="holds no batch of it"):
             DeltaSink(tmp_path).check_published("revenue", 0)
 
-    def test_a_table_that_was_replaced_by_an_older_copy(self, tmp_path: Path) -> None:
+    def test_an_older_copy_of_the_table_is_refused(self, tmp_path: Path) -> None:
         table, copy = tmp_path / "table", tmp_path / "copy"
         sink = driver(table, "a", 1)
         do(sink, batch(0), "zero")
@@ -188,14 +188,14 @@ class TestResultsThatAreGone:
         with pytest.raises(PipelineMismatchError, match="ends at batch 0"):
             DeltaSink(table).check_published("revenue", 1)
 
-    def test_a_table_of_another_run(self, tmp_path: Path) -> None:
+    def test_a_table_of_another_run_is_refused(self, tmp_path: Path) -> None:
         do(driver(tmp_path, "a", 1), batch(0), "zero")
         sink = DeltaSink(tmp_path)
         sink.identify("b" * 32, "zk://host/b")
         with pytest.raises(PipelineMismatchError, match="under zk://host/a .* under zk://host/b"):
             sink.check_published("revenue", 0)
 
-    def test_batches_without_rows_are_there_too(self, tmp_path: Path) -> None:
+    def test_a_batch_without_rows_counts_as_published(self, tmp_path: Path) -> None:
         """The number is in the table also where the function has left no row. A batch without records has none."""
         sink = driver(tmp_path, "a", 1)
         do(sink, batch(0), None)
@@ -204,7 +204,7 @@ class TestResultsThatAreGone:
         assert DeltaSink(tmp_path).last_attempt("revenue") == 1
         assert texts(tmp_path) == []
 
-    def test_parquet(self, tmp_path: Path) -> None:
+    def test_a_parquet_directory_of_another_run_or_a_deleted_one_is_refused(self, tmp_path: Path) -> None:
         place = tmp_path / "out"
         sink = ParquetSink(place)
         sink.identify("a" * 32, "zk://host/a")
@@ -220,7 +220,7 @@ class TestResultsThatAreGone:
         assert not place.exists()
 
 
-def test_credentials_in_the_address_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_in_the_uri_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in what people read, and not in the store, where the description goes."""
     place = "s3://AKIAKEY:s3cr3t/part@bucket/revenue"
     sink = DeltaSink(place)
@@ -239,6 +239,6 @@ def test_credentials_in_the_address_are_shown_nowhere(monkeypatch: pytest.Monkey
         assert "s3cr3t" not in text
 
 
-def test_a_path_is_shown_as_it_is(tmp_path: Path) -> None:
+def test_a_local_path_is_shown_unchanged(tmp_path: Path) -> None:
     sink = DeltaSink(tmp_path / "me:you@here")
     assert sink.describe() == f"Delta table {tmp_path / 'me:you@here'}"

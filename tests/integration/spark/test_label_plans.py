@@ -44,7 +44,7 @@ def labelled(spark: SparkSession, *, late: bool) -> DataFrame:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["by offset", "under lateness"])
-def test_filters_joins_and_groups(spark: SparkSession, late: bool) -> None:
+def test_plans_of_filters_joins_and_groups_stay_small(spark: SparkSession, late: bool) -> None:
     from pyspark.sql import functions as F  # noqa: N812
 
     third = F.timestamp_millis(F.lit(2 * HOUR))

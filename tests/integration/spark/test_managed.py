@@ -111,7 +111,7 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
     }
 
 
-async def test_the_job_of_an_isolated_driver_is_stopped_and_its_batch_done_by_who_stood_by(
+async def test_an_isolated_driver_stops_its_job_and_the_standby_driver_runs_its_batch(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     from pyspark.sql import functions as F  # noqa: N812
@@ -159,7 +159,7 @@ async def test_the_job_of_an_isolated_driver_is_stopped_and_its_batch_done_by_wh
     assert spark.sparkContext.statusTracker().getActiveJobsIds() == []
 
 
-async def test_partitions_and_topics_that_join_go_to_whoever_drives(
+async def test_new_partitions_and_topics_are_assigned_to_the_driver(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     name = await topic(kafka, [at(0), at(1), at(2)])
@@ -230,7 +230,7 @@ async def test_a_topic_that_is_deleted_leaves_the_pipeline(
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-async def test_what_others_run_while_no_driver_is_there_is_computed_later_or_told(
+async def test_records_that_others_run_without_a_driver_are_computed_later_or_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, comes_back: bool
 ) -> None:
     """They go on from the last cut, and may come to the end. What the pipeline publishes is all of it, or that is an error."""

@@ -128,7 +128,7 @@ async def test_spark_and_async_consumers_never_come_further_apart_than_lookahead
                 assert mark.offset == right, f"the cut at {cut.limit} lies at {mark.offset} in {log.name}.{number}"
 
 
-async def test_other_settings_than_the_groups_are_refused(
+async def test_settings_that_differ_from_the_groups_are_refused(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     name = await replays.topic(kafka, [BASE], [BASE])
@@ -246,7 +246,7 @@ async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers
 
 
 @pytest.mark.parametrize("assignment", [None, "managed"])
-async def test_to_a_run_with_an_end_belong_the_topics_that_matched_when_it_was_founded(
+async def test_a_run_with_an_end_has_only_the_topics_that_matched_when_it_was_founded(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, assignment: Any
 ) -> None:
     """Whoever goes on with it finds more topics that match; they are not for this run."""
@@ -284,7 +284,9 @@ async def test_to_a_run_with_an_end_belong_the_topics_that_matched_when_it_was_f
     check_tiling([batch for batch, _ in sink.batches.values()], [pipelines.Log(f"{stem}-one", [[(0, {})] * 4])])
 
 
-async def test_what_kafka_does_not_have_is_told(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_topics_and_partitions_that_do_not_exist_are_refused(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
     stem = await topics_of(kafka, one=[replays.at(0)])
     common: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "store": zk_root, "period": "1m", "name": "p"}
     wild = {"pattern": f"{stem}-.*", "assignment": "managed"}

@@ -131,7 +131,7 @@ async def test_gaps_and_empty_topics_cost_no_job(spark: SparkSession, kafka: loc
     assert [progress.event_time for progress in seen] == [at(1), at(2), at(100_001)]
 
 
-async def test_nothing_but_an_empty_topic_ends_at_once(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_run_of_an_empty_topic_ends_at_once(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
     empty = await topic(kafka, [], [])
     sink = MemorySink()
     async with replaying(spark, kafka, empty, store=zk_root) as replay:
@@ -139,7 +139,7 @@ async def test_nothing_but_an_empty_topic_ends_at_once(spark: SparkSession, kafk
     assert (summary.jobs, summary.periods, sink.batches) == (0, 0, {})
 
 
-async def test_start_and_end_between_boundaries(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_start_and_end_may_lie_between_boundaries(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(0.6), at(0.2), at(1), at(2.4), at(2.5), at(3)])
     sink = MemorySink()
     async with replaying(spark, kafka, name, store=zk_root, start=at(0.5), end=at(2.5)) as replay:
@@ -149,7 +149,7 @@ async def test_start_and_end_between_boundaries(spark: SparkSession, kafka: loca
     assert starts == {at(0.5): 1, at(1): 1, at(2): 1}
 
 
-async def test_a_result_without_the_period_is_computed_one_by_one(
+async def test_a_result_without_a_period_column_is_computed_one_period_at_a_time(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     name = await topic(kafka, [at(n / 2) for n in range(10)])
@@ -185,7 +185,7 @@ async def test_a_function_that_mixes_periods_is_refused(spark: SparkSession, kaf
     assert counts(sink.rows) == {at(n): 2 for n in range(5)}
 
 
-async def test_compacted_logs(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_compacted_logs_are_computed_right(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
     name = await kafka_topics.create_fresh(
         kafka.bootstrap,
         cleanup_policy="compact",
@@ -207,7 +207,7 @@ async def test_compacted_logs(spark: SparkSession, kafka: local.Kafka, zk_root: 
     }
 
 
-async def test_transactions_that_were_aborted_are_not_there(
+async def test_records_of_aborted_transactions_are_not_in_the_result(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
@@ -232,7 +232,7 @@ async def test_jobs_are_logged_so_that_they_can_be_repeated(
     assert f'startingOffsets={{"{name}":{{"0":0,"1":0}}}} endingOffsets={{"{name}":{{"0":2,"1":1}}}}' in lines[0]
 
 
-async def test_a_function_alone_gets_each_frame(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_function_without_a_sink_gets_each_frame(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(kafka, [at(0), at(0.5), at(3)])
     seen: list[int] = []
     async with replaying(spark, kafka, name, store=zk_root, max_periods=1) as replay:
@@ -240,7 +240,7 @@ async def test_a_function_alone_gets_each_frame(spark: SparkSession, kafka: loca
     assert seen == [2, 1]
 
 
-async def test_bytes_bound_a_job(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_max_bytes_bounds_a_job(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     rows = [Row(0, at(n), random.Random(n).randbytes(20_000)) for n in range(8)]
     await kafka_topics.write(kafka.bootstrap, name, rows)
@@ -251,7 +251,9 @@ async def test_bytes_bound_a_job(spark: SparkSession, kafka: local.Kafka, zk_roo
     assert sink.full == [2, 2, 2, 2]
 
 
-async def test_new_partitions_join_a_replay_that_follows(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_new_partitions_join_a_replay_without_an_end(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
     name = await topic(kafka, [at(0), at(1), at(2)])
     sink = MemorySink()
     changed = asyncio.Event()

@@ -77,7 +77,7 @@ async def limit_of(url: str) -> Limit:
         return Limit.decode("coordinator", (await session.get("coordinator")).data)
 
 
-async def test_a_name_goes_on_after_what_it_has_published(
+async def test_a_restarted_pipeline_continues_after_its_last_published_period(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(4)])
@@ -107,7 +107,7 @@ async def test_a_name_goes_on_after_what_it_has_published(
     assert counts(sink) == {at(n): 1 for n in range(4)}
 
 
-async def test_a_failing_job_is_tried_again_and_then_named(
+async def test_a_failing_job_is_tried_again_and_then_raises_an_error_that_names_it(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(3)])
@@ -132,7 +132,7 @@ async def test_a_failing_job_is_tried_again_and_then_named(
     assert counts(sink) == {at(n): 1 for n in range(3)}
 
 
-async def test_records_that_were_deleted_are_told_and_not_skipped(
+async def test_deleted_records_are_an_error_and_not_skipped(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(4)])
@@ -204,7 +204,9 @@ async def test_two_drivers_of_one_pipeline_do_not_run_at_once(
     assert counts(sink) == {at(0): 1, at(1): 1}
 
 
-async def test_a_time_too_far_ahead_is_named(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_record_too_far_in_the_future_is_named_in_the_error(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap, message_timestamp_after_max_ms=2**62)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(0)), Row(0, 2**41), Row(0, at(1))])
     sink = MemorySink()
@@ -213,7 +215,7 @@ async def test_a_time_too_far_ahead_is_named(spark: SparkSession, kafka: local.K
             await replay.for_each_period(count, sink)
 
 
-async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka: local.Kafka, zk_root: str) -> None:
+async def test_a_broker_that_is_gone_is_an_error(spark: SparkSession, private_kafka: local.Kafka, zk_root: str) -> None:
     name = await topic(private_kafka, [at(0), at(1)])
     sink = MemorySink()
     with pytest.raises((aiokcc.KafkaError, aiokcc.SparkJobError)):
@@ -238,7 +240,7 @@ async def test_a_broker_that_is_gone_is_told(spark: SparkSession, private_kafka:
     assert counts(sink) == {at(0): 1}
 
 
-async def test_a_store_that_is_gone_is_told_and_nothing_is_skipped(
+async def test_a_store_that_is_gone_is_an_error_and_no_period_is_skipped(
     spark: SparkSession, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, end: str | int
 ) -> None:
     name = await topic(kafka, [at(n) for n in range(3)])
@@ -263,7 +265,7 @@ async def test_a_store_that_is_gone_is_told_and_nothing_is_skipped(
     assert counts(sink) == {at(n): 1 for n in range(3)}
 
 
-async def test_an_end_still_to_come_is_reached_by_the_clock(
+async def test_an_end_in_the_future_is_reached_when_its_time_comes(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
     now = wall_clock()
@@ -277,7 +279,7 @@ async def test_an_end_still_to_come_is_reached_by_the_clock(
     assert counts(sink)[now // 1000 * 1000] == 1
 
 
-async def test_an_exception_of_the_function_loses_nothing_wherever_the_end_is(
+async def test_an_exception_of_the_function_loses_no_record_wherever_the_end_is(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     """Many periods, several partitions that end at different times, and several periods in a job."""
@@ -309,7 +311,7 @@ async def delete(kafka: local.Kafka, name: str, **until: int) -> None:
         )
 
 
-async def test_records_that_were_deleted_before_anything_was_decided_are_told(
+async def test_records_deleted_before_the_first_batch_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     """The group knows where its range starts. Whoever starts later finds that some of it is gone."""
@@ -357,7 +359,7 @@ async def test_a_start_whose_records_may_have_been_deleted_is_refused(
 
 
 @pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
-async def test_a_name_under_another_root_does_not_take_old_results_for_its_own(
+async def test_a_pipeline_under_another_root_refuses_results_of_the_old_one(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, kind: Callable[[Path], Sink]
 ) -> None:
     """However often it is tried again, as schedulers do."""
@@ -378,7 +380,7 @@ async def test_a_name_under_another_root_does_not_take_old_results_for_its_own(
     assert (await run("two", from_scratch=True)).records == 4
 
 
-async def test_a_pipeline_without_anything_to_do_is_complete_when_started_again(
+async def test_a_pipeline_without_records_is_complete_when_started_again(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
     """One partition has no record, and the records of the other one are all past the end of the run."""
@@ -390,7 +392,7 @@ async def test_a_pipeline_without_anything_to_do_is_complete_when_started_again(
 
 
 @pytest.mark.parametrize("sink", [DeltaSink, ParquetSink])
-async def test_results_that_were_deleted_are_missed(
+async def test_deleted_results_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, sink: Callable[[Path], Sink]
 ) -> None:
     """Between two starts, and after the run is complete: the rest is not computed as if nothing had happened."""

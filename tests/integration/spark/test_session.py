@@ -50,7 +50,7 @@ def test_functions_in_python_run_on_this_python(spark: SparkSession) -> None:
     assert where == [sys.executable]
 
 
-def test_asked_for_again_it_is_the_same(spark: SparkSession) -> None:
+def test_a_second_call_returns_the_same_session(spark: SparkSession) -> None:
     said: list[str] = []
     assert aiokcc.spark.session(app="again", master="local[2]", progress=said.append) is spark
     assert said == [f"Spark {spark.version} runs already: local[2]"]
@@ -70,13 +70,13 @@ def test_another_master_is_refused_while_it_runs(spark: SparkSession) -> None:
         ({"driver_memory": "2g"}, "'driver_memory' is no setting of Spark"),
     ],
 )
-def test_nonsense_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         aiokcc.spark.session(**arguments)
 
 
 @pytest.mark.parametrize("modules", ["java.base@17", "java.base@17 jdk.incubator.vector@17"], ids=["small", "whole"])
-def test_a_small_java_is_not_asked_for_what_it_does_not_have(modules: str, tmp_path: Path) -> None:
+def test_a_java_without_optional_modules_is_started_without_them(modules: str, tmp_path: Path) -> None:
     java = tmp_path / "jdk" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text(f'#!/bin/sh\n[ "$1" = --list-modules ] && echo "{modules}" || printf "<%s>" "$@"\n')
@@ -111,7 +111,7 @@ DRIVER = """
 
 @pytest.mark.service
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
-def test_java_ends_with_the_driver_and_ctrl_c_is_still_asyncios(number: signal.Signals) -> None:
+def test_java_ends_with_the_driver_and_asyncio_still_handles_ctrl_c(number: signal.Signals) -> None:
     command = [sys.executable, "-c", textwrap.dedent(DRIVER)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
         try:

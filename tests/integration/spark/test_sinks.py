@@ -93,7 +93,7 @@ def collected(frame) -> list[tuple[int, str, float]]:
 # Parquet: the same rows are the same bytes
 
 
-def test_the_same_bytes_however_many_periods_a_job_has(spark, tmp_path):
+def test_files_have_the_same_bytes_however_many_periods_a_job_has(spark, tmp_path):
     rows = rows_of(range(6))
     run(ParquetSink(tmp_path / "one"), frame_of(spark, rows), *(batch(n, n) for n in range(6)))
     run(ParquetSink(tmp_path / "all"), frame_of(spark, rows[::-1], partitions=5), batch(0, *range(6)))
@@ -104,7 +104,7 @@ def test_the_same_bytes_however_many_periods_a_job_has(spark, tmp_path):
     assert hashes(tmp_path / "all") == one
 
 
-def test_the_same_bytes_however_spark_cuts_the_stream(spark, tmp_path):
+def test_files_have_the_same_bytes_however_spark_splits_the_stream(spark, tmp_path):
     """Large periods, several row groups: batches of another size, another time zone, another nullability."""
     from pyspark.sql import functions as fn
 
@@ -125,7 +125,7 @@ def test_the_same_bytes_however_spark_cuts_the_stream(spark, tmp_path):
     assert hashes(tmp_path / "a") == hashes(tmp_path / "b")
 
 
-def test_several_files_for_a_period(spark, tmp_path):
+def test_a_period_is_spread_over_several_files(spark, tmp_path):
     rows = rows_of(range(4), per_hour=200)
     run(ParquetSink(tmp_path / "one", files_per_period=3), frame_of(spark, rows), *(batch(n, n) for n in range(4)))
     run(ParquetSink(tmp_path / "all", files_per_period=3), frame_of(spark, rows[::-1]), batch(0, *range(4)))
@@ -145,7 +145,7 @@ def test_rows_are_sorted_and_counted(spark, tmp_path):
         assert period.files[0].size == Path(path).stat().st_size
 
 
-def test_what_stands_in_a_manifest(spark, tmp_path):
+def test_a_manifest_names_periods_rows_offsets_and_files(spark, tmp_path):
     """An hour without records, and one whose records gave no rows, are there without a file."""
     run(
         ParquetSink(tmp_path),
@@ -182,14 +182,14 @@ def published(spark, tmp_path):
     return path, rows_of(range(3)), frame
 
 
-def test_read_with_pandas(published):
+def test_pandas_reads_the_files(published):
     path, rows, _ = published
     table = pd.read_parquet(files(path))
     assert seen(table) == expected(rows)
     assert str(table["period"].dtype).endswith(", UTC]")
 
 
-def test_read_with_duckdb(published):
+def test_duckdb_reads_the_files(published):
     path, rows, _ = published
     with duckdb.connect() as connection:
         found = connection.read_parquet(files(path)).query(
@@ -198,7 +198,7 @@ def test_read_with_duckdb(published):
         assert found.fetchall() == expected(rows)
 
 
-def test_read_with_duckdb_alone(published):
+def test_duckdb_alone_finds_the_files_through_the_manifests(published):
     """Without Python: the manifests are JSON, which DuckDB reads too. The statement is the one of the docs."""
     path, rows, _ = published
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "spark-results.md").read_text()
@@ -209,13 +209,13 @@ def test_read_with_duckdb_alone(published):
         assert found.fetchall() == expected(rows)
 
 
-def test_read_with_spark(spark, published):
+def test_spark_reads_the_rows(spark, published):
     path, rows, _ = published
     assert collected(read(spark, path)) == expected(rows)
     assert collected(spark.read.parquet(*files(path))) == expected(rows)
 
 
-def test_read_the_whole_directory_with_anything(spark, published):
+def test_tools_that_read_a_whole_directory_see_each_row_once(spark, published):
     """The further names at the top: no manifest, no function of ours."""
     path, rows, _ = published
     assert seen(pd.read_parquet(path)) == expected(rows)
@@ -225,7 +225,7 @@ def test_read_the_whole_directory_with_anything(spark, published):
         assert found.fetchall() == expected(rows)
 
 
-def test_read_some_of_it(spark, published):
+def test_a_range_of_periods_is_read(spark, published):
     path, _, _ = published
     begin = "2026-01-01T01:00Z"
     assert collected(read(spark, path, begin, "2026-01-01T02:00Z")) == expected(rows_of(range(1, 2)))
@@ -233,7 +233,7 @@ def test_read_some_of_it(spark, published):
     assert collected(read(spark, path, START + 9 * HOUR)) == []
 
 
-def test_a_list_of_files_stays_good_while_the_pipeline_goes_on(published):
+def test_a_list_of_files_stays_valid_while_the_pipeline_runs(published):
     path, rows, frame = published
     before = files(path)
     run(ParquetSink(path), frame, batch(2, 3, 4), attempt=3)
@@ -242,7 +242,7 @@ def test_a_list_of_files_stays_good_while_the_pipeline_goes_on(published):
     assert len(list((path / "_aiokcc" / "data").iterdir())) == 3  # what was left lying is gone
 
 
-def test_columns_that_change(spark, tmp_path):
+def test_read_after_the_columns_changed(spark, tmp_path):
     from pyspark.sql import functions as fn
 
     frame = frame_of(spark, rows_of(range(2), per_hour=2))
@@ -253,7 +253,7 @@ def test_columns_that_change(spark, tmp_path):
     assert [tuple(row) for row in found] == [(True,), (True,), (False,), (False,)]
 
 
-def test_nothing_to_read_yet(spark, tmp_path):
+def test_reading_an_empty_result_is_an_error(spark, tmp_path):
     sink = ParquetSink(tmp_path)
     run(sink, None, batch(0, 0, empty=(0,)))
     with pytest.raises(UsageError, match="nothing but empty periods is published there yet"):
@@ -261,7 +261,7 @@ def test_nothing_to_read_yet(spark, tmp_path):
     assert files(tmp_path) == []
 
 
-def test_values_of_every_type_come_back(spark, tmp_path):
+def test_values_of_every_type_are_read_back(spark, tmp_path):
     from pyspark.sql import functions as fn
 
     schema = """i tinyint, s smallint, n int, b bigint, f float, d double, m decimal(20,3), t string, raw binary, flag boolean,
@@ -296,7 +296,7 @@ def test_values_of_every_type_come_back(spark, tmp_path):
         (["period", "parse_json('1') as x"], "'x' is variant.*to_json"),
     ],
 )
-def test_results_that_cannot_be_written(spark, tmp_path, columns, message):
+def test_results_that_cannot_be_written_are_refused(spark, tmp_path, columns, message):
     sink = ParquetSink(tmp_path)
     sink.begin("revenue", 1)
     frame = frame_of(spark, rows_of(range(1), 1)).selectExpr(*columns)
@@ -308,7 +308,7 @@ def test_results_that_cannot_be_written(spark, tmp_path, columns, message):
     ("period", "message"),
     [("period + interval 1 day", "none of this batch"), ("cast(null as timestamp)", "'period' is null")],
 )
-def test_rows_of_another_period(spark, tmp_path, period, message):
+def test_rows_of_another_period_are_refused(spark, tmp_path, period, message):
     sink = ParquetSink(tmp_path)
     sink.begin("revenue", 1)
     frame = frame_of(spark, rows_of(range(1), 1)).selectExpr(f"{period} as period", "customer")
@@ -317,7 +317,7 @@ def test_rows_of_another_period(spark, tmp_path, period, message):
     assert files(tmp_path) == []
 
 
-def test_a_job_that_fails_and_is_run_again(spark, tmp_path):
+def test_files_of_a_failed_job_are_never_visible(spark, tmp_path):
     """Some files were written when a task failed; they are never seen, and go."""
     from pyspark.sql import functions as fn
 
@@ -335,7 +335,7 @@ def test_a_job_that_fails_and_is_run_again(spark, tmp_path):
     assert len(list((tmp_path / "_aiokcc" / "data").iterdir())) == 1
 
 
-def test_a_directory_that_the_workers_do_not_share(spark, tmp_path, monkeypatch):
+def test_a_directory_that_the_workers_do_not_share_is_refused(spark, tmp_path, monkeypatch):
     """They wrote somewhere: the driver does not see it."""
     elsewhere = arrow.WrittenFile(START, 0, "x.parquet", 40, 1234, "00", "worker-7")
     monkeypatch.setattr("aiokcc.spark.sinks.parquet.write_files", lambda *args, **settings: [elsewhere])
@@ -368,7 +368,7 @@ print(list(task([pa.RecordBatch.from_pydict({"label": [int(sys.argv[2])], "x": [
 # Parquet: drivers that die or sleep
 
 
-def test_a_driver_that_was_asleep(spark, tmp_path):
+def test_a_frozen_driver_cannot_publish_after_its_successor_began(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(3)))
     sleeper = ParquetSink(tmp_path)
     run(sleeper, frame, batch(0, 0))
@@ -388,7 +388,7 @@ def test_a_driver_that_was_asleep(spark, tmp_path):
     assert seen(pd.read_parquet(files(tmp_path))) == expected(rows_of(range(3)))
 
 
-def test_a_successor_begins_while_the_job_runs(spark, tmp_path, monkeypatch):
+def test_a_job_whose_successor_begins_is_fenced_and_has_not_failed(spark, tmp_path, monkeypatch):
     """The job's directory is removed under it: that is no failure of the job."""
     sleeper = ParquetSink(tmp_path)
     sleeper.begin("revenue", 1)
@@ -403,7 +403,7 @@ def test_a_successor_begins_while_the_job_runs(spark, tmp_path, monkeypatch):
         sleeper.stage(frame_of(spark, rows_of(range(1))), batch(0, 0))
 
 
-def test_from_scratch(spark, tmp_path):
+def test_from_scratch_replaces_the_results(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     run(ParquetSink(tmp_path), frame, batch(0, 0), batch(1, 1), attempt=7)
     again = ParquetSink(tmp_path)
@@ -418,7 +418,7 @@ def test_from_scratch(spark, tmp_path):
     assert seen(pd.read_parquet(tmp_path)) == expected(rows_of(range(2)))
 
 
-def test_another_way_to_name_the_place(tmp_path):
+def test_a_directory_may_be_given_as_a_path_or_a_uri(tmp_path):
     assert ParquetSink(f"file://{tmp_path}/out").path == tmp_path / "out"
     assert ParquetSink(tmp_path / "out").describe() == f"Parquet in {tmp_path}/out"
 
@@ -435,7 +435,7 @@ def test_another_way_to_name_the_place(tmp_path):
         ({"compression": "zip"}, "compression is 'zip'; expected one of zstd"),
     ],
 )
-def test_settings_that_cannot_be_meant(settings, message):
+def test_invalid_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         ParquetSink(**{"path": "out", **settings})
 
@@ -448,7 +448,7 @@ def test_settings_that_cannot_be_meant(settings, message):
         ("deltalake", DeltaSink, r"pip install 'aiokcc\[delta\]'"),
     ],
 )
-def test_packages_that_are_missing(monkeypatch, missing, sink, message):
+def test_missing_packages_are_named(monkeypatch, missing, sink, message):
     real = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == missing else real(name, *rest))
     with pytest.raises(UsageError, match=message):
@@ -462,7 +462,7 @@ def table_rows(path: Path) -> list[tuple[int, str, float]]:
     return seen(DeltaTable(str(path)).to_pandas())
 
 
-def test_delta_periods_once_each(spark, tmp_path):
+def test_delta_holds_each_period_once(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(5)))
     sink = DeltaSink(tmp_path)
     run(sink, frame, batch(0, 0, empty=(0,)), batch(1, 1, 2), batch(2, 3, empty=(3,)), batch(3, 4))
@@ -473,7 +473,7 @@ def test_delta_periods_once_each(spark, tmp_path):
     assert DeltaTable(str(tmp_path)).version() == 2  # one creates the table, and an empty batch makes none
 
 
-def test_delta_files_tell_their_period(spark, tmp_path):
+def test_delta_files_have_their_period_in_their_statistics(spark, tmp_path):
     run(DeltaSink(tmp_path), frame_of(spark, rows_of(range(3))), batch(0, 0, 1, 2))
     table = DeltaTable(str(tmp_path)).get_add_actions(flatten=True)
     assert table["num_records"].to_pylist() == [40] * 3
@@ -482,7 +482,7 @@ def test_delta_files_tell_their_period(spark, tmp_path):
     assert seen(one) == expected(rows_of(range(1, 2)))
 
 
-def test_delta_a_driver_that_died_before_it_published(spark, tmp_path):
+def test_delta_files_of_a_driver_that_died_before_publishing_are_removed(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     dead = DeltaSink(tmp_path)
     run(dead, frame, batch(0, 0))
@@ -496,7 +496,7 @@ def test_delta_a_driver_that_died_before_it_published(spark, tmp_path):
     assert table_rows(tmp_path) == expected(rows_of(range(2)))
 
 
-def test_delta_a_driver_that_was_asleep(spark, tmp_path):
+def test_delta_a_frozen_driver_cannot_publish_after_its_successor_began(spark, tmp_path):
     """Refused as soon as the successor has begun, and later as well, though its snapshot is as old as can be."""
     frame = frame_of(spark, rows_of(range(3)))
     sleeper = DeltaSink(tmp_path)
@@ -514,7 +514,7 @@ def test_delta_a_driver_that_was_asleep(spark, tmp_path):
         DeltaSink(tmp_path).begin("revenue", 1)
 
 
-def test_delta_others_write_to_the_table_too(spark, tmp_path):
+def test_delta_other_programs_may_write_to_the_table(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     sink = DeltaSink(tmp_path)
     run(sink, frame, batch(0, 0))
@@ -555,7 +555,7 @@ def test_the_results_of_another_run_are_refused_every_time(spark, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "hours"), [(1, (1, 2)), (0, (0,))])
-def test_delta_another_batch_under_the_same_number(spark, tmp_path, number, hours):
+def test_delta_another_batch_under_the_same_number_is_refused(spark, tmp_path, number, hours):
     frame = frame_of(spark, rows_of(range(3)))
     run(DeltaSink(tmp_path), frame, batch(0, 0), batch(1, 1))
     after = DeltaSink(tmp_path)
@@ -586,7 +586,7 @@ def test_delta_a_batch_that_is_staged_again_leaves_nothing_behind(spark, tmp_pat
     assert table_rows(tmp_path) == expected(rows_of(range(1)))
 
 
-def test_delta_from_scratch(spark, tmp_path):
+def test_delta_from_scratch_replaces_the_results(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     run(DeltaSink(tmp_path), frame, batch(0, 0), batch(1, 1), attempt=7)
     again = DeltaSink(tmp_path)
@@ -602,7 +602,7 @@ def test_delta_from_scratch(spark, tmp_path):
         DeltaSink(tmp_path).reset("revenue", 9)
 
 
-def test_delta_asleep_over_a_reset(spark, tmp_path, monkeypatch):
+def test_delta_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(spark, tmp_path, monkeypatch):
     """Right before its commit: what the successor has published stays."""
     frame = frame_of(spark, rows_of(range(2)))
     run(DeltaSink(tmp_path), frame, batch(0, 0))
@@ -619,7 +619,7 @@ def test_delta_asleep_over_a_reset(spark, tmp_path, monkeypatch):
     assert table_rows(tmp_path) == expected(rows_of(range(2)))
 
 
-def test_delta_other_columns(spark, tmp_path):
+def test_delta_other_columns_are_refused(spark, tmp_path):
     frame = frame_of(spark, rows_of(range(2)))
     sink = DeltaSink(tmp_path)
     run(sink, frame, batch(0, 0))
@@ -631,13 +631,13 @@ def test_delta_other_columns(spark, tmp_path):
     assert DeltaTable(str(tmp_path)).to_pandas()["amount"].isna().sum() == 40
 
 
-def test_delta_a_table_with_partition_columns(tmp_path):
+def test_delta_a_table_with_partition_columns_is_refused(tmp_path):
     write_deltalake(str(tmp_path), pd.DataFrame({"day": ["a"], "x": [1]}), partition_by=["day"])
     with pytest.raises(UsageError, match="has partition columns"):
         DeltaSink(tmp_path).begin("revenue", 1)
 
 
-def test_delta_by_uri(spark, tmp_path):
+def test_delta_a_table_may_be_given_as_a_uri(spark, tmp_path):
     """A file: URI is a path; what goes through pyarrow's own file systems is tried with its local one."""
     assert DeltaSink(f"file://{tmp_path}").uri == str(tmp_path)
     files = arrow.write_files(
@@ -665,7 +665,7 @@ async def records_of(kafka, topic: str, count: int):
         await consumer.stop()
 
 
-async def test_kafka_records_with_their_period(spark, kafka):
+async def test_kafka_records_have_their_period_in_the_headers(spark, kafka):
     from pyspark.sql import functions as fn
 
     topic = await kafka_topics.create_fresh(kafka.bootstrap, "results", partitions=2)
@@ -691,7 +691,7 @@ async def test_kafka_records_with_their_period(spark, kafka):
     assert sum(headers.get("aiokcc-batch") == b"revenue/1/2" and headers["mine"] == b"x" for headers in repeated) == 3
 
 
-async def test_kafka_by_the_newer_writer_too(spark, kafka):
+async def test_kafka_the_newer_writer_of_the_connector_works_too(spark, kafka):
     """A session may choose the newer of the connector's two; another pipeline in it does so while it makes a frame."""
     topic = await kafka_topics.create_fresh(kafka.bootstrap, "results")
     before = spark.conf.get("spark.sql.sources.useV1SourceList")
@@ -704,7 +704,7 @@ async def test_kafka_by_the_newer_writer_too(spark, kafka):
     assert sorted(record.value for record in await records_of(kafka, topic, 2)) == [b"customer 0", b"customer 1"]
 
 
-def test_kafka_results_that_cannot_be_written(spark):
+def test_kafka_results_that_cannot_be_written_are_refused(spark):
     frame = frame_of(spark, rows_of(range(1), 1))
     sink = KafkaSink("results", bootstrap_servers="127.0.0.1:1")
     with pytest.raises(UsageError, match="no column 'value'.*to_json"):
@@ -721,7 +721,7 @@ def test_kafka_results_that_cannot_be_written(spark):
         ({"kafka_options": {"bootstrap.servers": "x"}}, "an argument of its own"),
     ],
 )
-def test_kafka_settings_that_cannot_be_meant(settings, message):
+def test_kafka_invalid_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         KafkaSink(**{"topic": "results", "bootstrap_servers": "127.0.0.1:9092", **settings})
 

@@ -104,7 +104,7 @@ async def test_the_session_keeps_its_own_setting_of_readers(spark: SparkSession,
     assert spark.conf.get("spark.sql.sources.useV1SourceList") == before
 
 
-async def test_little_to_read_from_many_partitions_is_few_tasks(spark: SparkSession, kafka: local.Kafka) -> None:
+async def test_few_records_from_many_partitions_make_few_tasks(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await topic(kafka, *([at(0), at(0, 1)] for _ in range(5)))
     ranges = {Partition(name, number): (0, 2) for number in range(5)}
 
@@ -117,7 +117,7 @@ async def test_little_to_read_from_many_partitions_is_few_tasks(spark: SparkSess
     assert await asyncio.to_thread(tasks, minPartitions="10") == 10
 
 
-async def test_compaction_leaves_gaps_that_no_label_minds(spark: SparkSession, kafka: local.Kafka) -> None:
+async def test_gaps_of_compaction_do_not_change_the_period_of_a_record(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(
         kafka.bootstrap,
         cleanup_policy="compact",
@@ -140,7 +140,7 @@ async def test_compaction_leaves_gaps_that_no_label_minds(spark: SparkSession, k
     assert left == [(name, 0, offset, offset // 10) for offset in kept]
 
 
-async def test_markers_and_aborted_records_are_passed_over(spark: SparkSession, kafka: local.Kafka) -> None:
+async def test_markers_and_aborted_records_are_left_out(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0), at(0, 1)])
     await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(0, 2)), Row(0, at(1))])  # 2, 3, marker 4
     await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(0, at(1, 1))] * 3, abort=True)  # 5 to 7, marker 8
@@ -159,7 +159,7 @@ async def test_a_range_of_nothing_but_markers_is_empty(spark: SparkSession, kafk
     assert await labels_of(spark, kafka, batch_of({Partition(name, 0): (1, 3)})) == []
 
 
-async def test_records_that_are_gone_fail_the_job(spark: SparkSession, kafka: local.Kafka) -> None:
+async def test_deleted_records_fail_the_job(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)] * 10)
     async with kafka_topics.admin(kafka.bootstrap) as client:
         await client.delete_records({TopicPartition(name, 0): RecordsToDelete(before_offset=5)})
@@ -199,7 +199,7 @@ async def test_a_record_without_a_time_is_named(spark: SparkSession, kafka: loca
     assert source.poison_in(ValueError("something else")) is None
 
 
-async def test_the_offsets_in_the_log_repeat_the_job(spark: SparkSession, kafka: local.Kafka) -> None:
+async def test_the_logged_offsets_reproduce_the_frame(spark: SparkSession, kafka: local.Kafka) -> None:
     name = await topic(kafka, [at(0)] * 4, [at(0)] * 3)
     batch = batch_of({Partition(name, 0): (1, 2)}, {Partition(name, 0): (2, 4), Partition(name, 1): (0, 2)})
     assert source.offsets_text(batch) == (
@@ -225,12 +225,12 @@ def test_nothing_to_read_and_negative_offsets_are_refused(spark: SparkSession) -
         ({"security.protocol": "SSL"}, "begin with 'kafka.'"),
     ],
 )
-def test_options_that_cannot_be_meant(options: dict[str, str], words: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words.replace("?", r"\?")):
         source.check_options(options)
 
 
-def test_options_that_can() -> None:
+def test_valid_options_are_accepted() -> None:
     options = {"includeHeaders": True, "minPartitions": 4, "kafka.security.protocol": "SSL", "failOnDataLoss": "true"}
     assert source.check_options(options)["includeHeaders"] == "true"
     assert source.check_options(options)["minPartitions"] == "4"
@@ -315,7 +315,7 @@ def test_spark_finds_and_labels_as_plain_python_does(spark: SparkSession, latene
         assert seen == expected
 
 
-def test_many_periods_in_many_partitions(spark: SparkSession) -> None:
+def test_records_of_many_periods_in_many_partitions_get_their_periods(spark: SparkSession) -> None:
     """Some six hundred, most of one record; a few partitions have none of most."""
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -378,7 +378,7 @@ def test_a_time_that_was_not_scanned_for_is_refused() -> None:
 
 
 @pytest.mark.parametrize("late", [0, 15])
-async def test_a_pipeline_by_event_time_from_the_value(
+async def test_a_pipeline_takes_event_time_from_the_value(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, late: int
 ) -> None:
     """One unit of the model is a tenth of a minute. Kafka's own times say nothing: all are the same."""

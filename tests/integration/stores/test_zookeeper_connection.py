@@ -66,7 +66,9 @@ async def test_a_break_is_noticed_and_the_session_resumed(zk_root: str, reset: b
 @pytest.mark.parametrize("direction", ["up", "down"])
 @pytest.mark.parametrize("after", [0, 3, 6, 17, 30])
 @pytest.mark.parametrize("reset", [True, False])
-async def test_a_break_in_the_middle_of_a_message(zk_root: str, direction: Direction, after: int, reset: bool) -> None:
+async def test_the_session_survives_a_break_in_the_middle_of_a_message(
+    zk_root: str, direction: Direction, after: int, reset: bool
+) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a", b"x" * 1000)
         struck = proxy.cut_in_message(direction, after=after, reset=reset)
@@ -126,7 +128,7 @@ async def test_the_first_handshake_may_be_lost(zk_root: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
-async def test_a_black_hole_is_noticed_by_ping_and_left_in_time(zk_root: str, direction: Direction) -> None:
+async def test_a_silent_connection_is_noticed_by_ping_and_replaced_in_time(zk_root: str, direction: Direction) -> None:
     async with proxied(zk_root, timeout=3) as (proxy, session):
         identity = session.id
         await session.create("mine", ephemeral=True)
@@ -149,7 +151,7 @@ async def test_an_idle_session_stays(zk_root: str) -> None:
 
 
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
-async def test_silence_for_longer_than_the_timeout_is_the_end(zk_root: str, direction: Direction) -> None:
+async def test_silence_for_longer_than_the_timeout_loses_the_session(zk_root: str, direction: Direction) -> None:
     async with proxied(zk_root, timeout=1) as (proxy, session):
         await session.create("mine", ephemeral=True)
         watch = session.watch()
@@ -181,7 +183,7 @@ async def test_silence_for_longer_than_the_timeout_is_the_end(zk_root: str, dire
             await session.get("a")
 
 
-async def test_stop_at_passes_before_the_session_is_called_lost(zk_root: str) -> None:
+async def test_stop_at_passes_before_the_session_is_lost(zk_root: str) -> None:
     async with proxied(zk_root, timeout=1) as (proxy, session):
         await within(session.get(""))
         proxy.blackhole()
@@ -216,7 +218,7 @@ async def test_a_session_that_expired_at_the_server_is_lost_at_the_reconnect(
 # The server
 
 
-async def test_a_server_killed_and_started_again_within_the_session(private_zookeeper: local.ZooKeeper) -> None:
+async def test_the_session_survives_a_restart_of_the_server(private_zookeeper: local.ZooKeeper) -> None:
     async with open_store(private_zookeeper.url("a")).session(timeout=30) as session:
         identity = session.id
         await session.ensure("")
@@ -230,7 +232,7 @@ async def test_a_server_killed_and_started_again_within_the_session(private_zook
         assert (node.owner, node.data) == (identity, b"y")
 
 
-async def test_a_frozen_server(private_zookeeper: local.ZooKeeper) -> None:
+async def test_the_session_survives_a_frozen_server(private_zookeeper: local.ZooKeeper) -> None:
     async with open_store(private_zookeeper.url("a")).session(timeout=6) as session:
         identity = session.id
         await session.ensure("")
@@ -303,7 +305,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_process_that_was_stopped_for_longer_than_its_session_knows_it(zk_root: str) -> None:
+async def test_a_process_frozen_for_longer_than_its_session_finds_it_lost(zk_root: str) -> None:
     async with open_store(zk_root).session(timeout=LONG) as session:
         await session.ensure("witness")
         python = await asyncio.create_subprocess_exec(
@@ -386,7 +388,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE.keys())
-async def test_a_reply_that_makes_no_sense_ends_the_connection_and_not_the_call(garbage: bytes) -> None:
+async def test_a_malformed_reply_ends_the_connection_and_not_the_call(garbage: bytes) -> None:
     async with Fake() as fake, open_store(fake.url).session(timeout=LONG) as session:
         fake.replies = [garbage]
         assert await within(session.find("a")) is None
@@ -394,7 +396,7 @@ async def test_a_reply_that_makes_no_sense_ends_the_connection_and_not_the_call(
         assert session.id == 7
 
 
-async def test_a_request_at_which_every_connection_breaks_is_given_up() -> None:
+async def test_a_request_that_breaks_every_connection_fails() -> None:
     async with Fake() as fake, open_store(fake.url).session(timeout=1) as session:
         fake.replies = [frame(b"abc")] * 100
         with pytest.raises(Exception, match="connections in a row"):
@@ -403,7 +405,7 @@ async def test_a_request_at_which_every_connection_breaks_is_given_up() -> None:
         assert await within(session.find("a")) is None
 
 
-async def test_an_answer_for_another_session_is_the_end_of_ours() -> None:
+async def test_an_answer_for_another_session_loses_ours() -> None:
     async with Fake() as fake, open_store(fake.url).session(timeout=LONG) as session:
         fake.greeting = frame(struct.pack("!iiqi16s?", 0, 10_000, 8, 16, bytes(16), False))
         fake.replies = [frame(b"abc")]
@@ -412,7 +414,7 @@ async def test_an_answer_for_another_session_is_the_end_of_ours() -> None:
         assert session.state is LOST
 
 
-async def test_a_session_unknown_to_the_server_is_the_end_of_ours() -> None:
+async def test_a_session_unknown_to_the_server_is_lost() -> None:
     async with Fake() as fake, open_store(fake.url).session(timeout=LONG) as session:
         fake.greeting = frame(struct.pack("!iiqi16s?", 0, 0, 0, 16, bytes(16), False))
         fake.replies = [frame(b"abc")]
@@ -421,7 +423,7 @@ async def test_a_session_unknown_to_the_server_is_the_end_of_ours() -> None:
 
 
 @pytest.mark.parametrize("greeting", [b"", frame(b"abc"), b"\xff" * 8, frame(struct.pack("!iiqi", 0, 0, 0, 0))])
-async def test_servers_that_hang_up_at_the_handshake_are_not_run_down(greeting: bytes) -> None:
+async def test_servers_that_close_at_the_handshake_are_tried_with_backoff(greeting: bytes) -> None:
     async with Fake(greeting=greeting) as fake:
         with pytest.raises(StoreUnreachableError):
             async with open_store(fake.url).session(timeout=10, connect_timeout=1):
@@ -432,7 +434,7 @@ async def test_servers_that_hang_up_at_the_handshake_are_not_run_down(greeting: 
 # The newest transaction ever seen
 
 
-async def test_every_handshake_tells_what_was_seen_also_of_a_new_session(zk_root: str) -> None:
+async def test_every_handshake_has_the_last_seen_zxid_also_for_a_new_session(zk_root: str) -> None:
     async with Proxy(zk_root.split("/")[2]) as proxy:
         store = open_store(through(proxy, zk_root))
 

@@ -42,7 +42,7 @@ fates = pytest.mark.parametrize("fate", [reply_lost, request_lost, both_lost])
 
 
 @fates
-async def test_create(zk_root: str, fate: Fate) -> None:
+async def test_a_create_is_applied_once(zk_root: str, fate: Fate) -> None:
     async with proxied(zk_root) as (proxy, session):
         struck = fate(proxy, Op.CREATE)
         assert await within(session.create("a", b"x")) == "a"
@@ -52,7 +52,7 @@ async def test_create(zk_root: str, fate: Fate) -> None:
 
 
 @fates
-async def test_create_ephemeral(zk_root: str, fate: Fate) -> None:
+async def test_a_create_of_an_ephemeral_node_is_applied_once(zk_root: str, fate: Fate) -> None:
     async with proxied(zk_root) as (proxy, session):
         struck = fate(proxy, Op.CREATE)
         assert await within(session.create("a", b"x", ephemeral=True)) == "a"
@@ -62,7 +62,7 @@ async def test_create_ephemeral(zk_root: str, fate: Fate) -> None:
 
 @fates
 @pytest.mark.parametrize("ephemeral", [True, False])
-async def test_create_sequential(zk_root: str, fate: Fate, ephemeral: bool) -> None:
+async def test_a_create_of_a_sequential_node_is_applied_once(zk_root: str, fate: Fate, ephemeral: bool) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("d")
         struck = fate(proxy, Op.CREATE)
@@ -74,7 +74,7 @@ async def test_create_sequential(zk_root: str, fate: Fate, ephemeral: bool) -> N
 
 @fates
 @pytest.mark.parametrize("version", [1, ANY_VERSION])
-async def test_set(zk_root: str, fate: Fate, version: int) -> None:
+async def test_a_set_is_applied_once(zk_root: str, fate: Fate, version: int) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
         await session.set("a", b"before", 0)
@@ -87,7 +87,7 @@ async def test_set(zk_root: str, fate: Fate, version: int) -> None:
 
 @fates
 @pytest.mark.parametrize("version", [0, ANY_VERSION])
-async def test_delete(zk_root: str, fate: Fate, version: int) -> None:
+async def test_a_delete_is_applied_once(zk_root: str, fate: Fate, version: int) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
         struck = fate(proxy, Op.DELETE)
@@ -97,7 +97,7 @@ async def test_delete(zk_root: str, fate: Fate, version: int) -> None:
 
 
 @fates
-async def test_ensure(zk_root: str, fate: Fate) -> None:
+async def test_an_ensure_is_applied_once(zk_root: str, fate: Fate) -> None:
     async with proxied(zk_root) as (proxy, session):
         proxy.cut_in_message("up", match=Op.CREATE) if fate is not reply_lost else proxy.drop_reply(Op.CREATE)
         await within(session.ensure("a/b/c"))
@@ -106,7 +106,7 @@ async def test_ensure(zk_root: str, fate: Fate) -> None:
 
 @fates
 @pytest.mark.parametrize("telling", range(6))
-async def test_transaction(zk_root: str, fate: Fate, telling: int) -> None:
+async def test_a_transaction_is_applied_once(zk_root: str, fate: Fate, telling: int) -> None:
     """Whichever operation has to tell: all are applied once, and the results are the server's."""
     async with proxied(zk_root) as (proxy, session):
         for path in ("fence", "a", "gone"):
@@ -132,7 +132,7 @@ async def test_transaction(zk_root: str, fate: Fate, telling: int) -> None:
 
 
 @fates
-async def test_a_large_transaction(zk_root: str, fate: Fate) -> None:
+async def test_a_large_transaction_is_applied_once(zk_root: str, fate: Fate) -> None:
     async with proxied(zk_root) as (proxy, session):
         for path in ("fence", "a", "gone"):
             await session.create(path)
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[Op, Write, type[StoreError]]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_a_lost_refusal_is_a_refusal(zk_root: str, case: str) -> None:
+async def test_a_refusal_whose_reply_was_lost_is_raised_as_a_refusal(zk_root: str, case: str) -> None:
     op, write, error = REFUSED[case]
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
@@ -192,7 +192,7 @@ async def meanwhile(proxy: Proxy, op: Op, write: Awaitable[object], others: Call
     return await within(call)
 
 
-async def test_what_cannot_be_told_is_said_to_be_unknown(zk_root: str) -> None:
+async def test_an_outcome_without_evidence_is_unknown(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
         await session.create("a")
 
@@ -217,7 +217,7 @@ async def test_what_cannot_be_told_is_said_to_be_unknown(zk_root: str) -> None:
         assert await session.find("b") is not None, "somebody else's, and not deleted"
 
 
-async def test_somebody_elses_work_is_not_taken_for_ours(zk_root: str) -> None:
+async def test_a_write_of_another_client_is_not_attributed_to_ours(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
         await session.create("a")
         await other.create("b", b"theirs", ephemeral=True)
@@ -232,7 +232,7 @@ async def test_somebody_elses_work_is_not_taken_for_ours(zk_root: str) -> None:
             await meanwhile(proxy, Op.SET_DATA, session.set("a", b"ours", 0), nothing)
 
 
-async def test_several_writes_of_one_node_in_a_transaction(zk_root: str) -> None:
+async def test_several_writes_of_one_node_in_a_transaction_are_applied_once(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
         await session.create("a")
         await session.create("b")
@@ -254,7 +254,7 @@ async def test_several_writes_of_one_node_in_a_transaction(zk_root: str) -> None
         assert (node.data, node.version) == (b"3", 4)
 
 
-async def test_two_of_the_same_in_doubt_are_not_both_applied(zk_root: str) -> None:
+async def test_one_change_is_not_evidence_for_two_writes(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
 
@@ -318,7 +318,7 @@ async def test_many_writes_through_many_breaks_are_each_applied_once(zk_root: st
         assert session.state is SessionState.CONNECTED
 
 
-async def test_a_cancelled_write_leaves_the_line_in_order(zk_root: str) -> None:
+async def test_a_cancelled_write_leaves_the_backlog_in_order(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
         proxy.refuse()

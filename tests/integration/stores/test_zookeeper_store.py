@@ -25,7 +25,7 @@ CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, Ses
 # Opening
 
 
-async def test_nobody_there_is_said_with_every_server_and_what_it_did(zookeeper: object) -> None:
+async def test_the_error_names_every_server_and_its_failure(zookeeper: object) -> None:
     one, two = free_ports(2)
     with pytest.raises(StoreUnreachableError) as caught:
         async with open_store(f"zk://user:hunter2@127.0.0.1:{one},127.0.0.1:{two}/a").session(connect_timeout=0.3):
@@ -39,7 +39,7 @@ async def test_nobody_there_is_said_with_every_server_and_what_it_did(zookeeper:
     assert "hunter2" not in message
 
 
-async def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_said(zk_root: str) -> None:
+async def test_opening_waits_at_most_connect_timeout_for_a_silent_server(zk_root: str) -> None:
     async with Proxy(zk_root.split("/")[2]) as proxy:
         proxy.blackhole()
         with pytest.raises(StoreUnreachableError, match="no answer|being tried"):
@@ -47,7 +47,7 @@ async def test_a_server_that_does_not_answer_is_not_waited_for_longer_than_said(
                 pass
 
 
-async def test_without_a_limit_opening_waits_until_a_server_is_there(zk_root: str) -> None:
+async def test_without_connect_timeout_opening_waits_until_a_server_starts(zk_root: str) -> None:
     async with Proxy(zk_root.split("/")[2]) as proxy:
         proxy.refuse()
 
@@ -61,7 +61,7 @@ async def test_without_a_limit_opening_waits_until_a_server_is_there(zk_root: st
         assert await within(using)
 
 
-async def test_a_name_that_does_not_resolve_is_said(zookeeper: object) -> None:
+async def test_a_host_name_that_does_not_resolve_is_named(zookeeper: object) -> None:
     with pytest.raises(StoreUnreachableError, match="no-such-host.invalid:2181: "):
         async with open_store("zk://no-such-host.invalid/a").session(connect_timeout=1):
             pass
@@ -82,7 +82,7 @@ async def test_closing_deletes_ephemeral_nodes_at_once(zk_root: str) -> None:
             await session.get("")
 
 
-async def test_closing_while_away_does_not_wait(zk_root: str) -> None:
+async def test_closing_while_suspended_does_not_wait(zk_root: str) -> None:
     async with asyncio.timeout(10):  # a fraction of the session timeout, of a ping, or of an attempt to connect
         async with proxied(zk_root) as (proxy, session):
             proxy.refuse()
@@ -95,7 +95,7 @@ async def test_closing_while_away_does_not_wait(zk_root: str) -> None:
             await pending
 
 
-async def test_calls_and_waits_of_others_end_with_the_session(zk_root: str) -> None:
+async def test_calls_and_waits_of_other_tasks_end_with_the_session(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session):
         proxy.refuse()
         proxy.cut()
@@ -125,7 +125,7 @@ async def test_asyncio_run_returns_after_use(zk_root: str) -> None:
 # What the body raises
 
 
-async def test_an_error_of_the_body_comes_out_as_it_is(zk_root: str) -> None:
+async def test_an_error_of_the_body_is_raised_unchanged(zk_root: str) -> None:
     for error in (
         ValueError("mine"),
         ExceptionGroup("mine", [ValueError()]),
@@ -164,7 +164,7 @@ async def test_cancelling_the_body_ends_the_session(zk_root: str) -> None:
                 await use()
 
 
-async def test_cancelling_while_it_opens(zk_root: str) -> None:
+async def test_opening_can_be_cancelled(zk_root: str) -> None:
     async with Proxy(zk_root.split("/")[2]) as proxy:
         proxy.blackhole()
         with pytest.raises(TimeoutError):
@@ -172,7 +172,7 @@ async def test_cancelling_while_it_opens(zk_root: str) -> None:
                 pass
 
 
-async def test_a_bug_of_ours_is_not_swallowed(zk_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_internal_error_is_raised(zk_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -207,7 +207,7 @@ async def test_cancelled_reads_leave_nothing_behind(zk_root: str) -> None:
 # Sizes
 
 
-async def test_what_is_too_large_is_refused_before_it_is_sent(zk_root: str) -> None:
+async def test_too_large_data_is_refused_before_it_is_sent(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session):
         await session.create("a")
         half = b"x" * 530_000
@@ -228,7 +228,7 @@ async def test_what_is_too_large_is_refused_before_it_is_sent(zk_root: str) -> N
         assert proxy.accepted == 2, "the server hung up on none of them"
 
 
-async def test_many_children(zk_root: str) -> None:
+async def test_a_node_may_have_many_children(zk_root: str) -> None:
     async with open_store(zk_root).session() as session:
         await session.ensure("")
         names = [f"{n:05d}-{'x' * 100}" for n in range(12_000)]
@@ -240,7 +240,7 @@ async def test_many_children(zk_root: str) -> None:
 # Credentials
 
 
-async def test_credentials_are_shown_again_on_every_connection(zk_root: str) -> None:
+async def test_credentials_are_sent_on_every_connection(zk_root: str) -> None:
     async with Proxy(zk_root.split("/")[2]) as proxy:
         store = open_store(through(proxy, zk_root).replace("zk://", "zk://user:secret@"), acl="creator")
         stranger = open_store(zk_root, auth=("user", "wrong"))
@@ -264,7 +264,7 @@ async def test_credentials_are_shown_again_on_every_connection(zk_root: str) -> 
                 assert "credentials" in str(caught.value)
 
 
-async def test_a_write_that_may_not_be_read_back_is_unknown_when_in_doubt(zk_root: str) -> None:
+async def test_a_write_in_doubt_that_may_not_be_read_is_unknown(zk_root: str) -> None:
     owner = open_store(zk_root, auth=("u", "p"), acl=[Acl.CREATOR, Acl("world", "anyone", Acl.WRITE)])
     async with owner.session() as session, proxied(zk_root) as (proxy, blind):
         await session.create("a")
@@ -275,7 +275,7 @@ async def test_a_write_that_may_not_be_read_back_is_unknown_when_in_doubt(zk_roo
         assert dropped.done()
 
 
-async def test_the_log_says_little_and_no_secret(zk_root: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_log_is_short_and_has_no_secret(zk_root: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with Proxy(zk_root.split("/")[2]) as proxy:
         store = open_store(through(proxy, zk_root), auth=("user", "hunter2"))
@@ -295,7 +295,7 @@ async def test_the_log_says_little_and_no_secret(zk_root: str, caplog: pytest.Lo
 # TLS
 
 
-async def test_tls(zk_root: str, tmp_path: Path) -> None:
+async def test_a_session_over_tls(zk_root: str, tmp_path: Path) -> None:
     """A server that speaks TLS, made of a certificate of our own and a relay in front of the plain one."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"

@@ -41,7 +41,7 @@ async def names(watch: Watch, path: str, last: tuple[str, ...] | None) -> None:
                     return
 
 
-async def test_a_node_absent_created_deleted_and_created_again(zk_root: str) -> None:
+async def test_a_node_is_reported_when_created_deleted_and_created_again(zk_root: str) -> None:
     store = open_store(zk_root)
     async with store.session() as session, store.session() as other:
         await session.ensure("")
@@ -57,7 +57,7 @@ async def test_a_node_absent_created_deleted_and_created_again(zk_root: str) -> 
                 assert await follow(watch, "a", None) == [None]
 
 
-async def test_children_of_a_node_absent_created_and_deleted(zk_root: str) -> None:
+async def test_children_are_reported_when_their_parent_is_created_and_deleted(zk_root: str) -> None:
     store = open_store(zk_root)
     async with store.session() as session, store.session() as other:
         await session.ensure("")
@@ -75,7 +75,7 @@ async def test_children_of_a_node_absent_created_and_deleted(zk_root: str) -> No
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_registering_races_with_changing(zk_root: str, seed: int) -> None:
+async def test_no_change_is_lost_while_its_watch_is_registered(zk_root: str, seed: int) -> None:
     """Paths are added at the very moment they change, over and over: the last state is always reported."""
     dice = random.Random(seed)
     store = open_store(zk_root)
@@ -110,7 +110,7 @@ async def test_registering_races_with_changing(zk_root: str, seed: int) -> None:
                     tasks.create_task(one(n))
 
 
-async def test_changes_missed_while_away_are_seen_after(zk_root: str) -> None:
+async def test_changes_made_while_suspended_are_reported_after_the_reconnect(zk_root: str) -> None:
     async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
         for path in ("kept", "changed", "deleted", "again", "d"):
             await session.create(path)
@@ -151,7 +151,7 @@ async def test_changes_missed_while_away_are_seen_after(zk_root: str) -> None:
 
 
 @pytest.mark.parametrize("op", [Op.GET_DATA, Op.EXISTS, Op.GET_CHILDREN])
-async def test_the_connection_breaks_while_a_watch_is_being_registered(zk_root: str, op: Op) -> None:
+async def test_a_watch_whose_registration_breaks_is_registered_again(zk_root: str, op: Op) -> None:
     async with proxied(zk_root) as (proxy, session), open_store(zk_root).session() as other:
         await session.create("a", b"x")
         struck = proxy.drop_reply(op)
@@ -168,7 +168,7 @@ async def test_the_connection_breaks_while_a_watch_is_being_registered(zk_root: 
             await names(watch, "a", ("c",))
 
 
-async def test_many_watches_on_one_path_are_one_at_the_server(private_zookeeper: local.ZooKeeper) -> None:
+async def test_many_watches_on_one_path_make_one_watch_at_the_server(private_zookeeper: local.ZooKeeper) -> None:
     store = open_store(private_zookeeper.url("a"))
     async with store.session() as session, store.session() as other:
         await session.ensure("x")
@@ -240,7 +240,7 @@ async def test_ten_thousand_cancelled_waits_leave_nothing_and_lose_nothing(zk_ro
             assert await follow(watch, "a", b"x") == [b"x"]
 
 
-async def test_a_hot_node_is_reported_though_it_never_rests(zk_root: str) -> None:
+async def test_a_node_that_changes_all_the_time_is_reported(zk_root: str) -> None:
     """It changes faster than it can be read: the watcher still gets news, and the last one."""
     store = open_store(zk_root)
     async with store.session() as session, store.session() as other:
@@ -254,7 +254,7 @@ async def test_a_hot_node_is_reported_though_it_never_rests(zk_root: str) -> Non
         assert numbers == sorted(set(numbers))
 
 
-async def test_a_path_that_may_not_be_read_says_so_and_the_others_go_on(zk_root: str) -> None:
+async def test_an_unreadable_path_reports_its_error_and_others_continue(zk_root: str) -> None:
     owner = open_store(zk_root, auth=("user", "secret"), acl=[Acl.CREATOR])
     public = open_store(zk_root, auth=("user", "secret"), acl="open")
     async with owner.session() as session, public.session() as opening, open_store(zk_root).session() as stranger:
@@ -275,7 +275,7 @@ async def test_a_path_that_may_not_be_read_says_so_and_the_others_go_on(zk_root:
             assert await follow(watch, "public", b"x")
 
 
-async def test_a_closed_watch_ends_its_waiter_and_an_ended_session_all(zk_root: str) -> None:
+async def test_closing_a_watch_ends_its_waiter_and_closing_the_session_all_waiters(zk_root: str) -> None:
     async with open_store(zk_root).session() as session:
         await session.ensure("")
         watch, other = session.watch(), session.watch()

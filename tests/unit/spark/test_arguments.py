@@ -34,7 +34,7 @@ def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: An
         ({"partitions": {"orders-a": [1]}}, Subscription(partitions=frozenset([Partition("orders-a", 1)]), pipeline="p")),
     ],
 )  # fmt: skip
-def test_a_managed_pipeline_by_pattern(changed: dict[str, Any], wanted: Subscription) -> None:
+def test_a_managed_pipeline_subscribes_by_pattern(changed: dict[str, Any], wanted: Subscription) -> None:
     chosen = options(pattern="orders-.*", assignment="managed", offset_storage="store", **changed)
     assert chosen.subscription == wanted
     assert chosen.settings.source.startswith("kafka pattern=orders-.* offsets=zookeeper ")
@@ -59,7 +59,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changed", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_cannot_be_meant_in_a_managed_group(changed: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_of_a_managed_pipeline_are_refused(changed: dict[str, Any], message: str) -> None:
     settings = {"pattern": "orders-.*", "assignment": "managed", **changed}
     with pytest.raises(aiokcc.UsageError, match=message):
         options(*settings.pop("topics", ()), **settings)
@@ -100,7 +100,7 @@ INSECURE: list[tuple[dict[str, Any], dict[str, str], str]] = [
 
 
 @pytest.mark.parametrize(("consumer", "kafka_options", "message"), INSECURE, ids=[m for _, _, m in INSECURE])
-def test_credentials_that_spark_lacks_are_named_at_once(
+def test_missing_credentials_of_spark_are_reported_at_once(
     consumer: dict[str, Any], kafka_options: dict[str, str], message: str
 ) -> None:
     """Without them Spark would wait for Kafka a minute for each try, and say nothing."""
@@ -125,7 +125,7 @@ SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
 
 
 @pytest.mark.parametrize("missing", list(SPARK_SASL))
-async def test_credentials_that_a_kafka_sink_lacks_are_named_at_once(missing: str) -> None:
+async def test_missing_credentials_of_a_kafka_sink_are_reported_at_once(missing: str) -> None:
     """The sink writes to the servers that the pipeline reads from, and these want a login."""
     chosen = options("orders", kafka_options=SPARK_SASL, **SASL)
     servers = chosen.settings.bootstrap_servers.split(",")
@@ -136,7 +136,7 @@ async def test_credentials_that_a_kafka_sink_lacks_are_named_at_once(missing: st
     assert SECRET not in str(refused.value)
 
 
-def test_a_kafka_sink_elsewhere_or_with_a_login_of_its_own_is_fine() -> None:
+def test_a_kafka_sink_on_other_servers_or_with_its_own_login_is_accepted() -> None:
     spark = SimpleNamespace()
     check_sink_security(SASL, ["a:1"], ["b:1"], {}, spark)
     check_sink_security(SASL, ["a:1"], ["a:1"], {**SPARK_SASL, "kafka.sasl.mechanism": "PLAIN"}, spark)
@@ -144,7 +144,7 @@ def test_a_kafka_sink_elsewhere_or_with_a_login_of_its_own_is_fine() -> None:
 
 
 @pytest.mark.parametrize(("consumer", "kafka_options", "conf"), SECURE)
-def test_credentials_that_spark_has(
+def test_credentials_that_spark_has_are_accepted(
     consumer: dict[str, Any], kafka_options: dict[str, str], conf: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(name=name))  # gssapi is installed
@@ -158,7 +158,7 @@ def test_credentials_that_spark_has(
 @pytest.mark.parametrize(
     "statement", ["import aiokcc.spark", "from aiokcc.spark import replay", "import aiokcc; aiokcc.spark"]
 )
-def test_without_the_extra_its_name_is_told(statement: str) -> None:
+def test_a_missing_extra_is_named_in_the_error(statement: str) -> None:
     program = f"import sys; sys.modules['aiokafka'] = None; {statement}"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1

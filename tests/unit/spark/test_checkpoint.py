@@ -67,7 +67,7 @@ async def test_a_successor_finds_what_was_decided_and_what_is_published(store: S
     assert second.pending is None
 
 
-async def test_who_was_succeeded_writes_nothing_more(store: Store, sessions: AsyncExitStack) -> None:
+async def test_a_replaced_driver_cannot_write(store: Store, sessions: AsyncExitStack) -> None:
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     await first.record_intent(batch(0))
@@ -101,7 +101,7 @@ async def test_another_definition_is_refused(
     await first.confirm()  # a driver that is refused fences nobody out
 
 
-async def test_from_scratch_takes_another_definition_and_forgets(store: Store, sessions: AsyncExitStack) -> None:
+async def test_from_scratch_replaces_the_definition_and_the_state(store: Store, sessions: AsyncExitStack) -> None:
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     await first.record_intent(batch(0))
@@ -115,7 +115,7 @@ async def test_from_scratch_takes_another_definition_and_forgets(store: Store, s
         await first.confirm()
 
 
-async def test_names_do_not_disturb_each_other(store: Store, sessions: AsyncExitStack) -> None:
+async def test_pipelines_with_different_names_are_independent(store: Store, sessions: AsyncExitStack) -> None:
     one, other = await checkpoint(store, sessions, "one"), await checkpoint(store, sessions, "other")
     await one.begin(DEFINITION, "x")
     await other.begin({"another": True}, "x")
@@ -124,7 +124,9 @@ async def test_names_do_not_disturb_each_other(store: Store, sessions: AsyncExit
     assert other.intent is None
 
 
-async def test_complete_only_if_all_that_was_decided_is_published(store: Store, sessions: AsyncExitStack) -> None:
+async def test_a_pipeline_is_complete_only_if_every_decided_batch_is_published(
+    store: Store, sessions: AsyncExitStack
+) -> None:
     driver, asker = await checkpoint(store, sessions), await checkpoint(store, sessions)
     assert not await asker.is_complete(DEFINITION)
     await driver.begin(DEFINITION, "one")
@@ -138,7 +140,7 @@ async def test_complete_only_if_all_that_was_decided_is_published(store: Store, 
     await driver.confirm()  # asking fences nobody out
 
 
-async def test_the_last_batch_with_records_is_known(store: Store, sessions: AsyncExitStack) -> None:
+async def test_the_number_of_the_last_batch_with_records_is_recorded(store: Store, sessions: AsyncExitStack) -> None:
     """A sink may keep nothing of batches without records, so it is asked for the last one with records."""
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
@@ -153,7 +155,7 @@ async def test_the_last_batch_with_records_is_known(store: Store, sessions: Asyn
     assert (after.published, after.filled) == (-1, -1)
 
 
-async def test_a_node_of_an_earlier_version_does_not_tell_the_last_batch_with_records(
+async def test_in_a_node_of_an_earlier_version_the_last_batch_with_records_is_unknown(
     store: Store, sessions: AsyncExitStack
 ) -> None:
     first = await checkpoint(store, sessions)
@@ -168,7 +170,7 @@ async def test_a_node_of_an_earlier_version_does_not_tell_the_last_batch_with_re
     assert first.filled == 6
 
 
-async def test_nodes_that_were_tampered_with_are_told(store: Store, sessions: AsyncExitStack) -> None:
+async def test_corrupt_nodes_raise_an_error_that_names_them(store: Store, sessions: AsyncExitStack) -> None:
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     session: Session = await sessions.enter_async_context(store.session(timeout=10))
@@ -208,9 +210,7 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
     assert (await second.get("pipelines/p/published")).data == b"0 0"
 
 
-async def test_a_session_lost_while_it_begins_lets_it_ask_again_whether_it_may(
-    store: Store, sessions: AsyncExitStack
-) -> None:
+async def test_after_a_session_lost_in_begin_ready_is_called_again(store: Store, sessions: AsyncExitStack) -> None:
     """Another driver may have come to hold the partitions meanwhile: it is not to be fenced out."""
     first: Session = await sessions.enter_async_context(store.session(timeout=10))
     second: Session = await sessions.enter_async_context(store.session(timeout=10))

@@ -28,7 +28,7 @@ class ScanIndex(Finder):
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_all_boundaries_at_once_are_what_each_alone_would_be(seed: int) -> None:
+async def test_boundaries_found_together_equal_those_found_one_by_one(seed: int) -> None:
     chance = random.Random(seed)
     logs = {
         Partition("t", n): [chance.randrange(0, chance.choice([50, 500, 5000])) for _ in range(chance.randrange(60))]
@@ -42,14 +42,14 @@ async def test_all_boundaries_at_once_are_what_each_alone_would_be(seed: int) ->
     assert found == {p: [index.first(p, b) for b in boundaries] for p in logs}
 
 
-async def test_a_gap_costs_one_question() -> None:
+async def test_a_gap_in_time_costs_one_lookup() -> None:
     partition = Partition("t", 0)
     index = ScanIndex({partition: [0, 5, 90_000, 90_001]})
     await index.across({partition: Found(0, 0)}, list(range(10, 100_000, 10)))
     assert index.questions <= 4
 
 
-async def test_periods_full_of_records_are_asked_about_together() -> None:
+async def test_each_period_with_records_costs_one_lookup() -> None:
     partition = Partition("t", 0)
     index = ScanIndex({partition: list(range(0, 1000, 5))})
     await index.across({partition: Found(0, 0)}, list(range(10, 1000, 10)))

@@ -43,7 +43,7 @@ async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_ag
         await participant.close()
 
 
-async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
+async def test_a_lock_that_another_member_took_meanwhile_raises_an_error() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
     async with store.session(timeout=10) as somebody, joining(store, "one") as group:
         participant = Participant(group, 0.2)
@@ -55,7 +55,7 @@ async def test_locks_that_somebody_else_has_taken_meanwhile_are_told() -> None:
         await participant.close()
 
 
-async def test_many_published_periods_are_closed_in_few_steps_and_the_cuts_that_are_kept_are_right() -> None:
+async def test_many_published_periods_are_closed_in_few_steps_and_the_kept_cuts_are_right() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
     minute, count = 60_000, 60
     async with store.session(timeout=10) as session, joining(store, "one", lookahead=100) as group:

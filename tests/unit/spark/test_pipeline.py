@@ -167,7 +167,7 @@ async def test_a_job_runs_while_its_intent_is_recorded_and_publishes_after_that(
 
 
 @pytest.mark.parametrize(("sink", "intent"), [(OnceOrMore, INTENT), (ListedSink, EMPTY)])
-async def test_where_a_job_may_be_seen_at_once_its_intent_is_recorded_first(
+async def test_if_a_job_is_visible_at_once_its_intent_is_recorded_first(
     store: Store, session: Session, sink: type[ListedSink], intent: Intent
 ) -> None:
     world = World(store, session, sink())
@@ -203,7 +203,7 @@ async def test_a_driver_that_cannot_record_its_intent_stops_the_job_and_publishe
     assert world.sink.told == ["stage"]
 
 
-async def test_a_job_that_fails_at_once_has_its_intent_recorded_and_is_tried_again(
+async def test_a_job_that_fails_early_has_its_intent_recorded_and_is_tried_again(
     store: Store, session: Session
 ) -> None:
     def fails() -> object:

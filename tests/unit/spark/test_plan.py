@@ -55,7 +55,7 @@ def test_boundaries_are_multiples_of_the_period_up_to_the_limit(
     assert next_boundaries(published, least, 10, limit, end, count) == expected
 
 
-def test_a_jump_does_not_show_in_where_a_period_starts() -> None:
+def test_a_period_starts_one_period_before_its_end_or_at_the_published_time() -> None:
     assert starts_of([20, 30], 10, 10) == [10, 20]
     assert starts_of([990, 1000], 10, 10) == [980, 990]
     assert starts_of([20], 15, 10) == [15]
@@ -72,13 +72,13 @@ def test_a_batch_has_exactly_the_recorded_ranges_and_no_empty_ones() -> None:
     assert (batch.pipeline, batch.number, batch.behind) == ("p", 3, {B: 3})
 
 
-def test_an_intent_survives_the_store() -> None:
+def test_an_intent_is_encoded_and_decoded_without_loss() -> None:
     assert Intent.decode("x", intent().encode()) == intent()
     assert Intent.decode("x", b"") is None
 
 
 @pytest.mark.parametrize("data", [b"{}", b"no", b"[]", b'{"number":1,"walked":[],"periods":[],"places":{}}'])
-def test_what_is_no_intent_is_refused(data: bytes) -> None:
+def test_corrupt_intents_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="a batch as JSON"):
         Intent.decode("x", data)
 
@@ -89,7 +89,7 @@ def test_an_intent_whose_places_do_not_fit_is_refused() -> None:
         Intent.decode("x", data)
 
 
-def test_empty_periods_take_little_room() -> None:
+def test_empty_periods_take_few_bytes() -> None:
     periods = tuple((n, n + 1) for n in range(1000))
     partitions = {Partition("t", n): tuple([place(10**12)] * 1001) for n in range(100)}
     assert len(Intent(0, (), periods, partitions).encode()) < 250_000
@@ -108,7 +108,7 @@ def test_counts_and_trimming() -> None:
 # -- what the gate is told ---------------------------------------------------------------------------------------------
 
 
-def test_crossings_are_told_once_where_nothing_lies_between() -> None:
+def test_neighbouring_crossings_without_records_between_are_reported_once() -> None:
     crossed = [
         CrossedPeriod(0, 10, {A: place(4)}),
         CrossedPeriod(10, 20, {A: place(4)}),
@@ -121,7 +121,7 @@ def test_crossings_are_told_once_where_nothing_lies_between() -> None:
 
 
 @pytest.mark.parametrize(("walked", "gap"), [((), (0, 50)), (((0, 10),), (10, 50)), (((40, 50),), None)])
-def test_boundaries_between_what_is_published_and_a_batch_lie_before_it(
+def test_boundaries_between_the_published_place_and_a_batch_lie_before_the_batch(
     walked: tuple[tuple[int, int], ...], gap: tuple[int, int] | None
 ) -> None:
     """Told by a driver that comes later and knows nothing but this; else the first boundary that it knows is behind it."""
@@ -135,7 +135,7 @@ def test_boundaries_between_what_is_published_and_a_batch_lie_before_it(
 # -- how many ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_pace_scales_with_the_time_that_jobs_take() -> None:
+def test_the_number_of_periods_scales_with_the_time_that_jobs_take() -> None:
     sizer = BatchSizer(1000, 10.0, 10**9)
     assert sizer.periods == 1000
     sizer.record_job(1000, 20.0)
@@ -160,7 +160,7 @@ def test_a_job_is_bounded_by_periods_with_records_and_by_bytes() -> None:
     assert sizer.count_fitting([0, 0]) == 2
 
 
-def test_the_size_of_records_is_learnt() -> None:
+def test_the_average_record_size_is_measured() -> None:
     sizer = BatchSizer(2, 10.0, 10_000)
     sizer.record_size(100.0)
     assert sizer.max_records == 100

@@ -116,9 +116,7 @@ def limit(count: int, first: int = 10) -> Limit:
 
 @pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("lateness", [0, 7])
-async def test_the_next_batch_is_planned_without_a_question_if_it_was_looked_up_before(
-    bounded: bool, lateness: int
-) -> None:
+async def test_a_batch_that_was_looked_up_ahead_is_planned_without_a_request(bounded: bool, lateness: int) -> None:
     logs = {P0: list(range(0, 100, 3)), P1: list(range(1, 100, 4))}
     planner, index, _ = planning(logs, bounded=bounded, lateness=lateness)
     plain, _, _ = planning(logs, bounded=bounded, lateness=lateness)
@@ -138,7 +136,7 @@ async def test_the_next_batch_is_planned_without_a_question_if_it_was_looked_up_
             each.record_published(plan)
 
 
-async def test_what_lies_past_a_short_batch_is_not_asked_again() -> None:
+async def test_boundaries_past_a_short_batch_are_not_requested_again() -> None:
     logs = {P0: list(range(0, 400, 2))}
     planner, index, _ = planning(logs, max_periods=2, lookahead=50)
     await planner.find_next_records(limit(40))
@@ -152,7 +150,7 @@ async def test_what_lies_past_a_short_batch_is_not_asked_again() -> None:
     assert len(index.asked) == len(set(index.asked)), "a time was asked for twice"
 
 
-async def test_that_a_followed_log_had_nothing_more_is_never_remembered() -> None:
+async def test_the_end_of_a_followed_log_is_never_cached() -> None:
     logs = {P0: [1, 5, 11, 25], P1: [2, 12]}
     planner, index, _ = planning(logs, bounded=False)
     await planner.find_next_records(limit(1))
@@ -169,7 +167,7 @@ async def test_that_a_followed_log_had_nothing_more_is_never_remembered() -> Non
     assert plan.intent.batch("p").ranges == {P0: (2, 3), P1: (1, 4)}
 
 
-async def test_another_limit_than_was_expected_is_asked_for() -> None:
+async def test_a_limit_that_was_not_expected_is_looked_up() -> None:
     """An operator has made the steps smaller while the job ran."""
     planner, index, _ = planning({P0: list(range(0, 100, 2))})
     await planner.find_next_records(limit(1))
@@ -183,7 +181,7 @@ async def test_another_limit_than_was_expected_is_asked_for() -> None:
     assert (plan.intent.periods, index.asked) == (((10, 15),), [15])
 
 
-async def test_a_failure_to_look_ahead_is_told_when_it_matters() -> None:
+async def test_a_failed_lookup_ahead_is_raised_when_its_result_is_needed() -> None:
     planner, index, _ = planning({P0: list(range(0, 100, 2))})
     await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
@@ -195,7 +193,7 @@ async def test_a_failure_to_look_ahead_is_told_when_it_matters() -> None:
         await planner.plan(1, limit(1, 20))
 
 
-async def test_what_is_remembered_does_not_grow() -> None:
+async def test_the_cache_does_not_grow() -> None:
     logs = {P0: list(range(0, 5000, 5))}
     planner, _, _ = planning(logs, lookahead=3, max_periods=1)
     await planner.find_next_records(limit(1))
@@ -210,7 +208,7 @@ async def test_what_is_remembered_does_not_grow() -> None:
 @pytest.mark.parametrize(
     ("now", "seconds"), [(1000, 9.007), (9_999, 0.02), (34_000, 1.007), (35_006, 0.02), (35_007, None)]
 )
-async def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
+async def test_it_waits_for_the_clock_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
     """Past it nothing more is due: who went on looking would only keep the processor busy."""
     planner, _, _ = planning({P0: []}, bounded=False, now=now, lateness=7, end=35_000)
     planner._period = 10_000
@@ -218,7 +216,7 @@ async def test_the_clock_is_waited_for_up_to_the_end_and_not_after_it(now: int, 
     assert planner.seconds_to_next_look() == seconds
 
 
-async def test_a_batch_that_the_store_could_not_hold_waits_until_the_gate_has_closed_some(
+async def test_a_batch_is_bounded_by_the_size_of_its_intent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(planners, "MAX_INTENT", 100)
@@ -249,7 +247,7 @@ class Clock:
     [(True, None, 10**6), (True, 100, 10**6), (False, 100, 10**6), (False, 100, 50), (False, None, 50)],
     ids=["now", "past", "future, then past", "future", "followed"],
 )
-async def test_started_again_it_goes_on_with_all_that_is_left(bounded: bool, end: int | None, now: int) -> None:
+async def test_a_restarted_pipeline_plans_all_remaining_records(bounded: bool, end: int | None, now: int) -> None:
     """The batch in the store tells where it ends, and nothing of what follows it in the log."""
     logs = {P0: list(range(0, 40, 2)), P1: list(range(1, 40, 4))}
     planner, _, _ = planning(logs, bounded=bounded, now=now, end=end)
@@ -268,7 +266,7 @@ async def test_started_again_it_goes_on_with_all_that_is_left(bounded: bool, end
     assert plan.intent.batch("p").ranges == {P0: (5, 10), P1: (3, 5)}
 
 
-async def test_an_end_still_to_come_is_passed_only_by_a_log_that_was_read_after_it() -> None:
+async def test_a_future_end_is_passed_only_if_the_log_was_read_after_it() -> None:
     """While a job runs the clock passes the end, and a record of the time before it comes."""
     clock = Clock(15)
     logs = {P0: [1, 5]}
@@ -286,7 +284,7 @@ async def test_an_end_still_to_come_is_passed_only_by_a_log_that_was_read_after_
     assert participant.told == {P0: 29}
 
 
-async def test_an_end_is_looked_at_once_more_when_its_time_has_come() -> None:
+async def test_the_log_is_read_once_more_when_the_end_has_come() -> None:
     """Else who read the log a moment before the end would wait for ever."""
     clock = Clock(29)
     planner, index, participant = planning({P0: []}, bounded=False, end=30, clock=clock)
@@ -324,7 +322,7 @@ async def test_a_partition_is_idle_only_if_its_log_was_read_when_the_boundary_wa
     assert participant.told == {P0: 18, P1: "idle"}
 
 
-async def test_a_period_is_ripe_only_if_the_logs_were_read_when_it_was_over() -> None:
+async def test_a_period_is_due_only_if_the_logs_were_read_after_it_was_over() -> None:
     clock = Clock(19)
     logs = {P0: [11, 15]}
     planner, index, _ = planning(logs, bounded=False, clock=clock)

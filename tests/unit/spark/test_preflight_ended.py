@@ -61,7 +61,9 @@ def nothing(*_: Any) -> None:
 
 @pytest.mark.parametrize("from_scratch", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
-async def test_a_run_that_is_over(from_scratch: bool, checkpointed: bool) -> None:
+async def test_an_ended_run_is_complete_only_if_the_pipeline_has_published_it(
+    from_scratch: bool, checkpointed: bool
+) -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     sink = FunctionSink(nothing)
     replay = driver(store, from_scratch=from_scratch)
@@ -82,7 +84,7 @@ class Emptied(FunctionSink):
         raise PipelineMismatchError(f"batch {number} of {pipeline} is not there")
 
 
-async def test_a_run_that_is_over_and_its_results_are_gone() -> None:
+async def test_an_ended_run_whose_results_are_gone_is_refused() -> None:
     store = open_store(f"memory://{uuid.uuid4().hex}")
     sink, replay = Emptied(nothing), driver(store)
     await over(store, 5)
@@ -93,7 +95,7 @@ async def test_a_run_that_is_over_and_its_results_are_gone() -> None:
 
 @pytest.mark.parametrize("subscription", [None, Subscription.check(pipeline="p")], ids=["static", "managed"])
 @pytest.mark.parametrize(("marks", "left"), [([0, 0], None), ([0, 3], r"t\.1 up to 0 of 3")], ids=["none", "some"])
-async def test_a_pipeline_that_has_decided_nothing(
+async def test_a_pipeline_that_decided_no_batch_is_complete_only_if_there_were_no_records(
     marks: list[int], left: str | None, subscription: Subscription | None
 ) -> None:
     """It is complete if there was nothing to do. If others have run records, its driver died before the first batch."""
@@ -108,7 +110,7 @@ async def test_a_pipeline_that_has_decided_nothing(
             await replay.for_each_period(nothing, sink)
 
 
-async def test_a_pipeline_that_never_began() -> None:
+async def test_a_pipeline_that_never_began_is_not_complete() -> None:
     """Nothing is known of it: that is not the same as nothing to do."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
     await over(store, 0)
@@ -144,7 +146,7 @@ async def over(store: Store, *marks: int) -> None:
     ],
     ids=["all", "more", "decided-only", "an-empty-one", "one-it-never-saw"],
 )
-async def test_a_managed_run_is_over_but_is_the_pipeline(
+async def test_an_ended_managed_run_is_complete_only_if_the_pipeline_has_published_all(
     marks: list[int], checkpointed: bool, left: str | None
 ) -> None:
     """Others may have run its partitions to the end."""

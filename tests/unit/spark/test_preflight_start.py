@@ -47,7 +47,7 @@ REACHES_BACK = (5, [START - 1, START + 1])
 @pytest.mark.parametrize(
     "log", [(0, []), (0, [START + 1]), (5, [START - 1]), REACHES_BACK, (5, [START, START + 1])], ids=str
 )
-async def test_a_log_that_has_lost_nothing_of_the_range(log: tuple[int, list[int]]) -> None:
+async def test_a_log_that_has_lost_no_record_of_the_range_is_accepted(log: tuple[int, list[int]]) -> None:
     await check(WHOLE, log)
     await check(log)
 
@@ -61,7 +61,7 @@ async def test_a_log_that_has_lost_nothing_of_the_range(log: tuple[int, list[int
     ],
     ids=["some", "all"],
 )
-async def test_a_log_that_may_have_lost_some(
+async def test_a_log_that_may_have_lost_records_of_the_range_is_refused(
     log: tuple[int, list[int]],
     left: str,
     remedy: str,
@@ -78,7 +78,7 @@ async def test_a_log_that_may_have_lost_some(
     assert [f"begins at offset 5, {left}" in message for message in caplog.messages] == [True]
 
 
-async def test_several_logs_and_the_time_that_suits_all() -> None:
+async def test_the_error_names_a_start_that_suits_all_logs() -> None:
     with pytest.raises(
         KafkaError, match=r"t\.0 begins .* \(and 1 more partitions likewise\).*start=\"2026-01-01T00:02:00Z\""
     ):

@@ -39,13 +39,13 @@ async def look(cluster: Any, *, is_followed: bool = True, needed: Any = ()) -> N
     await explain_kafka_error(ERROR, cluster, participant, set(needed), "p", is_followed, again=0.001)
 
 
-async def test_where_nothing_is_gone_or_nobody_knows_there_is_nothing_to_explain() -> None:
+async def test_if_no_topic_is_gone_or_kafka_cannot_be_asked_nothing_is_raised() -> None:
     await look(Cluster([ONE, TWO]))
     await look(Cluster(KafkaError("away")))
 
 
 @pytest.mark.parametrize("how", [{"is_followed": False}, {"needed": ["two"]}], ids=str)
-async def test_records_that_belong_to_the_pipeline_are_gone_with_it(how: dict[str, Any]) -> None:
+async def test_a_deleted_topic_with_records_of_the_pipeline_is_an_error(how: dict[str, Any]) -> None:
     with pytest.raises(
         KafkaError, match="two was deleted under the pipeline 'p'.*give the pipeline another name"
     ) as told:
@@ -53,13 +53,13 @@ async def test_records_that_belong_to_the_pipeline_are_gone_with_it(how: dict[st
     assert told.value.__cause__ is ERROR
 
 
-async def test_where_the_leader_takes_it_out_that_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_it_waits_until_the_leader_removes_a_deleted_topic_from_the_set(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(TimeoutError):  # time is the event: it waits until somebody ends it
         await asyncio.wait_for(look(Cluster([ONE])), 0.2)
     assert caplog.messages == ["two was deleted; the leader takes it out of the set"]
 
 
-async def test_a_topic_that_is_there_again_keeps_nobody_waiting() -> None:
+async def test_waiting_ends_when_a_deleted_topic_exists_again() -> None:
     """A broker that has just come up may not know all of its topics; then the leader takes nothing out."""
     with pytest.raises(PartitionRevoked, match="two is there again"):
         await look(Cluster([ONE], [ONE], [ONE, TWO]))

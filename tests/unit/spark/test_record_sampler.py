@@ -23,7 +23,7 @@ def settings(port: int) -> Any:
     )
 
 
-async def test_no_broker_is_no_answer(unused_tcp_port: int) -> None:
+async def test_without_a_broker_it_returns_none(unused_tcp_port: int) -> None:
     sampler = RecordSampler(settings(unused_tcp_port))
     async with sampler.open():
         for _ in range(2):
@@ -59,7 +59,7 @@ class Consumer:
         raise KafkaConnectionError("gone")
 
 
-async def test_two_looks_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_concurrent_samples_do_not_move_each_others_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_sampler, "AIOKafkaConsumer", Consumer)
     sampler = RecordSampler(settings(1))
     async with sampler.open(), asyncio.TaskGroup() as tasks:

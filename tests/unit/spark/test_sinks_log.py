@@ -225,14 +225,14 @@ def start_again(world: World) -> None:
 # Crashes
 
 
-def test_all_goes_well(worlds):
+def test_a_run_without_faults_publishes_everything(worlds):
     world = next(worlds)
     begin_and_run(world.driver(Watched(each=world.check_reader)))
     world.check_end()
     assert [p.rows for p in manifest(world.root)] == [1, 2, 0, 2, 0, 2, 2]
 
 
-def test_killed_before_any_operation_and_started_again(worlds):
+def test_a_driver_killed_before_any_operation_is_continued_by_the_next(worlds):
     total = count_operations(next(worlds), begin_and_run)
     assert total > 60
     for at in range(total):
@@ -243,7 +243,7 @@ def test_killed_before_any_operation_and_started_again(worlds):
         start_again(world)
 
 
-def test_killed_twice(worlds):
+def test_two_drivers_killed_one_after_the_other_are_continued_by_a_third(worlds):
     """The second driver dies as well, while it clears up after the first one or later."""
     total = count_operations(next(worlds), begin_and_run)
     for first in range(0, total, 5):
@@ -261,7 +261,7 @@ def test_killed_twice(worlds):
                 break
 
 
-def test_readers_at_every_moment_of_a_recovery(worlds):
+def test_readers_see_whole_batches_at_every_moment_of_a_recovery(worlds):
     total = count_operations(next(worlds), begin_and_run)
     for at in range(10, total, 4):
         world = next(worlds)
@@ -279,7 +279,7 @@ def test_a_driver_that_begins_and_has_nothing_to_do_changes_nothing(worlds):
     assert files(world.root) == before
 
 
-def test_what_is_named_is_synced_before_it_is_published(tmp_path):
+def test_files_are_synced_before_their_batch_is_published(tmp_path):
     world = World(tmp_path / "out")
     disk = Watched()
     driver = world.driver(disk)
@@ -318,7 +318,7 @@ def published_or_fenced(driver: Driver, steps: Callable[[Driver], None]) -> bool
     return True
 
 
-def test_asleep_at_any_operation_while_a_successor_does_everything(worlds):
+def test_a_frozen_driver_publishes_nothing_after_its_successor_has_published_everything(worlds):
     total = count_operations(next(worlds), begin_and_run)
     fenced = 0
     for at in range(total):
@@ -333,7 +333,7 @@ def test_asleep_at_any_operation_while_a_successor_does_everything(worlds):
     assert fenced > total / 2
 
 
-def test_asleep_at_any_operation_while_a_successor_begins(worlds):
+def test_a_frozen_driver_publishes_nothing_after_its_successor_has_begun(worlds):
     """The successor has begun, but not published yet, when the sleeper goes on."""
     total = count_operations(next(worlds), begin_and_run)
     for at in range(total):
@@ -355,7 +355,7 @@ def test_asleep_at_any_operation_while_a_successor_begins(worlds):
         start_again(world)
 
 
-def test_a_successor_that_is_slow_to_begin(worlds):
+def test_no_period_is_lost_or_doubled_while_a_successor_is_frozen_in_begin(worlds):
     """It stops at any operation of its begin(), and the driver before it publishes as much as it can."""
     count = next(worlds)
     count.driver().begin()
@@ -379,7 +379,7 @@ def test_a_successor_that_is_slow_to_begin(worlds):
     assert results == {True, False}
 
 
-def test_two_that_begin_together(worlds):
+def test_of_two_drivers_that_begin_together_the_smaller_attempt_never_continues(worlds):
     """The smaller number never goes on, whoever is faster."""
     total = count_operations(next(worlds), Driver.begin)
     for at in range(total):
@@ -413,7 +413,7 @@ def test_a_fenced_driver_does_not_run_another_job(tmp_path):
         sleeper.log.publish(BATCHES[0], {})
 
 
-def test_a_link_under_way_when_the_successor_begins(tmp_path):
+def test_a_link_under_way_fails_when_the_successor_begins(tmp_path):
     """The kernel has found the file, and links it after the successor has removed it: that fails too."""
     world = World(tmp_path / "out")
     sleeper = world.driver()
@@ -483,7 +483,7 @@ def test_a_job_that_failed_is_staged_again(tmp_path):
     world.check_end()
 
 
-def test_another_batch_under_the_same_number(tmp_path):
+def test_another_batch_under_the_same_number_is_refused(tmp_path):
     world = World(tmp_path / "out")
     driver = world.driver()
     begin_and_run(driver)
@@ -494,14 +494,14 @@ def test_another_batch_under_the_same_number(tmp_path):
         driver.log.publish(other, {})
 
 
-def test_a_batch_that_would_leave_a_gap(tmp_path):
+def test_a_batch_that_would_leave_a_gap_is_refused(tmp_path):
     driver = World(tmp_path / "out").driver()
     driver.begin()
     with pytest.raises(PipelineMismatchError, match="ends before batch 0, and batch 3 cannot follow"):
         driver.log.publish(BATCHES[3], {})
 
 
-def test_a_manifest_was_deleted(tmp_path):
+def test_a_deleted_manifest_is_an_error(tmp_path):
     world = World(tmp_path / "out")
     begin_and_run(world.driver())
     (world.root / HOME / "log" / "00000001.json").unlink()
@@ -511,7 +511,7 @@ def test_a_manifest_was_deleted(tmp_path):
         files(world.root)
 
 
-def test_a_manifest_was_damaged(tmp_path):
+def test_a_damaged_manifest_is_an_error(tmp_path):
     world = World(tmp_path / "out")
     begin_and_run(world.driver())
     (world.root / HOME / "log" / "00000003.json").write_bytes(b'{"format": 2}')
@@ -519,7 +519,7 @@ def test_a_manifest_was_damaged(tmp_path):
         files(world.root)
 
 
-def test_another_pipeline_in_the_same_directory(tmp_path):
+def test_another_pipeline_in_the_same_directory_is_refused(tmp_path):
     Log(tmp_path).begin("revenue", 1)
     for attempt in (1, 2):
         with pytest.raises(PipelineMismatchError, match="the pipeline 'revenue', and this is 'returns'"):
@@ -530,7 +530,7 @@ def test_another_pipeline_in_the_same_directory(tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["begin", "reset"])
-def test_a_directory_with_other_things_in_it(tmp_path, verb):
+def test_a_directory_with_foreign_files_is_refused(tmp_path, verb):
     (tmp_path / "thesis.parquet").write_bytes(b"ten years")
     log = Log(tmp_path)
     with pytest.raises(UsageError, match="holds 'thesis.parquet', which no ParquetSink has written"):
@@ -539,13 +539,13 @@ def test_a_directory_with_other_things_in_it(tmp_path, verb):
     assert names_in(tmp_path) == ["thesis.parquet"]
 
 
-def test_a_file_in_place_of_the_directory(tmp_path):
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path):
     (tmp_path / "out").write_bytes(b"")
     with pytest.raises(UsageError, match="is a file"):
         Log(tmp_path / "out").begin("revenue", 1)
 
 
-def test_a_file_system_without_links(tmp_path):
+def test_a_file_system_without_hard_links_is_refused(tmp_path):
     class Exfat(Watched):
         def link(self, source: Path, target: Path) -> None:
             raise OSError(errno.EPERM, "Operation not permitted")
@@ -554,7 +554,7 @@ def test_a_file_system_without_links(tmp_path):
         Log(tmp_path / "out", Exfat()).begin("revenue", 1)
 
 
-def test_files_that_cannot_have_a_second_name_are_published_all_the_same(tmp_path, caplog):
+def test_files_that_cannot_have_a_second_name_are_published_nevertheless(tmp_path, caplog):
     """The workers run as another user, whose files the driver may read but not link (fs.protected_hardlinks)."""
 
     class Protected(Watched):
@@ -572,7 +572,7 @@ def test_files_that_cannot_have_a_second_name_are_published_all_the_same(tmp_pat
 # Further names
 
 
-def test_names_at_the_top_that_were_lost_come_back(worlds):
+def test_lost_second_names_are_restored(worlds):
     world = next(worlds)
     start_again(world)
     for path in world.root.glob("*.parquet"):
@@ -594,7 +594,7 @@ def reset(world: World, disk: Disk | None = None) -> None:
     Log(world.root, disk).reset("revenue", world.attempt + 1)
 
 
-def test_reset_and_run_again(worlds):
+def test_after_a_reset_the_pipeline_runs_again_from_the_start(worlds):
     world = next(worlds)
     start_again(world)
     reset(world)
@@ -603,7 +603,7 @@ def test_reset_and_run_again(worlds):
     start_again(world)
 
 
-def test_a_new_store_goes_on_with_greater_numbers(worlds):
+def test_under_a_new_store_the_attempt_is_greater_than_those_in_the_directory(worlds):
     """Its count of attempts starts again; what stands in the directory says how far it had come."""
     world = next(worlds)
     assert Log(world.root).last_attempt() == 0
@@ -616,12 +616,12 @@ def test_a_new_store_goes_on_with_greater_numbers(worlds):
     start_again(world)
 
 
-def test_reset_of_a_directory_that_is_not_there(tmp_path):
+def test_reset_of_a_missing_directory_does_nothing(tmp_path):
     Log(tmp_path / "out").reset("revenue", 1)
     assert not (tmp_path / "out").exists()
 
 
-def test_killed_at_any_operation_of_a_reset(worlds):
+def test_a_driver_killed_in_a_reset_leaves_all_or_nothing_visible(worlds):
     """Readers see all of it or nothing. Then either the reset is done again, or the pipeline goes on from nothing."""
     count = next(worlds)
     start_again(count)
@@ -641,7 +641,7 @@ def test_killed_at_any_operation_of_a_reset(worlds):
                 start_again(world)
 
 
-def test_asleep_at_any_operation_while_all_is_reset_and_done_again(worlds):
+def test_a_frozen_driver_publishes_nothing_after_a_reset(worlds):
     total = count_operations(next(worlds), begin_and_run)
     for at in range(total):
         world = next(worlds)
@@ -656,7 +656,7 @@ def test_asleep_at_any_operation_while_all_is_reset_and_done_again(worlds):
         start_again(world)
 
 
-def test_asleep_at_any_operation_of_a_reset_while_a_successor_works(worlds):
+def test_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(worlds):
     """What the successor publishes stays, with all its names, whenever the one that was asleep goes on."""
     count, disk = next(worlds), Watched()
     start_again(count)
@@ -682,7 +682,7 @@ def test_asleep_at_any_operation_of_a_reset_while_a_successor_works(worlds):
     assert fenced > 10
 
 
-def test_a_reset_while_a_reader_is_at_work(tmp_path, monkeypatch):
+def test_a_reader_during_a_reset_sees_no_mixture(tmp_path, monkeypatch):
     """It has listed the log when that is removed under it: it sees the new state, not a mixture."""
     world = World(tmp_path / "out")
     start_again(world)
@@ -702,7 +702,7 @@ def test_a_reset_while_a_reader_is_at_work(tmp_path, monkeypatch):
 # Reading
 
 
-def test_files_by_time(tmp_path):
+def test_files_are_selected_by_time(tmp_path):
     world = World(tmp_path / "out")
     begin_and_run(world.driver())
     starts = [int(Path(path).read_bytes().split()[0]) // HOUR for path in files(world.root, HOUR, 4 * HOUR)]
@@ -718,7 +718,7 @@ def test_files_by_time(tmp_path):
 
 
 @pytest.mark.parametrize("path", ["nowhere", "s3://bucket/out", "."])
-def test_reading_what_is_no_result(path, tmp_path, monkeypatch):
+def test_reading_a_directory_that_is_no_result_is_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is not the directory of a ParquetSink"):
         files(path)
@@ -735,7 +735,7 @@ def test_a_manifest_is_readable_by_people(tmp_path):
     assert content["files"] == 5
 
 
-def test_a_manifest_comes_back_as_it_was():
+def test_a_manifest_is_encoded_and_decoded_without_loss():
     period = PublishedPeriod(5, 9, {Partition("a.b", 3): (1, 2)}, (DataFile("data/x/y.parquet", 1, 2, "ab"),))
     whole = Manifest("p", 3, 4, (period, PublishedPeriod(9, 10)), '{"type": "struct", "fields": []}', 7)
     assert Manifest.decode("x", whole.encode()) == whole
@@ -745,7 +745,7 @@ def test_a_manifest_comes_back_as_it_was():
     ("start", "name"),
     [(1_767_225_600_000, "20260101T000000Z"), (1_767_225_600_050, "20260101T000000.050Z"), (2**60, str(2**60))],
 )
-def test_names_of_periods(start, name):
+def test_period_names_are_iso_times_without_special_characters(start, name):
     assert period_name(start) == name
 
 
@@ -761,11 +761,11 @@ def test_names_of_periods(start, name):
         (Path("/a:b/c"), "/a:b/c"),
     ],
 )
-def test_places(place, path):
+def test_paths_and_file_uris_are_local_and_other_uris_are_not(place, path):
     assert local_path(place, "x") == (path and Path(path))
 
 
 @pytest.mark.parametrize("place", ["", None, 5, b"/a"])
-def test_places_that_are_none(place):
+def test_invalid_paths_are_refused(place):
     with pytest.raises(UsageError, match="expected a directory"):
         local_path(place, "ParquetSink")

@@ -71,7 +71,7 @@ async def test_an_expired_session_is_lost_and_its_ephemeral_nodes_go(
     server.expire(session)  # twice changes nothing
 
 
-async def test_expiry_ends_who_waits_for_a_watch_or_a_state(server: MemoryServer, session: Session) -> None:
+async def test_expiry_ends_the_waits_for_a_watch_or_a_state(server: MemoryServer, session: Session) -> None:
     watching = asyncio.create_task(session.watch().changes())
     waiting = asyncio.create_task(session.until(SUSPENDED))
     await settle()
@@ -81,7 +81,7 @@ async def test_expiry_ends_who_waits_for_a_watch_or_a_state(server: MemoryServer
         await watching
 
 
-async def test_leaving_the_context_of_an_expired_session_is_quiet(store: MemoryStore, session: Session) -> None:
+async def test_leaving_the_context_of_an_expired_session_raises_nothing(store: MemoryStore, session: Session) -> None:
     async with store.session() as expired:
         store.server.expire(expired)
     assert await session.find("a") is not None
@@ -163,7 +163,7 @@ async def test_silence_for_the_whole_timeout_ends_a_session_on_an_injected_clock
     assert (session.state, other.state) == (LOST, CONNECTED)
 
 
-async def test_the_whole_server_can_be_away(
+async def test_the_whole_server_can_be_unreachable(
     store: MemoryStore, server: MemoryServer, session: Session, other: Session
 ) -> None:
     server.suspend()
@@ -192,7 +192,7 @@ async def test_a_session_suspended_alone_stays_so_until_all_are_resumed(server: 
     assert session.state is CONNECTED
 
 
-async def test_opening_a_session_gives_up_when_told_to(store: MemoryStore, server: MemoryServer) -> None:
+async def test_opening_a_session_fails_after_connect_timeout(store: MemoryStore, server: MemoryServer) -> None:
     server.suspend()
     with pytest.raises(StoreUnreachableError, match="suspended"):
         async with store.session(connect_timeout=1e-9):
@@ -215,7 +215,7 @@ async def test_leaving_while_suspended_is_quick_and_the_server_keeps_the_nodes(
     assert await other.find("lock") is None
 
 
-async def test_a_moment_of_suspension_is_noticed_by_who_waits_for_it(server: MemoryServer, session: Session) -> None:
+async def test_a_short_suspension_wakes_a_task_that_waits_for_it(server: MemoryServer, session: Session) -> None:
     waiting = asyncio.create_task(session.until(SUSPENDED))
     await settle()
     server.suspend(session)
@@ -223,7 +223,7 @@ async def test_a_moment_of_suspension_is_noticed_by_who_waits_for_it(server: Mem
     assert await waiting is SUSPENDED
 
 
-async def test_a_cancelled_call_leaves_the_line(server: MemoryServer, session: Session) -> None:
+async def test_a_cancelled_call_leaves_the_queue(server: MemoryServer, session: Session) -> None:
     server.suspend(session)
     first, second = asyncio.create_task(touch(session)), asyncio.create_task(touch(session))
     await settle()
@@ -236,9 +236,7 @@ async def test_a_cancelled_call_leaves_the_line(server: MemoryServer, session: S
 # Zombies
 
 
-async def test_a_frozen_session_believes_to_be_connected(
-    server: MemoryServer, session: Session, other: Session
-) -> None:
+async def test_a_frozen_session_still_shows_connected(server: MemoryServer, session: Session, other: Session) -> None:
     watch = session.watch()
     watch.add("a")
     await watch.changes()
@@ -255,7 +253,7 @@ async def test_a_frozen_session_believes_to_be_connected(
     assert (session.state, session.stop_at) == (CONNECTED, math.inf)
 
 
-async def test_a_zombie_learns_of_its_end_when_thawed_and_its_writes_are_refused(
+async def test_a_frozen_session_that_expired_finds_that_when_thawed_and_its_writes_are_refused(
     server: MemoryServer, session: Session, other: Session
 ) -> None:
     await session.create("lock", ephemeral=True)
@@ -276,7 +274,7 @@ async def test_a_zombie_learns_of_its_end_when_thawed_and_its_writes_are_refused
     assert (await other.get("lock")).owner == other.id
 
 
-async def test_what_was_sent_before_the_freeze_is_still_applied(
+async def test_a_write_sent_before_the_freeze_is_still_applied(
     server: MemoryServer, session: Session, other: Session
 ) -> None:
     with server.hold_request() as held:
@@ -290,7 +288,7 @@ async def test_what_was_sent_before_the_freeze_is_still_applied(
     assert await writing == 1
 
 
-async def test_what_arrives_after_the_expiry_is_not_applied(
+async def test_a_write_that_arrives_after_the_expiry_is_not_applied(
     server: MemoryServer, session: Session, other: Session
 ) -> None:
     with server.hold_request() as held:
@@ -308,7 +306,9 @@ async def test_what_arrives_after_the_expiry_is_not_applied(
 # Hooks
 
 
-async def test_a_held_reply_is_applied_and_not_answered(server: MemoryServer, session: Session, other: Session) -> None:
+async def test_a_write_with_a_held_reply_is_applied_and_not_answered(
+    server: MemoryServer, session: Session, other: Session
+) -> None:
     with server.hold_reply(lambda call: call.touches("a")) as held:
         await session.find("a")  # a read does not match
         writing = asyncio.create_task(session.commit(Check("a", 0), Set("a", b"1", 0)))
@@ -372,7 +372,7 @@ async def test_a_lost_reply_is_unknown_and_the_session_lives(server: MemoryServe
     assert (await session.get("a")).version == 1
 
 
-async def test_a_refusal_is_an_answer_and_can_be_held_too(server: MemoryServer, session: Session) -> None:
+async def test_a_refusal_can_be_held_like_another_reply(server: MemoryServer, session: Session) -> None:
     with server.hold_reply() as held:
         reading = asyncio.create_task(session.get("missing"))
         await held.reached()
@@ -437,7 +437,7 @@ async def test_delays_of_several_calls_run_at_the_same_time(server: MemoryServer
     assert (await session.get("a")).data == b"2"
 
 
-async def test_an_error_of_a_hook_is_the_calls(server: MemoryServer, session: Session) -> None:
+async def test_an_error_of_a_hook_is_raised_by_the_call(server: MemoryServer, session: Session) -> None:
     def fail(_: Call) -> None:
         raise OutcomeUnknownError("simulated")
 
@@ -464,7 +464,7 @@ async def test_a_watch_can_be_late(server: MemoryServer, session: Session, other
     assert await following == [Change("a", await other.get("a"))]
 
 
-async def test_a_watch_can_bring_old_news_but_not_as_its_last(
+async def test_a_watch_can_report_an_old_state_but_not_as_its_last(
     server: MemoryServer, session: Session, other: Session
 ) -> None:
     watch = session.watch()
@@ -523,7 +523,7 @@ async def test_a_path_removed_while_its_report_is_held_is_not_reported(
 # Looking
 
 
-async def test_the_tree_can_be_looked_at_without_a_session(
+async def test_the_tree_can_be_read_without_a_session(
     store: MemoryStore, server: MemoryServer, session: Session
 ) -> None:
     await session.create("lock", b"x", ephemeral=True)
@@ -547,7 +547,7 @@ async def test_a_server_refuses_the_sessions_of_others(server: MemoryServer) -> 
             server.expire(stranger)
 
 
-async def test_an_operation_takes_one_trip_through_the_loop(session: Session) -> None:
+async def test_an_operation_takes_one_iteration_of_the_loop(session: Session) -> None:
     """Cheap, and fair: somebody else gets a turn between any two operations."""
     turns = 0
 

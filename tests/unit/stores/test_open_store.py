@@ -58,7 +58,7 @@ def test_a_root_must_be_a_path(url: str) -> None:
         open_store(url)
 
 
-def test_options_that_nobody_knows_are_refused() -> None:
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(UsageError, match="credentials"):
         open_store("memory://demo", credentials="x")
 
@@ -80,7 +80,7 @@ def test_the_tree_lives_as_long_as_a_store_does() -> None:
     assert not asyncio.run(read())
 
 
-def test_a_session_serves_the_loop_it_was_opened_in() -> None:
+def test_a_session_works_only_in_the_loop_it_was_opened_in() -> None:
     store = MemoryStore("loops")
     context = store.session()
 

@@ -30,7 +30,7 @@ def parse(url: str, **options: object) -> ZooKeeperStore:
         ("zk://user:pass@h1:1,h2:2/a", ["h1:1", "h2:2"], "/a"),
     ],
 )
-def test_servers_and_root(url: str, servers: list[str], root: str) -> None:
+def test_a_url_names_servers_and_a_root(url: str, servers: list[str], root: str) -> None:
     store = parse(url)
     assert [str(server) for server in store.servers] == servers
     assert store.root == root
@@ -80,17 +80,17 @@ def test_the_password_is_kept_and_never_shown() -> None:
 
 
 @pytest.mark.parametrize("auth", ["user:password", ("user",), ("", "x"), ("user", ""), ("us:er", "x"), (b"u", b"p")])
-def test_credentials_are_two_strings(auth: object) -> None:
+def test_credentials_must_be_two_strings(auth: object) -> None:
     with pytest.raises(UsageError, match="auth"):
         parse("zk://h/a", auth=auth)
 
 
-def test_credentials_are_given_once() -> None:
+def test_credentials_given_twice_are_refused() -> None:
     with pytest.raises(UsageError, match="leave one of them out"):
         parse("zk://user:hunter2@h/a", auth=("user", "hunter2"))
 
 
-def test_access_lists() -> None:
+def test_access_lists_are_checked() -> None:
     auth = ("user", "password")
     parse("zk://h/a", acl="open")
     parse("zk://h/a", acl="creator", auth=auth)
@@ -105,19 +105,19 @@ def test_access_lists() -> None:
         Acl("world", "anyone", 0)
 
 
-def test_tls_is_a_context() -> None:
+def test_tls_must_be_a_context() -> None:
     parse("zk://h/a", ssl=ssl.create_default_context())
     with pytest.raises(UsageError, match="SSLContext"):
         parse("zk://h/a", ssl=True)
 
 
-def test_no_servers() -> None:
+def test_a_store_without_servers_is_refused() -> None:
     with pytest.raises(UsageError, match="no server"):
         ZooKeeperStore([], "/a")
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("inf"), float("nan")])
-def test_a_timeout_is_a_positive_number(timeout: float) -> None:
+def test_a_timeout_must_be_a_positive_number(timeout: float) -> None:
     with pytest.raises(UsageError, match="timeout"):
         parse("zk://h/a").session(timeout=timeout)
     if timeout != float("inf"):
