@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(900)  # half a dozen Java processes on a busy m
 
 
 def hashes(out: Path) -> dict[int, list[str]]:
-    """By period, of the files that are published."""
+    """Return the hashes of the published files, by period."""
     return {period.start: [file.sha256 for file in period.files] for period in aiokcc.spark.manifest(out)}
 
 
@@ -110,7 +110,7 @@ async def submit(cluster: local.SparkCluster, spec: Spec) -> None:
 
 
 async def first_line(pipe: Path) -> bytes:
-    """From a named pipe. It is opened for writing too, so that nobody has to wait for the other side."""
+    """Return the first line of a named pipe. It is opened for writing too, so that opening does not wait for the other side."""
     lines = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(os.open(pipe, os.O_RDWR | os.O_NONBLOCK), "rb", 0)
@@ -122,7 +122,7 @@ async def first_line(pipe: Path) -> bytes:
 
 
 def worker_of(task: int, cluster: local.SparkCluster) -> local.Service:
-    """The worker below which a process of an executor runs."""
+    """Return the worker that has started a process of an executor."""
     by_pid = {worker.pid: worker for worker in cluster.workers}
     while task not in by_pid:
         assert task > 1, "it is below no worker"

@@ -1,4 +1,4 @@
-"""Who may write to a Delta table: drivers of other runs and drivers that were asleep, before and after the table exists.
+"""A Delta table refuses drivers of other runs and replaced drivers, before and after the table exists.
 
 The table is a real one. Spark's job is replaced by a function that writes the same files, so no Spark runs here.
 """
@@ -32,7 +32,7 @@ ORDERS = Partition("orders", 0)
 
 @pytest.fixture(autouse=True)
 def job(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaces the Spark job: one file with one row, which holds the text of the frame; no file without a text."""
+    """Replace the Spark job: write one file with one row, the text of the frame; no file if there is no text."""
 
     def write_files(frame: Any, batch: Batch, place: str, *, prefix: str, **_: Any) -> list[WrittenFile]:
         if frame.text is None:
@@ -72,7 +72,7 @@ def texts(place: Path) -> list[str]:
 
 
 def orphans(place: Path) -> set[str]:
-    """The files that no commit names."""
+    """Return the files that no commit names."""
     return {path.name for path in place.glob("*.parquet")} - {
         Path(uri).name for uri in DeltaTable(str(place)).file_uris()
     }
@@ -94,7 +94,7 @@ class TestNoTableYet:
         assert orphans(tmp_path) == set()
 
     def test_a_driver_frozen_before_publish_is_fenced(self, tmp_path: Path) -> None:
-        """Its successor removes what it has staged; so it must not publish any more."""
+        """Its successor removes what it has staged, so it must not publish any more."""
         sleeper = driver(tmp_path, "a", 1)
         staged = sleeper.stage(frame("sleeper"), batch(0))
         successor = driver(tmp_path, "a", 2)
@@ -124,7 +124,7 @@ class TestNoTableYet:
         assert orphans(tmp_path) == set()
 
     def test_of_drivers_that_create_the_table_at_the_same_moment_one_wins(self, tmp_path: Path) -> None:
-        """One of them is the first. The others are refused, and the table is what the first has made of it."""
+        """The others are refused, and the table holds only what the first has written."""
         for round_ in range(10):
             place = tmp_path / str(round_)
             drivers = [driver(place, run, 1) for run in "abcd"]
@@ -146,7 +146,7 @@ class TestNoTableYet:
 
 
 def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> None:
-    """After a refused commit the table is asked whether it was ours. Attempt and number alone can be another run's."""
+    """After a refused commit the table shows whether it was ours. Attempt and number alone can be another run's."""
     one = driver(tmp_path, "a", 1)
     do(one, batch(0), "one")
     two = DeltaSink(tmp_path)
@@ -158,7 +158,7 @@ def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> Non
 
 
 class TestResultsThatAreGone:
-    """The store has recorded batches as published. A driver that begins must not go on without them."""
+    """The store has recorded batches as published. A driver that begins must not continue without them."""
 
     def test_a_dropped_table_is_refused(self, tmp_path: Path) -> None:
         do(driver(tmp_path, "a", 1), batch(0), "zero")
@@ -196,7 +196,7 @@ class TestResultsThatAreGone:
             sink.check_published("revenue", 0)
 
     def test_a_batch_without_rows_counts_as_published(self, tmp_path: Path) -> None:
-        """The number is in the table also where the function has left no row. A batch without records has none."""
+        """The number is in the table also if the result has no rows. A batch without records has no number."""
         sink = driver(tmp_path, "a", 1)
         do(sink, batch(0), None)
         do(sink, batch(1, empty=True), None)
@@ -221,7 +221,7 @@ class TestResultsThatAreGone:
 
 
 def test_credentials_in_the_uri_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not in what people read, and not in the store, where the description goes."""
+    """They are neither in messages nor in the description, which is written to the store."""
     place = "s3://AKIAKEY:s3cr3t/part@bucket/revenue"
     sink = DeltaSink(place)
     assert sink.uri == place  # what deltalake gets

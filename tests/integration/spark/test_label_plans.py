@@ -1,6 +1,6 @@
 """The plans that Spark makes of labelled rows stay small: a filter on `period` must not write out the search as one expression.
 
-It did: 25 periods gave plans of 600,000 characters, which Spark could not compile, and jobs of a minute.
+Otherwise 25 periods give plans of 600,000 characters, which Spark cannot compile, and jobs of a minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def labelled(spark: SparkSession, *, late: bool) -> DataFrame:
-    """Rows as Kafka would give them, one each 6 minutes, with their periods."""
+    """Return rows as Kafka would give them, one each 6 minutes, with their periods."""
     from pyspark.sql import functions as F  # noqa: N812
 
     batch = Batch(
@@ -65,6 +65,6 @@ def test_plans_of_filters_joins_and_groups_stay_small(spark: SparkSession, late:
 
 
 def plan(frame: DataFrame) -> str:
-    """As Spark would run it."""
+    """Return the plan as Spark would run it."""
     text: str = frame._jdf.queryExecution().optimizedPlan().toString()
     return text

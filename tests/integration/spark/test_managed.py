@@ -199,7 +199,7 @@ async def test_new_partitions_and_topics_are_assigned_to_the_driver(
 async def test_a_topic_that_is_deleted_leaves_the_pipeline(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a deleted topic Kafka tells nothing, and the driver finds out before the leader takes it out of the set."""
+    """Kafka does not announce a deletion, and the driver notices it before the leader removes the topic from the set."""
     stem = kafka_topics.fresh_name("wild")
     for n, name in enumerate(("one", "two")):
         await kafka_topics.create(kafka.bootstrap, f"{stem}-{name}")
@@ -233,7 +233,7 @@ async def test_a_topic_that_is_deleted_leaves_the_pipeline(
 async def test_records_that_others_run_without_a_driver_are_computed_later_or_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, comes_back: bool
 ) -> None:
-    """They go on from the last cut, and may come to the end. What the pipeline publishes is all of it, or that is an error."""
+    """The others continue from the last cut, perhaps to the end. The pipeline then publishes everything, or raises an error."""
     orders = await topic(kafka, *[[at(n) for n in range(6)]] * 2, stem="orders")
     payments = await topic(kafka, [at(n) for n in range(6)], stem="payments")
     common = managed(kafka, zk_root)

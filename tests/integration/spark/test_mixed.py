@@ -1,4 +1,4 @@
-"""A Spark pipeline and asynchronous consumers in one group walk through event time together."""
+"""A Spark pipeline and asynchronous consumers in one group stay in step in event time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINUTES = 8
 
 
 class History:
-    """What both sides did, in the order in which it happened: each side tells before it starts and after it is done."""
+    """The periods that both sides have started and completed, in order."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, int]] = []
@@ -37,7 +37,7 @@ class History:
         self.events.append((who, what, period))
 
     def check(self, lookahead: int, last: dict[str, int]) -> None:
-        """Nobody starts a period before the other is done with everything up to ``lookahead`` periods before it."""
+        """Check that neither side is more than ``lookahead`` periods ahead of what the other has completed."""
         done = dict.fromkeys(last, -1)
         started = dict.fromkeys(last, -1)
         for who, what, period in self.events:
@@ -173,7 +173,7 @@ def count(frame: DataFrame, periods: Periods) -> DataFrame:
 
 
 async def topics_of(kafka: local.Kafka, **logs: list[int]) -> str:
-    """New topics with a stem in common, and records of these times; the stem."""
+    """Create topics whose names have a stem in common, with records of these times; return the stem."""
     stem = kafka_topics.fresh_name("wild")
     for name, stamps in logs.items():
         await kafka_topics.create(kafka.bootstrap, f"{stem}-{name}")
@@ -184,7 +184,7 @@ async def topics_of(kafka: local.Kafka, **logs: list[int]) -> str:
 async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers_beside_it(
     spark: SparkSession, kafka: local.Kafka, zk_root: str
 ) -> None:
-    """In static groups: a pipeline alone takes all that matches; beside consumers it takes what it lists, and they the rest."""
+    """The groups are static. A pipeline alone takes all that matches; beside consumers it takes what it lists."""
     stem = await topics_of(kafka, one=[replays.at(0), replays.at(1)], two=[replays.at(0)])
     common: dict[str, Any] = {
         "pattern": f"{stem}-.*",
@@ -249,7 +249,7 @@ async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers
 async def test_a_run_with_an_end_has_only_the_topics_that_matched_when_it_was_founded(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, assignment: Any
 ) -> None:
-    """Whoever goes on with it finds more topics that match; they are not for this run."""
+    """A driver that continues the run finds more topics that match. They do not belong to this run."""
     stem = await topics_of(kafka, one=[replays.at(n) for n in range(4)])
     common: dict[str, Any] = {
         "pattern": f"{stem}-.*",

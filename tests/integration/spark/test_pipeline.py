@@ -1,4 +1,4 @@
-"""The pipeline on the real Spark, Kafka and ZooKeeper: what it computes is what plain Python computes from the same records."""
+"""The pipeline on real Spark, Kafka and ZooKeeper: its results equal those of plain Python from the same records."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.timeout(180)
 
 
 def replaying(spark: SparkSession, kafka: local.Kafka, *topics: str, store: str, **settings: Any) -> Any:
-    """A replay of one-minute periods up to the present ends of the logs."""
+    """Open a replay of one-minute periods up to the present ends of the logs."""
     chosen = {"bootstrap_servers": kafka.bootstrap, "period": "1m", "end": "now", "name": "p", "progress": False}
     return aiokcc.spark.replay(spark, *topics, store=store, **{**chosen, **settings})
 
 
 async def compacted(kafka: local.Kafka, name: str) -> list[int]:
-    """The offsets that are left, once the cleaner has been there; it tells nobody, so the log is read until it has gaps."""
+    """Return the remaining offsets after compaction. Kafka does not announce it, so the log is read until it has gaps."""
     async with asyncio.timeout(60):
         while True:
             left: list[int] = []

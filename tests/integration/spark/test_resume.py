@@ -1,4 +1,4 @@
-"""Pipelines that are started again, that fail, that are stopped: what they have published stands, and nothing is skipped."""
+"""Pipelines that are started again, that fail, that are stopped: published periods stay, and no record is skipped."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture(params=["now", "past", "future"])
 def end(request: pytest.FixtureRequest) -> str | int:
-    """How the end of the run is given: by word, or by a time that is over, or by one that comes while the test runs.
+    """The end of the run: a word, or a time in the past, or one that comes while the test runs.
 
-    Each is known in another way: as offsets that were agreed on when the group was founded, or by the clock and the logs.
+    Each is found in another way: as offsets that are recorded when the group is founded, or by the clock and the logs.
     """
     ends: dict[str, str | int] = {"now": "now", "past": at(100), "future": wall_clock() + 3000}
     return ends[request.param]
@@ -61,7 +61,7 @@ def counts(sink: MemorySink) -> dict[int, int]:
 
 
 class Stop(Exception):  # noqa: N818 - no error
-    """A test's own."""
+    """An error of the test's own function."""
 
 
 def stop_after(number: int, which: BatchStep = BatchStep.CHECKPOINTED) -> Callable[[BatchStep, Batch], None]:
@@ -314,7 +314,7 @@ async def delete(kafka: local.Kafka, name: str, **until: int) -> None:
 async def test_records_deleted_before_the_first_batch_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, end: str | int
 ) -> None:
-    """The group knows where its range starts. Whoever starts later finds that some of it is gone."""
+    """The group has recorded where its range starts. A driver that starts later finds that some records are deleted."""
     name = await topic(kafka, [at(n) for n in range(6)], [at(n) for n in range(6)])
     sink = MemorySink()
     for stop, gone, begins in [((0, BatchStep.PLANNED), 2, 0), ((2, BatchStep.REPORTED), 5, 3)]:
@@ -362,7 +362,7 @@ async def test_a_start_whose_records_may_have_been_deleted_is_refused(
 async def test_a_pipeline_under_another_root_refuses_results_of_the_old_one(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, kind: Callable[[Path], Sink]
 ) -> None:
-    """However often it is tried again, as schedulers do."""
+    """It is refused however often it is tried again, as schedulers do."""
     name = await topic(kafka, [at(n) for n in range(4)])
 
     async def run(root: str, **settings: Any) -> Summary:
@@ -395,7 +395,7 @@ async def test_a_pipeline_without_records_is_complete_when_started_again(
 async def test_deleted_results_are_an_error(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, sink: Callable[[Path], Sink]
 ) -> None:
-    """Between two starts, and after the run is complete: the rest is not computed as if nothing had happened."""
+    """They were deleted between two starts, or after the run was complete. The driver must not continue without them."""
     name = await topic(kafka, [at(n) for n in range(4)])
     with pytest.raises(Stop):
         async with replaying(spark, kafka, name, store=zk_root) as replay:

@@ -1,4 +1,4 @@
-"""The sinks on a real Spark: what they write, what others read of it, and what is left when a driver dies or sleeps."""
+"""The sinks on a real Spark: what they write, what other programs read, and what is left when a driver dies or freezes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ORDERS = Partition("orders", 0)
 
 
 def batch(number: int, *hours: int, empty: tuple[int, ...] = ()) -> Batch:
-    """A batch of these hours of the day."""
+    """Return a batch of these hours of the day."""
     periods = tuple(
         Slice(START + n * HOUR, START + (n + 1) * HOUR, {} if n in empty else {ORDERS: (n * 10, n * 10 + 10)})
         for n in hours
@@ -54,7 +54,7 @@ def frame_of(spark, rows, *, partitions: int = 3):
 
 
 def run(sink, frame, *batches: Batch, attempt: int = 1) -> None:
-    """What the pipeline does: each batch gets its own periods' rows."""
+    """Publish batches as the pipeline does: each with the rows of its own periods."""
     sink.begin("revenue", attempt)
     for each in batches:
         do(sink, frame, each)
@@ -80,13 +80,13 @@ def expected(rows) -> list[tuple[int, str, float]]:
 
 
 def seen(table: pd.DataFrame) -> list[tuple[int, str, float]]:
-    """The rows of a pandas table, with the period in milliseconds."""
+    """Return the rows of a pandas table, with the period in milliseconds."""
     millis = [int(moment.timestamp() * 1000) for moment in pd.to_datetime(table["period"], utc=True)]
     return sorted(zip(millis, table["customer"], table["amount"], strict=True))
 
 
 def collected(frame) -> list[tuple[int, str, float]]:
-    """The rows of a frame of Spark, likewise."""
+    """Return the rows of a Spark frame, with the period in milliseconds."""
     return sorted(map(tuple, frame.selectExpr("unix_millis(period)", "customer", "amount").collect()))
 
 
@@ -105,7 +105,7 @@ def test_files_have_the_same_bytes_however_many_periods_a_job_has(spark, tmp_pat
 
 
 def test_files_have_the_same_bytes_however_spark_splits_the_stream(spark, tmp_path):
-    """Large periods, several row groups: batches of another size, another time zone, another nullability."""
+    """Large periods with several row groups, in sessions with another batch size, time zone and nullability."""
     from pyspark.sql import functions as fn
 
     rows = rows_of(range(2), per_hour=3_000)
@@ -146,7 +146,7 @@ def test_rows_are_sorted_and_counted(spark, tmp_path):
 
 
 def test_a_manifest_names_periods_rows_offsets_and_files(spark, tmp_path):
-    """An hour without records, and one whose records gave no rows, are there without a file."""
+    """An hour without records, and one whose records gave no rows, have an entry without a file."""
     run(
         ParquetSink(tmp_path),
         frame_of(spark, rows_of(range(1))),
@@ -167,7 +167,7 @@ def test_a_manifest_names_periods_rows_offsets_and_files(spark, tmp_path):
 
 @pytest.fixture
 def published(spark, tmp_path):
-    """Five hours in three batches; beside them what a dead attempt has left, and what a sleeping one goes on writing."""
+    """Publish five hours in three batches; beside them are files of a dead attempt, and of a frozen one that still writes."""
     rows = rows_of(range(5))
     frame = frame_of(spark, rows)
     path = tmp_path / "out"
@@ -199,7 +199,7 @@ def test_duckdb_reads_the_files(published):
 
 
 def test_duckdb_alone_finds_the_files_through_the_manifests(published):
-    """Without Python: the manifests are JSON, which DuckDB reads too. The statement is the one of the docs."""
+    """The manifests are JSON, which DuckDB reads too. The statement is the one in the documentation."""
     path, rows, _ = published
     page = (Path(__file__).parents[3] / "docs" / "how-to" / "spark-results.md").read_text()
     statements = page.split("```sql\n")[1].split("```")[0].replace("out/revenue", str(path)).split(";")
@@ -216,7 +216,7 @@ def test_spark_reads_the_rows(spark, published):
 
 
 def test_tools_that_read_a_whole_directory_see_each_row_once(spark, published):
-    """The further names at the top: no manifest, no function of ours."""
+    """They read the second names, without a manifest and without aiokcc."""
     path, rows, _ = published
     assert seen(pd.read_parquet(path)) == expected(rows)
     assert collected(spark.read.parquet(str(path))) == expected(rows)
@@ -318,7 +318,7 @@ def test_rows_of_another_period_are_refused(spark, tmp_path, period, message):
 
 
 def test_files_of_a_failed_job_are_never_visible(spark, tmp_path):
-    """Some files were written when a task failed; they are never seen, and go."""
+    """Some files were written when a task failed. Readers never see them, and they are removed."""
     from pyspark.sql import functions as fn
 
     frame = frame_of(spark, rows_of(range(3)))
@@ -336,7 +336,7 @@ def test_files_of_a_failed_job_are_never_visible(spark, tmp_path):
 
 
 def test_a_directory_that_the_workers_do_not_share_is_refused(spark, tmp_path, monkeypatch):
-    """They wrote somewhere: the driver does not see it."""
+    """The workers have written to a directory that the driver does not see."""
     elsewhere = arrow.WrittenFile(START, 0, "x.parquet", 40, 1234, "00", "worker-7")
     monkeypatch.setattr("aiokcc.spark.sinks.parquet.write_files", lambda *args, **settings: [elsewhere])
     sink = ParquetSink(tmp_path)
@@ -389,7 +389,7 @@ def test_a_frozen_driver_cannot_publish_after_its_successor_began(spark, tmp_pat
 
 
 def test_a_job_whose_successor_begins_is_fenced_and_has_not_failed(spark, tmp_path, monkeypatch):
-    """The job's directory is removed under it: that is no failure of the job."""
+    """The successor removes the job's directory while it runs. That does not count as a failure of the job."""
     sleeper = ParquetSink(tmp_path)
     sleeper.begin("revenue", 1)
     write = arrow.write_files
@@ -497,7 +497,7 @@ def test_delta_files_of_a_driver_that_died_before_publishing_are_removed(spark, 
 
 
 def test_delta_a_frozen_driver_cannot_publish_after_its_successor_began(spark, tmp_path):
-    """Refused as soon as the successor has begun, and later as well, though its snapshot is as old as can be."""
+    """It is refused as soon as the successor has begun, and later as well, though its snapshot is from before."""
     frame = frame_of(spark, rows_of(range(3)))
     sleeper = DeltaSink(tmp_path)
     run(sleeper, frame, batch(0, 0))
@@ -531,7 +531,7 @@ def of_run(sink, run: str, root: str):
 
 
 def test_the_results_of_another_run_are_refused_every_time(spark, tmp_path):
-    """The same name under another root, and a scheduler that tries again: each try is a later attempt there."""
+    """The same name is used under another root, and a scheduler tries again: each try is a later attempt there."""
     frame = frame_of(spark, rows_of(range(2)))
     for kind in (DeltaSink, ParquetSink):
         place = tmp_path / kind.__name__
@@ -603,7 +603,7 @@ def test_delta_from_scratch_replaces_the_results(spark, tmp_path):
 
 
 def test_delta_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(spark, tmp_path, monkeypatch):
-    """Right before its commit: what the successor has published stays."""
+    """It freezes right before its commit. What the successor has published stays."""
     frame = frame_of(spark, rows_of(range(2)))
     run(DeltaSink(tmp_path), frame, batch(0, 0))
     sleeper = DeltaSink(tmp_path)
@@ -638,7 +638,7 @@ def test_delta_a_table_with_partition_columns_is_refused(tmp_path):
 
 
 def test_delta_a_table_may_be_given_as_a_uri(spark, tmp_path):
-    """A file: URI is a path; what goes through pyarrow's own file systems is tried with its local one."""
+    """A file: URI is a path. URIs that go through pyarrow's file systems are tested with its local one."""
     assert DeltaSink(f"file://{tmp_path}").uri == str(tmp_path)
     files = arrow.write_files(
         frame_of(spark, rows_of(range(2))),
@@ -692,7 +692,7 @@ async def test_kafka_records_have_their_period_in_the_headers(spark, kafka):
 
 
 async def test_kafka_the_newer_writer_of_the_connector_works_too(spark, kafka):
-    """A session may choose the newer of the connector's two; another pipeline in it does so while it makes a frame."""
+    """A session may choose the newer of the connector's two writers; another pipeline in it does so while it makes a frame."""
     topic = await kafka_topics.create_fresh(kafka.bootstrap, "results")
     before = spark.conf.get("spark.sql.sources.useV1SourceList")
     spark.conf.set("spark.sql.sources.useV1SourceList", "")

@@ -1,4 +1,4 @@
-"""Frames on a real Spark and a real Kafka: exact ranges, right labels, boundaries by a scan; nothing skipped or doubled."""
+"""Frames on a real Spark and a real Kafka: exact ranges, right periods, boundaries by a scan; no record skipped or doubled."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ Range = tuple[int, int]
 
 
 def batch_of(*ranges: Mapping[Partition, Range], behind: Mapping[Partition, int] | None = None) -> Batch:
-    """A batch of neighbouring minutes."""
+    """Return a batch of neighbouring minutes."""
     slices = [Slice(at(n), at(n + 1), dict(mine)) for n, mine in enumerate(ranges)]
     return Batch("test", 0, tuple(slices), behind or {})
 
 
 async def labels_of(spark: SparkSession, kafka: local.Kafka, batch: Batch, **settings: Any) -> list[tuple[Any, ...]]:
-    """Topic, partition, offset and minute of every row, sorted."""
+    """Return topic, partition, offset and minute of every row, sorted."""
 
     def run() -> list[tuple[Any, ...]]:
         frame = source.read(spark, batch, bootstrap_servers=kafka.bootstrap, **settings)
@@ -240,7 +240,7 @@ def test_valid_options_are_accepted() -> None:
 
 
 def random_logs(seed: int) -> dict[Partition, list[tuple[int, int]]]:
-    """Out of order, with gaps, in partitions of two topics; one has a single record."""
+    """Return logs with gaps and out of order, in partitions of two topics; one partition has a single record."""
     chance = random.Random(seed)
     logs = {}
     for number, (name, size) in enumerate([("a", 60), ("a", 1), ("b", 80), ("b", 30)]):
@@ -316,7 +316,7 @@ def test_spark_finds_and_labels_as_plain_python_does(spark: SparkSession, latene
 
 
 def test_records_of_many_periods_in_many_partitions_get_their_periods(spark: SparkSession) -> None:
-    """Some six hundred, most of one record; a few partitions have none of most."""
+    """There are about six hundred periods, most with one record; a few partitions have no record of most periods."""
     from pyspark.sql import functions as F  # noqa: N812
 
     logs = {Partition("t", p): [(offset, 0) for offset in range(600 // (p + 1))] for p in range(12)}
@@ -381,7 +381,7 @@ def test_a_time_that_was_not_scanned_for_is_refused() -> None:
 async def test_a_pipeline_takes_event_time_from_the_value(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, late: int
 ) -> None:
-    """One unit of the model is a tenth of a minute. Kafka's own times say nothing: all are the same."""
+    """One unit of the model is a tenth of a minute. Kafka's own timestamps are all the same."""
     unit = MINUTE // 10
     chance = random.Random(3)
     logs = [[(n, max(0, min(95, 2 * n + chance.randrange(-25, 25)))) for n in range(45)] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""What a pipeline is told is checked when it is told: nothing is connected, and Spark is not asked."""
+"""The arguments of a pipeline are checked at once, before anything connects and before Spark is used."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ INSECURE: list[tuple[dict[str, Any], dict[str, str], str]] = [
 def test_missing_credentials_of_spark_are_reported_at_once(
     consumer: dict[str, Any], kafka_options: dict[str, str], message: str
 ) -> None:
-    """Without them Spark would wait for Kafka a minute for each try, and say nothing."""
+    """Without credentials Spark would wait for Kafka for a minute at each try, without an error."""
     with pytest.raises(aiokcc.UsageError, match=message) as refused:
         options("orders", kafka_options=kafka_options, **consumer)
     assert SECRET not in str(refused.value)
@@ -126,7 +126,7 @@ SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
 
 @pytest.mark.parametrize("missing", list(SPARK_SASL))
 async def test_missing_credentials_of_a_kafka_sink_are_reported_at_once(missing: str) -> None:
-    """The sink writes to the servers that the pipeline reads from, and these want a login."""
+    """The sink writes to the servers that the pipeline reads from, and these require a login."""
     chosen = options("orders", kafka_options=SPARK_SASL, **SASL)
     servers = chosen.settings.bootstrap_servers.split(",")
     cluster: Any = None

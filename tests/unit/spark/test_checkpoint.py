@@ -1,4 +1,4 @@
-"""What a pipeline keeps in the store: who may write, and what a successor finds. On the memory store."""
+"""The nodes of a pipeline in the store: which driver may write them, and what its successor reads. On the memory store."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def sessions() -> AsyncIterator[AsyncExitStack]:
 
 
 async def checkpoint(store: Store, sessions: AsyncExitStack, name: str = "p") -> Checkpoint:
-    """The checkpoint of another driver, in a session of its own."""
+    """Give the checkpoint of another driver, in a session of its own."""
     session: Session = await sessions.enter_async_context(store.session(timeout=10))
 
     async def present() -> Session:
@@ -141,7 +141,7 @@ async def test_a_pipeline_is_complete_only_if_every_decided_batch_is_published(
 
 
 async def test_the_number_of_the_last_batch_with_records_is_recorded(store: Store, sessions: AsyncExitStack) -> None:
-    """A sink may keep nothing of batches without records, so it is asked for the last one with records."""
+    """A sink may keep nothing of batches without records, so it is asked for the last batch with records."""
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
     assert first.filled == -1
@@ -185,7 +185,7 @@ async def test_corrupt_nodes_raise_an_error_that_names_them(store: Store, sessio
 
 
 async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, sessions: AsyncExitStack) -> None:
-    """The session is lost right after the write was applied: the next one shows that it was."""
+    """The session is lost right after the write was applied. The next session shows that it was."""
     first: Session = await sessions.enter_async_context(store.session(timeout=10))
     second: Session = await sessions.enter_async_context(store.session(timeout=10))
     present = first
@@ -211,7 +211,7 @@ async def test_a_write_whose_answer_was_lost_is_not_made_twice(store: Store, ses
 
 
 async def test_after_a_session_lost_in_begin_ready_is_called_again(store: Store, sessions: AsyncExitStack) -> None:
-    """Another driver may have come to hold the partitions meanwhile: it is not to be fenced out."""
+    """Another driver may hold the partitions by then, and must not be fenced out."""
     first: Session = await sessions.enter_async_context(store.session(timeout=10))
     second: Session = await sessions.enter_async_context(store.session(timeout=10))
     present, asked = first, 0

@@ -1,4 +1,4 @@
-"""Where boundaries lie in logs, by an index of times like Kafka's: the same as looking at each record. Without Kafka."""
+"""Boundaries found through an index of times like Kafka's equal those found by looking at each record. Without Kafka."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiokcc.spark.finder import Finder, Found
 
 
 class ScanIndex(Finder):
-    """An index over lists of timestamps, which counts the questions."""
+    """An index over lists of timestamps. It counts the lookups."""
 
     def __init__(self, logs: Mapping[Partition, list[int]]) -> None:
         self._logs = logs

@@ -1,4 +1,4 @@
-"""The driver's place in the group when its session ends. On the memory store."""
+"""The driver as a member of the group when its session ends. On the memory store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a batch and what is recorded before which, in histories that Spark and Kafka are not needed for."""
+"""The order of the steps of a batch and of what is recorded. Without Spark and Kafka."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EMPTY = Intent(0, (), ((0, 10),), {P: (Place(0, 0), Place(0, 0))})
 
 
 class Context:
-    """Stands for Spark: notes which groups of jobs were stopped."""
+    """Replaces Spark. It lists the groups of jobs that were stopped."""
 
     def __init__(self) -> None:
         self.stopped: list[str] = []
@@ -48,7 +48,7 @@ class Context:
 
 
 class ListedSink(Sink):
-    """Notes what it was told to do."""
+    """Lists the calls that it gets."""
 
     exactly_once: ClassVar[bool] = True
 
@@ -78,7 +78,7 @@ class OnceOrMore(ListedSink):
 
 
 class Begins:
-    """Stands for the finder: nothing was deleted."""
+    """Replaces the finder: no record was deleted."""
 
     async def begins(self, partitions: Any) -> dict[Partition, int]:
         return {}
@@ -96,7 +96,7 @@ async def session(store: Store) -> AsyncIterator[Session]:
 
 
 class World:
-    """A pipeline with everything around it that one batch needs."""
+    """A pipeline with everything that one batch needs."""
 
     def __init__(self, store: Store, session: Session, sink: ListedSink, retries: int = 0) -> None:
         self.sink, self.context = sink, Context()
@@ -134,7 +134,7 @@ class World:
 
 
 def hold_commits(checkpoint: Checkpoint, session: Session) -> tuple[asyncio.Event, asyncio.Event]:
-    """Transactions wait: the first event tells that one does, setting the second lets it go on."""
+    """Make transactions wait. The first event is set when one waits; setting the second lets it continue."""
     waiting, go_on = asyncio.Event(), asyncio.Event()
     commit = session.commit
 

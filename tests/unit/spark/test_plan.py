@@ -1,4 +1,4 @@
-"""What a batch holds: boundaries, places, and the intent as the store keeps it. Without Spark."""
+"""The content of a batch: boundaries, places, and the intent as the store keeps it. Without Spark."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_neighbouring_crossings_without_records_between_are_reported_once() -> N
 def test_boundaries_between_the_published_place_and_a_batch_lie_before_the_batch(
     walked: tuple[tuple[int, int], ...], gap: tuple[int, int] | None
 ) -> None:
-    """Told by a driver that comes later and knows nothing but this; else the first boundary that it knows is behind it."""
+    """A later driver that knows only this intent reports them; otherwise its first boundary would lie behind the batch."""
     recorded = intent(walked=walked, periods=((50, 60),), places={A: tuple(map(place, (*(4 for _ in walked), 4, 6)))})
     told = [CrossedPeriod(*ends, {A: place(4)}) for ends in walked]
     told += [] if gap is None else [CrossedPeriod(*gap, {A: place(4)})]

@@ -1,4 +1,4 @@
-"""What the planner asks, and what it remembers while a job runs. Without Kafka and Spark."""
+"""The lookups of the planner, and its cache while a job runs. Without Kafka and Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ P0, P1 = Partition("t", 0), Partition("t", 1)
 
 
 class ScanIndex(Finder):
-    """An index over lists of timestamps, which counts the questions."""
+    """An index over lists of timestamps. It counts the lookups."""
 
     looks_ahead = True
 
@@ -47,7 +47,7 @@ class ScanIndex(Finder):
 
 
 class Participant:
-    """Stands where the group would be."""
+    """Replaces the group."""
 
     has_arrived = False
 
@@ -168,7 +168,7 @@ async def test_the_end_of_a_followed_log_is_never_cached() -> None:
 
 
 async def test_a_limit_that_was_not_expected_is_looked_up() -> None:
-    """An operator has made the steps smaller while the job ran."""
+    """An operator has set a shorter period while the job ran."""
     planner, index, _ = planning({P0: list(range(0, 100, 2))})
     await planner.find_next_records(limit(1))
     plan = await planner.plan(0, limit(1))
@@ -209,7 +209,7 @@ async def test_the_cache_does_not_grow() -> None:
     ("now", "seconds"), [(1000, 9.007), (9_999, 0.02), (34_000, 1.007), (35_006, 0.02), (35_007, None)]
 )
 async def test_it_waits_for_the_clock_up_to_the_end_and_not_after_it(now: int, seconds: float | None) -> None:
-    """Past it nothing more is due: who went on looking would only keep the processor busy."""
+    """Past the end nothing more is due. A planner that went on looking would only use the processor."""
     planner, _, _ = planning({P0: []}, bounded=False, now=now, lateness=7, end=35_000)
     planner._period = 10_000
     await planner.find_next_records(limit(1))
@@ -248,7 +248,7 @@ class Clock:
     ids=["now", "past", "future, then past", "future", "followed"],
 )
 async def test_a_restarted_pipeline_plans_all_remaining_records(bounded: bool, end: int | None, now: int) -> None:
-    """The batch in the store tells where it ends, and nothing of what follows it in the log."""
+    """The batch in the store says where it ends, and nothing about the records after it."""
     logs = {P0: list(range(0, 40, 2)), P1: list(range(1, 40, 4))}
     planner, _, _ = planning(logs, bounded=bounded, now=now, end=end)
     await planner.find_next_records(limit(1))
@@ -267,7 +267,7 @@ async def test_a_restarted_pipeline_plans_all_remaining_records(bounded: bool, e
 
 
 async def test_a_future_end_is_passed_only_if_the_log_was_read_after_it() -> None:
-    """While a job runs the clock passes the end, and a record of the time before it comes."""
+    """While a job runs, the clock passes the end, and a record with a time before the end arrives."""
     clock = Clock(15)
     logs = {P0: [1, 5]}
     planner, _, participant = planning(logs, bounded=False, end=30, clock=clock)
@@ -285,7 +285,7 @@ async def test_a_future_end_is_passed_only_if_the_log_was_read_after_it() -> Non
 
 
 async def test_the_log_is_read_once_more_when_the_end_has_come() -> None:
-    """Else who read the log a moment before the end would wait for ever."""
+    """Otherwise a driver that read the log just before the end would wait for ever."""
     clock = Clock(29)
     planner, index, participant = planning({P0: []}, bounded=False, end=30, clock=clock)
     ends = index.ends
@@ -346,7 +346,7 @@ async def test_a_period_is_due_only_if_the_logs_were_read_after_it_was_over() ->
 
 @pytest.mark.parametrize("bounded", [True, False])
 async def test_late_records_right_before_the_end_are_published_too(bounded: bool) -> None:
-    """What comes late, after its period was published, belongs to the next period that is; also if that is the last one."""
+    """A record that comes after its period was published belongs to the next published period, also if that is the last one."""
     logs = {P0: [1, 5]}
     planner, _, participant = planning(logs, bounded=False, end=50, now=10)
     await planner.find_next_records(limit(1))

@@ -1,4 +1,4 @@
-"""A pipeline whose run is over when it is started: done, unless something was left or it is to start again. Without Spark."""
+"""A pipeline that is started after its run has ended: complete, unless records are left or it starts from scratch. No Spark."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_an_ended_run_whose_results_are_gone_is_refused() -> None:
 async def test_a_pipeline_that_decided_no_batch_is_complete_only_if_there_were_no_records(
     marks: list[int], left: str | None, subscription: Subscription | None
 ) -> None:
-    """It is complete if there was nothing to do. If others have run records, its driver died before the first batch."""
+    """It is complete if there were no records. If others have processed records, its driver died before the first batch."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
     sink, replay = FunctionSink(nothing), driver(store, subscription=subscription)
     await over(store, *marks)
@@ -111,7 +111,7 @@ async def test_a_pipeline_that_decided_no_batch_is_complete_only_if_there_were_n
 
 
 async def test_a_pipeline_that_never_began_is_not_complete() -> None:
-    """Nothing is known of it: that is not the same as nothing to do."""
+    """Nothing is known about it, so it may have had records."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
     await over(store, 0)
     with pytest.raises(RunEnded, match="over"):
@@ -119,7 +119,7 @@ async def test_a_pipeline_that_never_began_is_not_complete() -> None:
 
 
 async def over(store: Store, *marks: int) -> None:
-    """A run that has ended, with a cut that says how far each partition was run."""
+    """Write a run that has ended, with a cut that says how far each partition was processed."""
     partitions = frozenset(Partition("t", number) for number in range(len(marks)))
     settings = Settings.check(topics={"t": len(marks)}, period=10)
     cut = Cut(1, 0, 10, 1, {"somebody": {p: Mark(marks[p.number], finished=True) for p in partitions}})
@@ -149,7 +149,7 @@ async def over(store: Store, *marks: int) -> None:
 async def test_an_ended_managed_run_is_complete_only_if_the_pipeline_has_published_all(
     marks: list[int], checkpointed: bool, left: str | None
 ) -> None:
-    """Others may have run its partitions to the end."""
+    """Other members may have processed its partitions to the end."""
     store = open_store(f"memory://{uuid.uuid4().hex}")
     sink = FunctionSink(nothing)
     replay = driver(store, subscription=Subscription.check(pipeline="p"))

@@ -1,4 +1,4 @@
-"""Whether records past a run's start may have been deleted, as far as the logs tell. Without Spark and without Kafka."""
+"""The check that no record past a run's start was deleted, as far as the logs show it. Without Spark and without Kafka."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ START = 1_767_225_600_000  # 2026-01-01T00:00Z
 
 
 class Logs:
-    """Answers for the logs of one topic: for each partition where it begins, and the times of what is left."""
+    """The logs of one topic: for each partition its first offset, and the times of the remaining records."""
 
     def __init__(self, *logs: tuple[int, list[int]]) -> None:
         self._logs = {Partition("t", number): log for number, log in enumerate(logs)}
@@ -68,7 +68,7 @@ async def test_a_log_that_may_have_lost_records_of_the_range_is_refused(
     others: list[tuple[int, list[int]]],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Whatever other partitions of the topic still have: each log is deleted by itself."""
+    """It does not matter what other partitions of the topic still have: each log is deleted by itself."""
     with pytest.raises(KafkaError) as told:
         await check(*others, log)
     assert f"t.{len(others)} begins at offset 5, {left}, and what stood before was deleted" in str(told.value)

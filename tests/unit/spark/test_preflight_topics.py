@@ -1,4 +1,4 @@
-"""What a driver makes of a topic that Kafka does not know any more. Without Spark and without Kafka."""
+"""A driver whose topic was deleted in Kafka. Without Spark and without Kafka."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ERROR = KafkaError("no answer within 10 s")
 
 
 class Cluster:
-    """Answers one thing after the other, and the last one for ever."""
+    """Gives its answers in order, and repeats the last one."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -60,6 +60,6 @@ async def test_it_waits_until_the_leader_removes_a_deleted_topic_from_the_set(ca
 
 
 async def test_waiting_ends_when_a_deleted_topic_exists_again() -> None:
-    """A broker that has just come up may not know all of its topics; then the leader takes nothing out."""
+    """A broker that has just started may not know all of its topics. Then the leader does not remove the topic from the set."""
     with pytest.raises(PartitionRevoked, match="two is there again"):
         await look(Cluster([ONE], [ONE], [ONE, TWO]))

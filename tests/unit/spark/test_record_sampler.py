@@ -1,4 +1,4 @@
-"""A look at records that cannot be had: no answer, and nothing else."""
+"""A sample of records that cannot be read is None, and nothing else fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def test_without_a_broker_it_returns_none(unused_tcp_port: int) -> None:
 
 
 class Consumer:
-    """Notes whose partitions are read at a time."""
+    """Lists the partitions that are read at the same time."""
 
     def __init__(self, **_: Any) -> None:
         self.at: dict[Any, int] = {}

@@ -1,4 +1,4 @@
-"""The log of manifests, without Spark: crashes and sleeping drivers between any two file operations, and what readers see."""
+"""The log of manifests, without Spark: drivers that die or freeze between any two file operations, and what readers see."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def names_in(place: Path) -> list[str]:
 
 
 class Killed(BaseException):
-    """The process is gone: nothing catches it, and nothing is done after it."""
+    """The process is dead: nothing catches this, and nothing runs after it."""
 
 
 class Watched(Disk):
-    """A disk on which something happens before operation number `at`: the process dies, or others have their turn."""
+    """A disk on which the process dies, or `then` is called, before operation number `at`."""
 
     def __init__(self, at: int = -1, then: Callable[[], None] | None = None, each: Callable[[], None] | None = None):
         self.at, self.then, self.each = at, then, each
@@ -109,7 +109,7 @@ BATCHES = (
 
 
 class World:
-    """A directory, and the store's record of how far the pipeline has come."""
+    """A directory, and the batches and attempts that the store has recorded."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -121,7 +121,7 @@ class World:
         return Driver(self, self.attempt, disk or Watched())
 
     def check_reader(self) -> None:
-        """What a reader sees at any moment: the first so many batches, each whole."""
+        """Check that a reader sees the first batches, each of them whole."""
         if not (self.root / HOME / "owner.json").exists():
             return
         seen = manifest(self.root)
@@ -140,7 +140,7 @@ class World:
         assert {path.stat().st_ino for path in self.root.glob("*.parquet")} <= published
 
     def check_end(self) -> None:
-        """All is published, once, and nothing else is left."""
+        """Check that everything is published once, and that nothing else is left."""
         self.check_reader()
         seen = manifest(self.root)
         assert [(p.start, p.end, p.ranges) for p in seen] == [
@@ -158,7 +158,7 @@ class World:
 
 
 class Driver:
-    """What the pipeline does with a sink."""
+    """Calls a log as the pipeline does."""
 
     def __init__(self, world: World, attempt: int, disk: Disk) -> None:
         self.world, self.attempt, self.disk = world, attempt, disk
@@ -244,7 +244,7 @@ def test_a_driver_killed_before_any_operation_is_continued_by_the_next(worlds):
 
 
 def test_two_drivers_killed_one_after_the_other_are_continued_by_a_third(worlds):
-    """The second driver dies as well, while it clears up after the first one or later."""
+    """The second driver dies as well, while it removes what the first one left, or later."""
     total = count_operations(next(worlds), begin_and_run)
     for first in range(0, total, 5):
         for second in range(first % 4, 2 * total, 7):
@@ -334,7 +334,7 @@ def test_a_frozen_driver_publishes_nothing_after_its_successor_has_published_eve
 
 
 def test_a_frozen_driver_publishes_nothing_after_its_successor_has_begun(worlds):
-    """The successor has begun, but not published yet, when the sleeper goes on."""
+    """The successor has begun, but not published yet, when the frozen driver continues."""
     total = count_operations(next(worlds), begin_and_run)
     for at in range(total):
         world = next(worlds)
@@ -356,7 +356,7 @@ def test_a_frozen_driver_publishes_nothing_after_its_successor_has_begun(worlds)
 
 
 def test_no_period_is_lost_or_doubled_while_a_successor_is_frozen_in_begin(worlds):
-    """It stops at any operation of its begin(), and the driver before it publishes as much as it can."""
+    """The successor freezes at any operation of its begin(), and the driver before it publishes as much as it can."""
     count = next(worlds)
     count.driver().begin()
     total = count_operations(count, Driver.begin)
@@ -380,7 +380,7 @@ def test_no_period_is_lost_or_doubled_while_a_successor_is_frozen_in_begin(world
 
 
 def test_of_two_drivers_that_begin_together_the_smaller_attempt_never_continues(worlds):
-    """The smaller number never goes on, whoever is faster."""
+    """It does not matter which driver is faster."""
     total = count_operations(next(worlds), Driver.begin)
     for at in range(total):
         world = next(worlds)
@@ -414,7 +414,7 @@ def test_a_fenced_driver_does_not_run_another_job(tmp_path):
 
 
 def test_a_link_under_way_fails_when_the_successor_begins(tmp_path):
-    """The kernel has found the file, and links it after the successor has removed it: that fails too."""
+    """The kernel has found the file, and links it after the successor has removed it. That fails too."""
     world = World(tmp_path / "out")
     sleeper = world.driver()
     sleeper.begin()
@@ -429,7 +429,7 @@ def test_a_link_under_way_fails_when_the_successor_begins(tmp_path):
 
 
 def link_open_file(handle: int, target: Path) -> None:
-    """linkat() with AT_SYMLINK_FOLLOW, which os.link does not pass on."""
+    """Call linkat() with AT_SYMLINK_FOLLOW, which os.link cannot pass."""
     library = ctypes.CDLL(None, use_errno=True)
     if library.linkat(-100, f"/proc/self/fd/{handle}".encode(), -100, os.fsencode(target), 0x400):
         raise OSError(ctypes.get_errno(), "linkat")
@@ -450,7 +450,7 @@ def test_publishing_again_changes_nothing(tmp_path):
 
 
 def test_a_publish_that_failed_after_the_link_is_repeated(tmp_path):
-    """The disk failed in the middle; the driver lives and tries again."""
+    """The disk failed after the link; the driver lives and tries again."""
 
     class Failing(Watched):
         def sync(self, path: Path) -> None:
@@ -589,7 +589,7 @@ def test_lost_second_names_are_restored(worlds):
 
 
 def reset(world: World, disk: Disk | None = None) -> None:
-    """As a driver that starts from scratch, with the next attempt."""
+    """Reset as a driver does that starts from scratch, with the next attempt."""
     world.checkpoint = 0
     Log(world.root, disk).reset("revenue", world.attempt + 1)
 
@@ -604,7 +604,7 @@ def test_after_a_reset_the_pipeline_runs_again_from_the_start(worlds):
 
 
 def test_under_a_new_store_the_attempt_is_greater_than_those_in_the_directory(worlds):
-    """Its count of attempts starts again; what stands in the directory says how far it had come."""
+    """The new store counts attempts from 1 again. The directory shows the greatest attempt before."""
     world = next(worlds)
     assert Log(world.root).last_attempt() == 0
     start_again(world)
@@ -622,7 +622,7 @@ def test_reset_of_a_missing_directory_does_nothing(tmp_path):
 
 
 def test_a_driver_killed_in_a_reset_leaves_all_or_nothing_visible(worlds):
-    """Readers see all of it or nothing. Then either the reset is done again, or the pipeline goes on from nothing."""
+    """After that either the reset is done again, or the pipeline runs from the start."""
     count = next(worlds)
     start_again(count)
     disk = Watched()
@@ -657,7 +657,7 @@ def test_a_frozen_driver_publishes_nothing_after_a_reset(worlds):
 
 
 def test_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(worlds):
-    """What the successor publishes stays, with all its names, whenever the one that was asleep goes on."""
+    """What the successor publishes stays, with all its names, whenever the frozen driver continues."""
     count, disk = next(worlds), Watched()
     start_again(count)
     reset(count, disk)
@@ -683,7 +683,7 @@ def test_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(worlds):
 
 
 def test_a_reader_during_a_reset_sees_no_mixture(tmp_path, monkeypatch):
-    """It has listed the log when that is removed under it: it sees the new state, not a mixture."""
+    """The log is removed after the reader has listed it. The reader sees the new state."""
     world = World(tmp_path / "out")
     start_again(world)
     real = os.listdir

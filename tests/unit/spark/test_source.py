@@ -1,4 +1,4 @@
-"""How Spark's Kafka source is asked, as far as that needs no Spark."""
+"""The use of Spark's Kafka source, as far as it needs no Spark."""
 
 from __future__ import annotations
 
