@@ -1,7 +1,7 @@
 """A driver on a cluster: ``python -m tests.cluster_driver SPEC`` (JSON). It prints what it has published, as JSON.
 
-The pipeline is the one that the tests run in local mode, `pipelines.totals`. Between it and Kafka a test may put a trap: the
-first task that comes to the record with a certain number says who it is, and never goes on. Its worker has to be killed.
+The pipeline is the one that the tests run in local mode, `pipelines.totals`. A test may add a trap: the first
+task that reads the record with a certain number names its process, and then hangs. Its worker has to be killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Spec:
-    """What a driver is told."""
+    """The arguments of a driver."""
 
     master: str
     """Nothing: what spark-submit was given."""
@@ -39,7 +39,7 @@ class Spec:
 
 
 def with_trap(place: str, number: int) -> Any:
-    """The pipeline, behind a trap. What runs on a worker is sent by value: the tests are not installed there."""
+    """Return the pipeline behind a trap. The function is sent to workers by value: the tests are not installed there."""
 
     def catch(batches: Iterator[Any]) -> Iterator[Any]:
         import json

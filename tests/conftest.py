@@ -1,9 +1,9 @@
-"""Fixtures for every suite. A service that cannot be had fails the tests that need it; it never skips them.
+"""Fixtures for every suite. If a service cannot be started, the tests that need it fail; they are never skipped.
 
 Three ways to a real ZooKeeper:
 
 - ``zk_root``: a URL with a root that no other test uses, on the server shared by the whole session. The usual one.
-- ``zookeeper``: that shared server. Look at it (``command``, ``metrics``), but leave it running.
+- ``zookeeper``: that shared server. Read from it (``command``, ``metrics``), but leave it running.
 - ``private_zookeeper``: a server of one's own, which may be killed, frozen and started again.
 
 And to a real Kafka, with `tests.kafka_topics` to fill it:
@@ -76,14 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what asks for a real service, so that ``-m 'not service'`` is the quick half of the tests."""
+    """Mark the tests that need a real service, so that ``-m 'not service'`` selects the quick ones."""
     for item in items:
         if _SERVICES & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.service)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch Kafka and Spark's connector, which is done once on a machine, before the clock of a test runs."""
+    """Fetch Kafka and Spark's connector, once on a machine, before the timeout of a test runs."""
     asked: set[str] = set()
     for item in session.items:
         asked |= set(getattr(item, "fixturenames", ()))
@@ -99,18 +99,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[local.ZooKeeper]:
-    """One real server for the whole session."""
+    """Start one real server for the whole session."""
     yield from _for_the_session(local.zookeeper())
 
 
 @pytest.fixture(scope="session")
 def kafka() -> Iterator[local.Kafka]:
-    """One real broker for the whole session."""
+    """Start one real broker for the whole session."""
     yield from _for_the_session(local.kafka())
 
 
 def _for_the_session(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-    """A service with an event loop of its own, which runs only while the service starts and ends.
+    """Start a service in an event loop of its own, which runs only while the service starts and ends.
 
     Between the two it needs none, so tests may use the service from whatever loop they run on.
     """
@@ -128,28 +128,28 @@ def _for_the_session(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
 
 @pytest.fixture
 def zk_root(zookeeper: local.ZooKeeper, request: pytest.FixtureRequest) -> str:
-    """The URL of a root that is this test's alone; its name tells the test, for a person who looks into the server."""
+    """Return the URL of a root that no other test uses. It is named after the test, for a person who looks into the server."""
     name = re.sub(r"\W+", "-", request.node.name).strip("-")[:60]
     return zookeeper.url(f"{name}-{uuid.uuid4().hex[:8]}")
 
 
 @pytest.fixture
 async def private_zookeeper() -> AsyncIterator[local.ZooKeeper]:
-    """A server for one test, which may do with it what it likes."""
+    """Start a server for one test, which may kill or freeze it."""
     async with local.zookeeper() as running:
         yield running
 
 
 @pytest.fixture
 async def private_kafka() -> AsyncIterator[local.Kafka]:
-    """A broker for one test, which may do with it what it likes."""
+    """Start a broker for one test, which may kill or freeze it."""
     async with local.kafka() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """One Spark session for the whole run; it takes about 8 s."""
+    """Start one Spark session for the whole run; it takes about 8 s."""
     from aiokcc.spark.session import session as spark_session  # the unit tests do without its dependencies
 
     with pytest.MonkeyPatch.context() as patch:
@@ -167,7 +167,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def _close_sockets_of_pyspark(patch: pytest.MonkeyPatch) -> None:
-    """PySpark leaves the socket of each collect() to the garbage collector, which warns; and warnings are errors here."""
+    """Close the socket of each collect(). PySpark leaves it to the garbage collector, which warns; warnings are errors."""
     import pyspark.util
 
     connect = pyspark.util.local_connect_and_auth

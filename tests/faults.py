@@ -1,4 +1,4 @@
-"""A TCP proxy that fails on demand: the network's faults, in process, on loopback, each by one verb.
+"""A TCP proxy on loopback that causes network faults on demand, each by one method.
 
 ::
 
@@ -12,11 +12,11 @@
 verb                   what the two ends see
 =====================  ==============================================================================================
 `cut`                  every connection is reset (or closed in good order)
-`refuse`, `accept`     nobody listens: connection refused; somebody listens again on the same port
-`blackhole`            connections stand, nothing passes; as with lost packets, it arrives after `heal`
+`refuse`, `accept`     connections are refused; they are accepted again on the same port
+`blackhole`            connections stay open, nothing passes; as with lost packets, it arrives after `heal`
 `delay`                everything arrives later, in order
 `cut_in_message`       the first bytes of the next message pass, then the connection is reset or closed
-`drop_reply`           a request reaches the server and is answered; the answer is swallowed, the connection reset
+`drop_reply`           a request reaches the server and is answered; the answer is dropped, the connection reset
 `heal`                 ends `blackhole`, `delay` and `refuse`
 =====================  ==============================================================================================
 
@@ -81,7 +81,7 @@ _OPS = {op.value: op for op in Op}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A client's message. Those that a client sends on its own account (ping, watches, auth) have a negative xid."""
+    """A client's message. Pings, watches and auth have a negative xid."""
 
     xid: int
     op: Op | int
@@ -155,12 +155,12 @@ class Proxy:
 
     @property
     def connection(self) -> str:
-        """Where clients connect: ``127.0.0.1:PORT``."""
+        """The address for clients: ``127.0.0.1:PORT``."""
         return f"127.0.0.1:{self._port}"
 
     @property
     def connections(self) -> int:
-        """How many connections stand now, from end to end."""
+        """The number of open connections, from end to end."""
         return sum(link.whole for link in self._links)
 
     # Faults
@@ -171,7 +171,7 @@ class Proxy:
             link.end(reset=reset)
 
     def refuse(self) -> None:
-        """Stop listening. Connections that stand are left alone."""
+        """Stop listening. Open connections stay."""
         if self._listener is not None:
             self._loop.remove_reader(self._listener)
             self._listener.close()
@@ -185,11 +185,11 @@ class Proxy:
             self._loop.add_reader(self._listener, self._on_acceptable, self._listener)
 
     def blackhole(self, direction: Direction | Literal["both"] = "both") -> None:
-        """Let nothing pass in this direction, new connections and their ends included, until `heal`."""
+        """Let nothing pass in this direction until `heal`, neither data nor the opening or closing of connections."""
         self.black |= {"up", "down"} if direction == "both" else {direction}
 
     def delay(self, seconds: float, direction: Direction | Literal["both"] = "both") -> None:
-        """Let everything that comes from now on arrive so much later."""
+        """Delay everything that is sent from now on by these seconds."""
         self.lag |= dict.fromkeys(("up", "down") if direction == "both" else (direction,), seconds)
 
     def heal(self) -> None:
@@ -205,18 +205,17 @@ class Proxy:
     ) -> asyncio.Future[None]:
         """Let the first `after` bytes of the next message in this direction pass, then end that connection.
 
-        Of requests, `match` chooses which; of replies, the next of any kind is taken. Returns an awaitable that is done
-        when it has struck.
+        `match` selects requests; of replies, the next one is taken. Return an awaitable that is done when it has happened.
         """
         struck: asyncio.Future[None] = self._loop.create_future()
         self.cut_after[direction] = (after, reset, _predicate(match) if match is not None else None, struck)
         return struck
 
     def drop_reply(self, match: Match = None, *, times: int = 1) -> asyncio.Future[Request]:
-        """Let the next matching request reach the server, wait for its reply, swallow it and reset that connection.
+        """Let the next matching request reach the server, wait for its reply, drop it and reset that connection.
 
-        With `times`, so often in a row. Returns an awaitable that is done when it has struck for the last time, with the
-        last request; it is at `dropped` as well.
+        Do it `times` times in a row. Return an awaitable that gives the last of these requests when its reply is dropped; it
+        is at `dropped` as well.
         """
         for _ in range(times):
             self.dropped = self._loop.create_future()
@@ -226,11 +225,11 @@ class Proxy:
     # Events to wait for
 
     async def wait_connections(self, count: int) -> None:
-        """Wait until at least `count` connections stand from end to end; 0 waits until none does."""
+        """Wait until at least `count` connections are open from end to end; 0 waits until none is."""
         await self._wait(lambda: self.connections >= count if count else not self._links)
 
     async def wait_accepted(self, total: int) -> None:
-        """Wait until clients have connected so often since the proxy began."""
+        """Wait until clients have connected so many times since the proxy was started."""
         await self._wait(lambda: self.accepted >= total)
 
     def expect(self, match: Match = None) -> asyncio.Future[Request]:
@@ -252,20 +251,20 @@ class Proxy:
     # What the links call
 
     def changed(self) -> None:
-        """Wake those whose condition holds now."""
+        """Wake the waiters whose condition holds now."""
         for waiter, condition in self._waiters.items():
             if not waiter.done() and condition():
                 waiter.set_result(None)
 
     def passing(self, request: Request) -> None:
-        """Tell those who expect such a request."""
+        """Wake the waiters that expect such a request."""
         for passed in [passed for passed, matches in self._expected.items() if passed.done() or matches(request)]:
             del self._expected[passed]
             if not passed.done():
                 passed.set_result(request)
 
     def forget(self, link: _Link) -> None:
-        """Take a link out that has ended."""
+        """Remove a link that has ended."""
         self._links.discard(link)
         self.changed()
 
@@ -333,7 +332,7 @@ class _Link:
 
 
 class _End(asyncio.Protocol):
-    """One of a link's two sockets; what it receives flows in `direction`."""
+    """One of a link's two sockets. What it receives goes in `direction`."""
 
     def __init__(self, link: _Link, direction: Direction) -> None:
         self.link, self.direction = link, direction
@@ -372,7 +371,7 @@ class _End(asyncio.Protocol):
 
 
 class _Flow:
-    """One direction of a link: bytes in, whole messages out, through the faults that are on."""
+    """One direction of a link: it takes bytes and passes whole messages on, subject to the present faults."""
 
     def __init__(self, link: _Link, direction: Direction) -> None:
         self.link, self.proxy, self.direction = link, link.proxy, direction
@@ -413,7 +412,7 @@ class _Flow:
         self.queue.append((due, item))
 
     def pump(self) -> None:
-        """Pass on what may pass now."""
+        """Pass messages on as far as the present faults allow."""
         target = self.link.target(self.direction).transport
         while self.queue and not self.link.over and target is not None and self.direction not in self.proxy.black:
             due, item = self.queue[0]
@@ -432,7 +431,7 @@ class _Flow:
         self.pump()
 
     def _let_pass(self, message: bytes) -> bool:
-        """Look at one message on its way; False if it, or its connection, has met its fate."""
+        """Apply the faults to one message. Return False if it was dropped or its connection ended."""
         request = self._read_request(message) if self.direction == "up" and self.framed else None
         if self._cut(message, request):
             return False

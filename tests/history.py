@@ -1,16 +1,16 @@
-"""What happened, and whether it may have happened: recorded histories of a group, checked against the invariants.
+"""Recorded histories of a group, and their check against the invariants.
 
 A history is a list of events on one clock, in any order: virtual time in unit tests, CLOCK_MONOTONIC where real processes write
 JSON lines. ``check`` raises ViolationError, which names each rule that was broken and the event that broke it:
 
 ==============  =======================================================================================================
-alignment       no record starts at or past the limit that stands then
+alignment       no record starts at or past the limit at that time
 completeness    when a boundary closes, every record before it has been processed, on every partition
 barrier         no record at or past a limit starts before every record below the floor under it is done
 monotony        the limit never goes back
 at least once   every record of the run is processed
-cuts            they tile: each goes on where the one before ended, in time and in every partition, at the right offset
-redelivery      no record comes again once a cut holds it
+cuts            they tile: each starts where the one before ended, in time and in every partition, at the right offset
+redelivery      no record is delivered again after a cut holds it
 one owner       no two members process records of one partition at the same time
 ==============  =======================================================================================================
 
@@ -36,12 +36,12 @@ START, DONE, GONE, LIMIT, CUT = "start", "done", "gone", "limit", "cut"
 
 
 class ViolationError(AssertionError):
-    """The history cannot be that of a working group."""
+    """The history breaks an invariant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened."""
+    """One event of a history."""
 
     time: float
     event: str
@@ -56,40 +56,40 @@ class Event:
 
 @dataclass
 class History:
-    """Events, and the clock that stamps them."""
+    """Events, with the clock that gives their times."""
 
     clock: Callable[[], float] = lambda: 0.0
     events: list[Event] = field(default_factory=list)
 
     def start(self, member: str, partition: str, ts: int, offset: int) -> None:
-        """A handler got the record."""
+        """Record that a handler got the record."""
         self.events.append(Event(self.clock(), START, member, partition, ts, offset))
 
     def done(self, member: str, partition: str, ts: int, offset: int) -> None:
-        """A handler has processed it."""
+        """Record that a handler has processed the record."""
         self.events.append(Event(self.clock(), DONE, member, partition, ts, offset))
 
     def gone(self, member: str, partition: str, ts: int, offset: int) -> None:
-        """The handler was stopped in the middle."""
+        """Record that the handler was stopped before its end."""
         self.events.append(Event(self.clock(), GONE, member, partition, ts, offset))
 
     def limit(self, data: bytes) -> None:
-        """The ``coordinator`` node was written."""
+        """Record that the ``coordinator`` node was written."""
         self.events.append(Event(self.clock(), LIMIT, data=data.decode(errors="replace")))
 
     def cut(self, data: bytes) -> None:
-        """A slot of the ring was written."""
+        """Record that a slot of the cuts was written."""
         self.events.append(Event(self.clock(), CUT, data=data.decode(errors="replace")))
 
     # -- files ------------------------------------------------------------------------------------------------------------
 
     def dump(self) -> str:
-        """As JSON lines."""
+        """Return the events as JSON lines."""
         return "".join(json.dumps(asdict(event)) + "\n" for event in self.events)
 
     @classmethod
     def load(cls, *texts: str) -> History:
-        """From the JSON lines of several processes. A last line that was cut short by a crash is left out."""
+        """Read the JSON lines of several processes. A last line that a crash has cut short is left out."""
         events: list[Event] = []
         for text in texts:
             for line in text.splitlines(keepends=True):
@@ -109,10 +109,10 @@ class History:
         end: int | None = None,
         one_owner: bool = True,
     ) -> None:
-        """ViolationError unless everything that happened may happen. ``logs``: each partition's timestamps, in order.
+        """Raise ViolationError if the history breaks an invariant. ``logs``: each partition's timestamps, in order.
 
         ``complete``: the run has ended, so every record below ``end`` must have been processed. ``one_owner``: every member
-        that stopped in the middle of a record has said so; leave it out where processes were killed or frozen.
+        that stopped in the middle of a record has recorded that; leave it out if processes were killed or frozen.
         """
         found = [
             *self._alignment(slack),
@@ -155,7 +155,7 @@ class History:
         return result
 
     def _closings(self) -> Iterable[tuple[float, int]]:
-        """When each boundary closed."""
+        """Return the time at which each boundary closed."""
         limits = self._limits()
         for (_, before), (time, after) in itertools.pairwise(limits):
             if before.mode is Mode.GATED and after.mode is not Mode.OPEN:
@@ -170,7 +170,7 @@ class History:
                         yield f"completeness: {floor} closed at {time} before {partition}@{offset} ({ts}) was done"
 
     def _barrier(self, logs: Mapping[str, Sequence[int]]) -> Iterable[str]:
-        """The same without the leader's word for it: only from what the handlers saw."""
+        """Check the barrier only by what the handlers saw, without the limits that the leader wrote."""
         done = self._done_at()
         ready: list[tuple[int, int, float]] = []
         limits = [limit for _, limit in self._limits()]

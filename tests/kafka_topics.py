@@ -17,7 +17,7 @@ _BATCH_BYTES = 512 * 1024
 
 
 class Row(NamedTuple):
-    """A record to write: where, and of what time (milliseconds since the epoch)."""
+    """A record to write: its partition, its time (milliseconds since the epoch) and its content."""
 
     partition: int
     timestamp: int
@@ -26,13 +26,13 @@ class Row(NamedTuple):
 
 
 def fresh_name(stem: str = "topic") -> str:
-    """A name that no other test uses on the same broker."""
+    """Return a name that no other test uses on the same broker."""
     return f"{stem}-{uuid.uuid4().hex[:8]}"
 
 
 @contextlib.asynccontextmanager
 async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    """An admin client."""
+    """Give an admin client."""
     client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await client.start()
     try:
@@ -77,7 +77,7 @@ async def write_transaction(
 async def open_transaction(
     bootstrap: str, topic: str, rows: Iterable[Row], *, abort: bool = False
 ) -> AsyncIterator[None]:
-    """Write rows in a transaction that stays open in the body, and is committed or aborted after it, marker included."""
+    """Write rows in a transaction that stays open in the body. It is committed or aborted after it, with its marker."""
     async with _transaction(bootstrap, None) as producer:
         await _send(producer, topic, rows)
         yield
@@ -86,11 +86,11 @@ async def open_transaction(
 
 @contextlib.asynccontextmanager
 async def _transaction(bootstrap: str, codec: str | None) -> AsyncIterator[AIOKafkaProducer]:
-    """A producer in a transaction, which the body ends.
+    """Give a producer in a transaction, which the body ends.
 
     The coordinator answers a commit as soon as it has decided it, and writes the marker to the log after that: an end of the
-    log that is asked for in between lies before the transaction. Only somebody who begins again under the same name is made
-    to wait until the marker is written.
+    log that is read in between lies before the transaction. Only a producer that begins again under the same name has to
+    wait until the marker is written.
     """
     name = fresh_name("writer")
     async with _producer(bootstrap, codec, transactional_id=name) as producer:
@@ -113,7 +113,7 @@ async def _producer(bootstrap: str, codec: str | None, **settings: Any) -> Async
 
 
 async def _send(producer: AIOKafkaProducer, topic: str, rows: Iterable[Row]) -> None:
-    """Whole batches at a time: many times faster than record by record."""
+    """Send whole batches, which is many times faster than record by record."""
     by_partition: dict[int, list[Row]] = {}
     for row in rows:
         by_partition.setdefault(row.partition, []).append(row)

@@ -1,4 +1,4 @@
-"""Members of a managed group on a real ZooKeeper, without Kafka: they hold what they are given and do what a test says."""
+"""Members of a managed group on a real ZooKeeper, without Kafka: they hold their partitions and do what a test says."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Handler = Callable[[aiokcc.Gate], Awaitable[None]]
 
 
 class Stage:
-    """What the members of one test have done, in order: ``("begins", member, number)`` and ``("ends", member, number)``."""
+    """The actions of the members of one test, in order: ``("begins", member, number)`` and ``("ends", member, number)``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -43,7 +43,7 @@ class Stage:
     async def member(
         self, name: str | None, handler: Handler | None = None, *, url: str | None = None, **settings: Any
     ) -> AsyncIterator[aiokcc.Group]:
-        """A member that runs what it is given. Leaving the block leaves the group in good order."""
+        """Give a member that runs what it is assigned. At the end of the block it leaves the group in good order."""
         usual: dict[str, Any] = {
             "topics": {"orders": 4},
             "period": PERIOD,
@@ -74,13 +74,13 @@ class Stage:
 
     @asynccontextmanager
     async def looking(self) -> AsyncIterator[Session]:
-        """A session beside the group's, for whoever has a shell."""
+        """Give a session beside the group's, as an operator would use."""
         async with open_store(self.url).session(timeout=10) as session:
             yield session
 
 
 def name_of(group: aiokcc.Group) -> str:
-    """The member in its present session."""
+    """Return the name of the member in its present session."""
     member_session = group.membership.member_session
     assert member_session is not None
     return member_session.name
@@ -93,7 +93,7 @@ def session_of(group: aiokcc.Group) -> Session:
 
 
 async def until_node(session: Session, path: str, condition: Callable[[bytes], bool]) -> bytes:
-    """Wait until a node holds this."""
+    """Wait until a node holds this data."""
     with session.watch() as watch:
         watch.add(path)
         async for change in watch:
@@ -103,7 +103,7 @@ async def until_node(session: Session, path: str, condition: Callable[[bytes], b
 
 
 async def until_children(session: Session, path: str, condition: Callable[[tuple[str, ...]], bool]) -> tuple[str, ...]:
-    """Wait until these are the names below a node."""
+    """Wait until a node has these children."""
     with session.watch() as watch:
         watch.add_children(path)
         async for change in watch:
@@ -113,18 +113,18 @@ async def until_children(session: Session, path: str, condition: Callable[[tuple
 
 
 async def until_state(session: Session, state: TopicState) -> tuple[dict[int, str], dict[int, str]]:
-    """Wait until the topic stands there; what is to start, and what is to close."""
+    """Wait until the topic is in this state, with these partitions to start and to close."""
     data = await until_node(session, paths.state("orders"), lambda data: decode_state("", data)[0] is state)
     return decode_state("", data)[1:]
 
 
 async def given(session: Session) -> dict[int, str]:
-    """The assignment."""
+    """Return the assignment."""
     return decode_assignment("", (await session.get(paths.assignment("orders"))).data)
 
 
 async def shared(session: Session, *members: str) -> dict[int, str]:
-    """Wait until exactly these members have a share, and all of it is held; the assignment."""
+    """Wait until exactly these members are assigned partitions and hold all of them; return the assignment."""
     path = paths.assignment("orders")
     while True:
         data = await until_node(session, path, lambda data: set(decode_assignment("", data).values()) == {*members})
@@ -134,7 +134,7 @@ async def shared(session: Session, *members: str) -> dict[int, str]:
 
 
 async def owners(session: Session) -> dict[int, str]:
-    """Whose locks there are: the member in its session, by partition."""
+    """Return the owner of each lock, a member in its session, by partition."""
     result = {}
     for name in await session.children(f"{paths.OWNERS}/orders"):
         node = await session.find(f"{paths.OWNERS}/orders/{name}")
@@ -151,16 +151,16 @@ async def generation(session: Session) -> Generation:
 
 
 def upstream(stage: Stage) -> str:
-    """The server itself."""
+    """The address of the server itself."""
     return stage.url.removeprefix("zk://").split("/")[0]
 
 
 def through(proxy: Proxy, stage: Stage) -> str:
-    """The same root, by way of the proxy."""
+    """The same root, through the proxy."""
     return f"zk://{proxy.connection}/{stage.url.rpartition('/')[2]}"
 
 
 def break_off(proxy: Proxy) -> None:
-    """From now on there is no way."""
+    """Refuse connections, and reset the present ones."""
     proxy.refuse()
     proxy.cut()

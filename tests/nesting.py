@@ -1,6 +1,6 @@
-"""Ways in which people nest our blocks with asyncio's and anyio's own, and what comes out of them.
+"""Ways in which programs nest our blocks with those of asyncio and anyio, and their outcomes.
 
-Each way takes a block and runs it. What comes out must be what comes out with a block that does nothing: :func:`outcome` runs a
+Each way takes a block and runs it. Its outcome must equal the outcome with a block that does nothing: :func:`outcome` runs a
 way and describes the end, so that a test compares the two.
 """
 
@@ -27,7 +27,7 @@ SHORT: Final = 0.01
 
 @asynccontextmanager
 async def nothing() -> AsyncIterator[None]:
-    """A block that does nothing, as plain asyncio would have it."""
+    """Do nothing, in a block of plain asyncio."""
     yield
 
 
@@ -44,7 +44,7 @@ async def fail_when_cancelled() -> None:
 
 
 def expire(timeout: asyncio.Timeout) -> None:
-    """Have a timeout end soon. It begins with the body, however long the block takes to open."""
+    """Let a timeout expire soon. It starts with the body, however long the block takes to open."""
     timeout.reschedule(asyncio.get_running_loop().time() + SHORT)
 
 
@@ -237,7 +237,7 @@ WAYS: Final[tuple[Way, ...]] = (
 
 
 async def outcome(way: Way, block: Block) -> tuple[str, int]:
-    """Run a way in a task of its own: what came out, and how many cancellations its task was left with.
+    """Run a way in a task of its own. Return its result or error, and the number of cancellations that its task was left with.
 
     The latter tells the next ``asyncio.timeout`` or task group in that task whether it has been cancelled from outside.
     """

@@ -1,7 +1,7 @@
 """A process that replays one topic and commits: ``python -m tests.offset_worker SPEC`` (JSON), to be stopped and killed.
 
-It says ``handled PARTITION OFFSET`` of each record. Before the record at ``stop_at`` it says ``waiting``, and goes on when
-it is sent a line.
+It prints ``handled PARTITION OFFSET`` for each record. Before the record at ``stop_at`` it prints ``waiting``, and continues
+when it is sent a line.
 """
 
 from __future__ import annotations

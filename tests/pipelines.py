@@ -1,4 +1,4 @@
-"""Pipelines on Spark for tests: topics of orders and payments, what plain Python makes of them, and a sink that remembers."""
+"""Pipelines on Spark for tests: topics of orders and payments, their results in plain Python, and a sink in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Log:
         self.partitions = partitions
 
     def labelled(self, period: int = MINUTE, lateness: int = 0) -> list[tuple[int, dict[str, int]]]:
-        """Each record with the start of its period: the first T with offset < high(T) and ts < T."""
+        """Return each record with the start of its period: the first T with offset < high(T) and ts < T."""
         result = []
         for records in self.partitions:
             greatest = 0
@@ -41,7 +41,7 @@ class Log:
 def some_records(
     chance: random.Random, count: int, *, minutes: int, disorder: int = 0, first: int = 0
 ) -> list[tuple[int, dict[str, int]]]:
-    """Records of one partition, nearly in the order of time: each at most ``disorder`` milliseconds behind an earlier one."""
+    """Return records of one partition, nearly in order: each at most ``disorder`` milliseconds behind an earlier one."""
     stamps = sorted(BASE + chance.randrange(minutes * MINUTE) for _ in range(count))
     order = sorted(stamps, key=lambda ts: ts + chance.randrange(disorder + 1))
     return [
@@ -53,7 +53,7 @@ def some_records(
 async def write(
     kafka: local.Kafka, stem: str, partitions: Sequence[Sequence[tuple[int, dict[str, int]]]], **configs: Any
 ) -> Log:
-    """A new topic that holds these."""
+    """Create a topic with these records."""
     name = await kafka_topics.create_fresh(kafka.bootstrap, stem, partitions=len(partitions), **configs)
     rows = [
         Row(number, ts, json.dumps(value).encode())
@@ -75,7 +75,7 @@ def decoded(frame: DataFrame) -> DataFrame:
 
 
 def totals(frame: DataFrame, periods: Periods) -> DataFrame:
-    """Per period and customer: the sum, the count, and the customer's rank by sum within the period: a window."""
+    """Compute per period and customer the sum, the count, and the customer's rank by sum within the period (a window)."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -107,7 +107,7 @@ def totals_of(rows: Iterable[Any]) -> list[tuple[int, int, int, int, int]]:
 
 
 def joined(orders: str, payments: str) -> Any:
-    """A function: orders and payments of the same number in the same period."""
+    """Return a function that joins orders and payments of the same number in the same period."""
 
     def join(frame: DataFrame, periods: Periods) -> DataFrame:
         from pyspark.sql import functions as F  # noqa: N812
@@ -127,13 +127,13 @@ def joined_in_python(orders: Log, payments: Log) -> set[tuple[int, int, int | No
 
 
 def millis(moment: Any) -> int:
-    """Of what Spark gives for a timestamp: a datetime in the zone of this process."""
+    """Return the milliseconds of a timestamp as Spark gives it, a datetime in the zone of this process."""
     seconds: float = moment.timestamp()
     return round(seconds * 1000)
 
 
 class MemorySink(Sink):
-    """Keeps the rows of each batch in this process, and knows how often each was published."""
+    """Keeps the rows of each batch in this process, and counts how often each was published."""
 
     exactly_once = True
 
@@ -168,12 +168,12 @@ class MemorySink(Sink):
 
     @property
     def full(self) -> list[int]:
-        """How many periods with records each job had."""
+        """Return the number of periods with records of each job."""
         return [sum(1 for period in batch.periods if period.ranges) for batch in self.staged]
 
 
 def check_tiling(batches: Iterable[Batch], logs: Iterable[Log]) -> None:
-    """The batches are numbered without a gap, and their ranges tile each partition without gap or overlap."""
+    """Check that the batches are numbered without a gap, and that their ranges tile each partition without gap or overlap."""
     ordered = sorted(batches, key=lambda batch: batch.number)
     assert [batch.number for batch in ordered] == list(range(len(ordered)))
     ends = [BASE, *(period.end for batch in ordered for period in batch.periods)]

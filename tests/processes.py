@@ -1,6 +1,6 @@
-"""The ends of processes that need not be our children, awaited and not polled for.
+"""Waits for the ends of processes that need not be our children, without polling.
 
-A process file descriptor tells of them, and only Linux has those. Elsewhere the tests that need one fail: what cannot be
+It uses process file descriptors, which only Linux has. On other systems the tests that need one fail: what cannot be
 checked has not been shown to hold.
 """
 
@@ -26,6 +26,6 @@ def ended(pid: int, within: float = 10) -> bool:
 
 
 def supervisors_of(parent: int) -> list[int]:
-    """The children of a process that watch over its local services."""
+    """Return the children of a process that supervise its local services."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(pid) for pid in children if b"_supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -25,17 +25,17 @@ BASE = 1_700_000_040_000
 
 
 def at(minutes: float, ms: int = 0) -> int:
-    """So many minutes after the first boundary."""
+    """Return the time so many minutes after the first boundary."""
     return BASE + int(minutes * MINUTE) + ms
 
 
 def memory() -> str:
-    """The URL of a store in memory that no other test uses."""
+    """Return the URL of a store in memory that no other test uses."""
     return f"memory://{uuid.uuid4().hex}"
 
 
 async def topic(kafka: local.Kafka, *logs: Iterable[int], stem: str = "topic", **configs: Any) -> str:
-    """A new topic with one partition for each list of timestamps; each value is ``partition:offset``."""
+    """Create a topic with one partition for each list of timestamps; each value is ``partition:offset``."""
     filled = [list(stamps) for stamps in logs]
     name = await kafka_topics.create_fresh(kafka.bootstrap, stem, partitions=len(filled), **configs)
     for number, stamps in enumerate(filled):
@@ -44,36 +44,36 @@ async def topic(kafka: local.Kafka, *logs: Iterable[int], stem: str = "topic", *
 
 
 async def append(kafka: local.Kafka, name: str, partition: int, stamps: Iterable[int], first: int = 0) -> None:
-    """Write records of these times."""
+    """Write records with these times."""
     rows = [Row(partition, ts, f"{partition}:{first + n}".encode()) for n, ts in enumerate(stamps)]
     if rows:
         await kafka_topics.write(kafka.bootstrap, name, rows)
 
 
 def replaying(kafka: local.Kafka, *topics: str, **settings: Any) -> AbstractAsyncContextManager[Replay]:
-    """A replay of one-minute periods up to the present ends of the logs, in a store of its own."""
+    """Open a replay of one-minute periods up to the present ends of the logs, in a store of its own."""
     chosen = {"bootstrap_servers": kafka.bootstrap, "period": "1m", "end": "now", **settings}
     return aiokcc.replay(*topics, store=chosen.pop("store", None) or memory(), **chosen)
 
 
 def places(records: Iterable[Any]) -> list[tuple[str, int, int]]:
-    """Where records stand."""
+    """Return the topic, partition and offset of records."""
     return [(r.topic, r.partition, r.offset) for r in records]
 
 
 def all_places(name: str, *counts: int) -> list[tuple[str, int, int]]:
-    """Every place of a topic whose partitions have so many records."""
+    """Return every place of a topic whose partitions have so many records."""
     return [(name, p, offset) for p, count in enumerate(counts) for offset in range(count)]
 
 
 def in_step(stamps: Iterable[int], period: int = MINUTE) -> bool:
-    """Whether no record came after one of a later period."""
+    """Return whether no record came after one of a later period."""
     periods = [ts // period for ts in stamps]
     return periods == sorted(periods)
 
 
 async def cuts(url: str) -> dict[int, Cut]:
-    """The cuts that a store still holds, by number."""
+    """Return the cuts that a store still holds, by number."""
     async with aiokcc.open_store(url).session(timeout=10, connect_timeout=10) as session:
         slots = [paths.cut(number, CUT_SLOTS) for number in range(CUT_SLOTS)]
         found = [Cut.decode(slot, (await session.get(slot)).data) for slot in slots]
@@ -81,7 +81,7 @@ async def cuts(url: str) -> dict[int, Cut]:
 
 
 def other_tasks() -> set[asyncio.Task[Any]]:
-    """What runs beside the test."""
+    """Return the tasks that run beside the test."""
     return {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
 
 
@@ -90,5 +90,5 @@ def partition(name: str, number: int) -> Partition:
 
 
 def alive(kind: type) -> list[Any]:
-    """All objects of this kind that there are."""
+    """Return all living objects of this type."""
     return [found for found in gc.get_objects() if isinstance(found, kind)]

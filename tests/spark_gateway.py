@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def environment(spark: SparkSession) -> dict[str, str]:
-    """The variables with which another process finds the session."""
+    """Return the environment variables with which another process finds the session."""
     parameters = spark.sparkContext._gateway.gateway_parameters
     return {
         **os.environ,
@@ -25,7 +25,7 @@ def environment(spark: SparkSession) -> dict[str, str]:
 
 
 def attached() -> SparkSession:
-    """In the other process: a session on the running context."""
+    """Return, in the other process, a session on the running context."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession

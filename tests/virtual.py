@@ -1,10 +1,10 @@
 """Virtual time for tests: an event loop whose clock jumps to the next timer when nothing else can happen.
 
-A test may wait for an hour in no time, and every run of it sees the same order of events. ``await asyncio.sleep(x)`` lets
+A test may wait for an hour without delay, and every run sees the same order of events. ``await asyncio.sleep(x)`` lets
 everything run that can run within ``x`` seconds of virtual time, so ``settle()`` is how a test waits until all is quiet.
 
-If nothing is ready and no timer is set, nothing can ever happen again: real loops hang there, this one raises DeadlockError
-and says where each task stands.
+If nothing is ready and no timer is set, nothing can ever happen again: a real loop hangs then, this one raises DeadlockError
+and says where each task waits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     def jump(self, seconds: float | None) -> None:
-        """Nothing is ready: let that much time pass. None: there is nothing to wait for."""
+        """Let so much time pass, because nothing is ready. None means that there is nothing to wait for."""
         if seconds is None:
             raise DeadlockError(self._where())
         self._now += seconds
@@ -47,7 +47,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class _Selector(selectors.SelectSelector):
-    """Waits for nothing: where the loop would sleep, its clock jumps."""
+    """Never waits: when the loop would sleep, its clock jumps."""
 
     def __init__(self, loop: VirtualLoop) -> None:
         super().__init__()
@@ -61,5 +61,5 @@ class _Selector(selectors.SelectSelector):
 
 
 async def settle() -> None:
-    """Let everything happen that can happen now."""
+    """Let all tasks run until nothing more can happen now."""
     await asyncio.sleep(_INSTANT)

@@ -1,4 +1,4 @@
-"""Unit tests of the runtime and of the Kafka layer run on virtual time; the others on a loop as everybody has it."""
+"""Unit tests of the runtime and of the Kafka layer run on virtual time; the others on asyncio's own loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """An empty store on virtual time, and what a test does with it."""
+    """Give an empty store on virtual time, with the methods that tests use."""
     world = World(f"world-{uuid.uuid4().hex}")
     monkeypatch.setattr("aiokcc.runtime.gate.boottime", world.time)
     yield world

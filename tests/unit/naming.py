@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def brief(value: object) -> str:
-    """The beginning of how the value is written."""
+    """Return the beginning of the value's text."""
     try:
         text = repr(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A small group on virtual time, run as a program: prints all that the leader wrote. The same program writes the same bytes."""
+"""A small group on virtual time, as a program: it prints all that the leader wrote. Each run must print the same bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEMBERS = 6
 
 
 async def main() -> None:
-    """Runs six members with two partitions each over three periods; the leader loses its session first."""
+    """Run six members with two partitions each over three periods; the leader loses its session first."""
     world = World("same-history")
     gate.boottime = world.time  # type: ignore[assignment, attr-defined]  # as the fixture of the tests does
     written: list[bytes] = []

@@ -1,4 +1,4 @@
-"""The README and the pages under docs/: links lead somewhere, and the code in them is Python."""
+"""The README and the pages under docs/: every link has a target, and the code in them is Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault-injecting proxy does what its verbs say, and says when it has done it."""
+"""The proxy causes the faults that its methods name, and reports when it has done so."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def frame(body: bytes) -> bytes:
 
 
 class Server:
-    """Answers each request as ZooKeeper would frame it, and remembers what has reached it."""
+    """Answers each request in ZooKeeper's frames, and lists the requests that have reached it."""
 
     def __init__(self) -> None:
         self.applied: list[tuple[int, int]] = []

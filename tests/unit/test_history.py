@@ -1,4 +1,4 @@
-"""The checker itself: a right history passes, and each wrong one is found and named."""
+"""The checker of histories: a right history passes, and each broken rule is found and named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package as an index shows it: the README stands there alone, without the files beside it."""
+"""The README as a package index shows it: alone, without the files beside it."""
 
 from __future__ import annotations
 

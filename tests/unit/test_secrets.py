@@ -1,4 +1,4 @@
-"""A marked secret goes in by every way there is, and comes out by none. What a real run shows is in the integration tests."""
+"""A secret that is given in any way is never shown. The integration tests check the output of real runs."""
 
 from __future__ import annotations
 

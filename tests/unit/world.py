@@ -1,4 +1,4 @@
-"""A store in memory on virtual time, with members, consumers and a look behind the scenes."""
+"""A store in memory on virtual time, with members, consumers and a view of the nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = "/group"
 
 
 class World:
-    """One memory server. ``connect`` makes members of one group; the rest is for looking and for playing faults."""
+    """One memory server. ``connect`` makes members of one group; the other methods read nodes and cause faults."""
 
     def __init__(self, name: str) -> None:
         self.store = MemoryStore(name, ROOT)
@@ -45,7 +45,7 @@ class World:
         return asyncio.get_running_loop().time()
 
     def connect(self, **settings: Any) -> AbstractAsyncContextManager[aiokcc.Group]:
-        """A member of the group, with settings that most tests can use."""
+        """Join as a member of the group, with settings that most tests can use."""
         usual: dict[str, Any] = {
             "topics": {"orders": 2},
             "start": 0,
@@ -82,7 +82,7 @@ class World:
         return gate
 
     def done(self, partition: str) -> list[int]:
-        """The timestamps that a partition's consumer has processed."""
+        """Return the timestamps that a partition's consumer has processed."""
         return [ts for name, ts in self.handled if name == partition]
 
     async def process(
@@ -93,7 +93,7 @@ class World:
         *,
         takes: Callable[[], float] = lambda: 0,
     ) -> None:
-        """Run one partition over its log, into the history."""
+        """Run one partition over its log, and record it in the history."""
         who, partition = group.member, f"orders.{number}"
         records = logs[partition]
         async with group.gate("orders", number) as gate:
@@ -130,7 +130,7 @@ class World:
         return node.data
 
     def below(self, path: str) -> list[str]:
-        """The names below a node."""
+        """Return the names of a node's children."""
         prefix = f"{ROOT}/{path}/"
         return [p.removeprefix(prefix) for p in self.server.nodes() if p.startswith(prefix)]
 
@@ -139,7 +139,7 @@ class World:
         return Limit.decode("coordinator", self.data("coordinator"))
 
     def cuts(self) -> list[Cut]:
-        """What stands in the ring, in order."""
+        """Return the cuts in the store, in order."""
         found = (Cut.decode(name, self.data(f"cuts/{name}")) for name in self.below("cuts"))
         return sorted((cut for cut in found if cut is not None), key=lambda cut: cut.number)
 
@@ -148,13 +148,13 @@ class World:
         return None if node is None else node.data.decode()
 
     def leader(self) -> str:
-        """The member session in its term."""
+        """Return the member session of the leader."""
         return self.data("generation").decode().split(" ")[1]
 
     # -- sessions ----------------------------------------------------------------------------------------------------------
 
     def session(self, group: aiokcc.Group) -> MemorySession:
-        """The member's present session."""
+        """Return the member's present session."""
         session = group.membership.session
         assert isinstance(session, MemorySession)
         return session
@@ -167,14 +167,14 @@ class World:
             await settle()
 
     def record_calls(self) -> None:
-        """From now on, keep every call that reaches the server."""
+        """Keep every call that reaches the server from now on."""
         self.server.intercept(before=self.calls.append)
 
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.writes]
 
     def check(self) -> None:
-        """When a test has ended: no session, no watch, no call was left behind."""
+        """Check, after a test, that no session, watch or call is left."""
         assert not [s for s in self.server.sessions if s._can_send], "a session was left open"
         assert not self.server._watches, f"watches were left behind: {list(self.server._watches)}"
 
