@@ -1,4 +1,4 @@
-"""A group of real processes, an observer of the limit, and the check of what they did together."""
+"""A group of real processes, an observer of the limit, and the check of their common history."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Worker:
             self._spoke.set()
 
     async def said(self, text: str) -> None:
-        """Wait until the worker has logged this."""
+        """Wait until the worker has logged this text."""
         async with asyncio.timeout(DEADLINE):
             while not any(text in line for line in self.lines):
                 self._spoke.clear()
                 await self._spoke.wait()
 
     async def kill(self) -> None:
-        """As a crash: no chance to say goodbye."""
+        """Kill the process without a warning, as a crash does."""
         assert self.process is not None
         self.process.kill()
         await self._gone()
@@ -79,7 +79,7 @@ class Worker:
         os.kill(self.process.pid, number)
 
     async def end(self) -> int:
-        """In good order; the exit code."""
+        """End the process in good order, and return its exit code."""
         assert self.process is not None
         if self.process.returncode is None:
             self.thaw()
@@ -175,20 +175,20 @@ class Group:
                 print(worker.log(), file=sys.stderr)
 
     async def leader(self) -> Worker:
-        """The worker in its term, as the store tells it."""
+        """Return the worker that leads, by the content of the store."""
         await self.observer.until(lambda: self.observer.generation.number > 0)
         name = self.observer.generation.leader
         return next(w for w in self.workers if name.startswith(f"{w.spec.name}-"))
 
     async def progress(self, periods: int = 5) -> None:
-        """Wait until the limit has moved on by this many periods."""
+        """Wait until the limit has moved by this many periods."""
         target = self.observer.limit.value + periods * PERIOD
         await self.observer.until(lambda: self.observer.limit.value >= target)
 
     # -- the check ----------------------------------------------------------------------------------------------------
 
     def records(self) -> list[tuple[str, int, int, int]]:
-        """What all workers did: (what, when, partition, offset), in the order of time."""
+        """Return the actions of all workers as (what, when, partition, offset), in order of time."""
         result: list[tuple[str, int, int, int]] = []
         for worker in self.workers:
             for line in Path(worker.spec.history).read_text().splitlines():
@@ -197,7 +197,7 @@ class Group:
         return sorted(result, key=lambda record: record[1])
 
     def check(self) -> None:
-        """Invariants 1 to 5 on the recorded history. See `check_history` and `Observer.check`."""
+        """Check invariants 1 to 5 on the recorded history. See `check_history` and `Observer.check`."""
         check_history(self.records(), self.total, self._lookahead)
         self.observer.check(self.total)
 
@@ -208,11 +208,11 @@ async def _end(worker: Worker) -> None:
 
 
 def check_history(records: list[tuple[str, int, int, int]], partitions: int, lookahead: int = 0) -> None:
-    """Nobody starts a record at or past a boundary before everybody has done everything before it.
+    """Check that no worker starts a record at or past a boundary before all workers have done everything before it.
 
-    This is alignment and completeness at once, as a user sees them: no clock but the machine's, no word of the store's.
+    This is alignment and completeness as a user sees them: by the machine's clock, without the content of the store.
     A record may be done again after a crash, but only while its period has not closed: redelivery never reaches behind a cut.
-    With lookahead both are so many periods wider.
+    With lookahead both bounds are so many periods wider.
     """
     first_done: dict[tuple[int, int], int] = {}
     first_start: dict[int, int] = {}
@@ -243,7 +243,7 @@ def check_history(records: list[tuple[str, int, int, int]], partitions: int, loo
 
 
 class Observer:
-    """Follows the limit by a watch over a connection of its own, and keeps every limit and cut it sees."""
+    """Watches the limit over a connection of its own, and keeps every limit and cut that it sees."""
 
     def __init__(self) -> None:
         self.limit = Limit((0,))
@@ -280,14 +280,14 @@ class Observer:
                 assert self.cuts.setdefault(cut.number, cut) == cut, "a cut was written twice"
 
     async def until(self, condition: Callable[[], bool], deadline: float = DEADLINE) -> None:
-        """Wait until something that is observed fulfils the condition."""
+        """Wait until the condition holds for what is observed."""
         async with asyncio.timeout(deadline):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
     async def new_leader(self, *, than: str) -> None:
-        """Wait until another worker than this one is in its term."""
+        """Wait until another worker than this one leads."""
         await self.until(lambda: not self.generation.leader.startswith(f"{than}-"))
 
     async def lost(self, name: str) -> None:
@@ -300,12 +300,12 @@ class Observer:
                     return
 
     async def members(self) -> tuple[str, ...]:
-        """The live member sessions."""
+        """Return the live member sessions."""
         assert self._session is not None
         return await self._session.children(paths.IDS)
 
     def check(self, partitions: int) -> None:
-        """Monotony of what was seen; one writer; and the cuts tile each log exactly at the boundaries."""
+        """Check that limits only grow, that one leader wrote at a time, and that the cuts tile each log at the boundaries."""
         for (version, limit), (later_version, later) in zip(self.seen, self.seen[1:], strict=False):
             assert later_version > version
             assert limit.precedes(later), f"the limit went from {limit} to {later}"
@@ -325,7 +325,7 @@ class Observer:
 
 
 class _Observing:
-    """The observer's session, held open for the length of a test, and opened again after the server was away too long."""
+    """The observer's session. It is open for the length of a test, and opened again after it was lost."""
 
     def __init__(self, observer: Observer, url: str) -> None:
         self._observer, self._store = observer, open_store(url)

@@ -16,7 +16,7 @@ from tests.loops import run
 
 @dataclass(frozen=True)
 class Spec:
-    """What a process is told."""
+    """The arguments of a process."""
 
     url: str
     bootstrap: str

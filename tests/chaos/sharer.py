@@ -1,7 +1,7 @@
 """One process of a managed replay: ``python -m tests.chaos.sharer SPEC`` (JSON). SIGTERM leaves in good order.
 
 Its history has a line for each record that a handler starts and ends, with the generation that the process believed in and
-the record's value: what it did, and by what right.
+the record's value.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.loops import run
 
 @dataclass(frozen=True)
 class Spec:
-    """What a process is told."""
+    """The arguments of a process."""
 
     url: str
     bootstrap: str

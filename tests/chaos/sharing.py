@@ -1,4 +1,4 @@
-"""A managed replay of real processes, each behind a proxy of its own to ZooKeeper, and the check of what they did together."""
+"""A managed replay of real processes, each behind its own proxy to ZooKeeper, and the check of their common history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIRST = 1_700_000_040_000
 
 
 class Process:
-    """One member of the group; started again it is the same member."""
+    """One member of the group. Started again, it is the same member."""
 
     def __init__(self, spec: Spec, proxy: Proxy) -> None:
         self.spec = spec
@@ -54,7 +54,7 @@ class Process:
             await self.running.wait()
 
     async def leave(self) -> None:
-        """In good order."""
+        """Leave in good order."""
         if self.alive:
             assert self.running is not None
             self.running.send_signal(signal.SIGTERM)
@@ -85,7 +85,7 @@ class Process:
 
 @dataclass
 class Sharing:
-    """The group, what it replays, and who watches it."""
+    """The group, its topic, and the observer."""
 
     topic: str
     url: str
@@ -94,7 +94,7 @@ class Sharing:
     observer: Observer
 
     async def progress(self, periods: int = 3) -> bool:
-        """Wait until the limit has moved on; False if the run is over."""
+        """Wait until the limit has moved. Return False if the run has ended."""
         target = self.observer.limit.value + periods * PERIOD
         await self.observer.until(lambda: self.observer.limit.value >= target or self.over)
         return not self.over
@@ -104,7 +104,7 @@ class Sharing:
         return self.observer.limit.mode is Mode.END
 
     async def leave(self) -> None:
-        """All leave in good order, wherever the run stands."""
+        """Let all members leave in good order, before the run has ended."""
         for process in self.processes:
             process.proxy.heal()
             if process.stopped:
@@ -112,7 +112,7 @@ class Sharing:
         await asyncio.gather(*(process.leave() for process in self.processes))
 
     async def finish(self) -> None:
-        """Let the run come to its end."""
+        """Wait until the run has ended."""
         for process in self.processes:
             process.proxy.heal()
             if process.stopped:
@@ -129,7 +129,7 @@ class Sharing:
             raise
 
     def check(self) -> None:
-        """Every record, record by record; no record past the limit or behind a cut; one owner; the cuts where they belong."""
+        """Check that no record is missing, past the limit or behind a cut; that each partition has one owner; and the cuts."""
         events = self._events()
         self._check_records(events)
         self._check_owners(events)
@@ -179,9 +179,9 @@ class Sharing:
                 assert again <= ends, f"record {n} of partition {p} came again behind the cut"
 
     def _check_owners(self, events: list[tuple[str, int, str, int, int, int, str]]) -> None:
-        """Nobody starts a record by an older assignment than the one by which somebody else has run the partition before.
+        """Check that no member starts a record under an older assignment than another member's before it.
 
-        A member that was killed and started again within its session goes on by the same assignment.
+        A member that was killed and started again within its session continues under the same assignment.
         """
         block: dict[int, tuple[str, int]] = {}
         for what, when, who, partition, offset, generation, _ in events:
@@ -225,7 +225,7 @@ async def sharing(
     chance: random.Random,
     **spec: object,
 ) -> AsyncIterator[Sharing]:
-    """A topic, and members that share its replay. Nothing is left behind."""
+    """Give a topic and members that share its replay. At the end all processes are ended."""
     logs = [
         [FIRST + period * PERIOD + chance.randrange(PERIOD) for period in range(periods) if chance.random() < 0.7]
         for _ in range(partitions)

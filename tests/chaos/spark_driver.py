@@ -1,8 +1,8 @@
-"""One driver of a pipeline: ``python -m tests.chaos.spark_driver SPEC`` (JSON). It says on its output what it has done.
+"""One driver of a pipeline: ``python -m tests.chaos.spark_driver SPEC`` (JSON). It prints what it has done.
 
-``stop`` names a step and a batch after which it stops itself, by the signal given: killed, it is gone at once; stopped, it
-sleeps until it is told to go on. The step ``publishing`` is the moment at which the sink is told to publish, when every check
-of the store has passed.
+``stop`` names a step and a batch after which it sends itself a signal: SIGKILL ends it at once, SIGSTOP freezes it until it
+is continued. The step ``publishing`` is the moment at which the sink is called to publish, when every check of the store has
+passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.spark_gateway import attached
 
 @dataclass(frozen=True)
 class Spec:
-    """What a driver is told."""
+    """The arguments of a driver."""
 
     store: str
     bootstrap: str
@@ -49,7 +49,7 @@ def say(*words: object) -> None:
 
 
 class Stopper:
-    """Stops this process at one point."""
+    """Kills or freezes this process at one point."""
 
     def __init__(self, spec: Spec) -> None:
         self._at = tuple(spec.stop[:2])
@@ -65,7 +65,7 @@ class Stopper:
 
 
 class StoppingSink(ParquetSink):
-    """Can be stopped right before it publishes."""
+    """A sink that can be stopped right before it publishes."""
 
     stopper: Stopper
 

@@ -1,4 +1,4 @@
-"""The check of the histories can fail: each kind of broken history is found."""
+"""The check of histories finds each kind of broken history."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = 4
 
 
 def aligned() -> list[tuple[str, int, int, int]]:
-    """Two partitions, period by period."""
+    """Return a right history of two partitions, period by period."""
     history, now = [], 0
     for offset in range(RECORDS):
         for partition in range(2):

@@ -1,4 +1,4 @@
-"""Faults of processes, servers and networks, on real ones. Each ends with the check of the whole recorded history."""
+"""Faults of real processes, servers and connections. Each test ends with the check of the whole recorded history."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def test_a_killed_leader_is_replaced(zookeeper: local.ZooKeeper, zk_root: 
 async def test_a_leader_frozen_for_longer_than_its_session_changes_nothing(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path
 ) -> None:
-    """The leader runs no partition, so that nobody waits for it: the limit moves on without it."""
+    """The leader runs no partition, so the others do not wait for it, and the limit moves."""
     async with group_on(zookeeper, zk_root, tmp_path, leader_without_partitions=True) as group:
         await group.progress()
         leader = group.workers[0]
@@ -129,7 +129,7 @@ async def test_network_faults_for_each_member_in_turn(
 async def test_a_write_whose_reply_is_lost_counts_once(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, operation: Op
 ) -> None:
-    """Followers write reports, the leader writes advances; the reply is lost again and again, the write counts once."""
+    """Followers write reports, the leader writes advances. The reply is lost several times, and the write counts once."""
     async with group_on(zookeeper, zk_root, tmp_path, session_timeout=10.0) as group:
         await group.progress()
         before = await group.observer.members()
@@ -149,7 +149,7 @@ async def test_a_write_whose_reply_is_lost_counts_once(
 async def test_joining_with_lost_replies(
     zookeeper: local.ZooKeeper, zk_root: str, tmp_path: Path, operation: Op
 ) -> None:
-    """Founding, registering, claiming and standing for election, with every first reply of a kind lost."""
+    """Founding, registering, claiming and joining the election, each with the first reply lost."""
     async with group_on(zookeeper, zk_root, tmp_path, session_timeout=10.0, lose_first=operation) as group:
         await group.progress()
 

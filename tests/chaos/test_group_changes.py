@@ -1,4 +1,4 @@
-"""Fifty random changes of who is there, in a replay of real processes whose result is compared record by record.
+"""Fifty random changes of the membership, in a replay of real processes. The result is compared record by record.
 
 Processes are killed, leave in good order, are stopped for longer than their session and go on, are cut off from ZooKeeper but
 not from Kafka, are isolated and rejoin, and come back. ``AIOKCC_CHAOS_SEED`` repeats a run's choices.
@@ -26,7 +26,7 @@ SESSION = 2.0
 
 
 class Operator:
-    """Chooses what happens next, and to whom. At least one member is left alone."""
+    """Chooses the next change, and the member it happens to. At least one member is left alone."""
 
     def __init__(self, group: Sharing, chance: random.Random) -> None:
         self._group, self._chance = group, chance
@@ -80,7 +80,7 @@ class Operator:
 async def test_random_membership_changes(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, storage: str, changes: int
 ) -> None:
-    """The long one is left where it stands after the last change; the short one goes on to its end."""
+    """The long run is stopped after the last change; the short one continues to its end."""
     print(f"AIOKCC_CHAOS_SEED={SEED}")
     chance = random.Random(SEED)
     whole = changes < CHANGES

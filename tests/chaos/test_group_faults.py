@@ -1,4 +1,4 @@
-"""A managed group under faults of single processes and of the store, on real ones; each ends with the check of everything."""
+"""A managed group of real processes under faults of single members and of the store. Each test ends with the full check."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @asynccontextmanager
 async def three(kafka: local.Kafka, zookeeper: local.ZooKeeper, directory: Path, **spec: Any) -> AsyncIterator[Sharing]:
-    """Three members that share nine partitions, all of them at work. In the end all leave, and everything is checked."""
+    """Start three members that share nine partitions, until all run. At the end all leave, and the history is checked."""
     more = {"expect": 3, **spec}
     chance = random.Random(7)
     async with sharing(
@@ -39,7 +39,7 @@ async def three(kafka: local.Kafka, zookeeper: local.ZooKeeper, directory: Path,
 
 
 async def shared(group: Sharing, *members: str) -> dict[int, str]:
-    """Wait until exactly these members have a share, and all of it is held; the assignment."""
+    """Wait until exactly these members are assigned partitions and hold all of them; return the assignment."""
     store = open_store(group.url)
     async with asyncio.timeout(60), store.session(timeout=10, connect_timeout=60) as session:
         with session.watch() as watch:
@@ -99,7 +99,7 @@ async def test_a_member_restarted_within_its_session_keeps_its_partitions(
 async def test_a_member_frozen_for_longer_than_its_session_starts_no_record_of_others(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
 ) -> None:
-    """When it goes on it starts no record of what others run by then, though its handlers were in the middle of some."""
+    """When it continues it starts no record of partitions that others run by then, though its handlers were running."""
     async with three(kafka, zookeeper, tmp_path, takes=0.002) as group:
         victim = group.processes[1]
         victim.stop()
@@ -127,7 +127,7 @@ async def test_a_member_cut_off_from_zookeeper_but_not_from_kafka(
 async def test_a_member_whose_session_expired_commits_and_claims_nothing(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, storage: str
 ) -> None:
-    """Stopped while it commits and handles, again and again; who goes on elsewhere is never set back."""
+    """It is frozen again and again while it commits and handles records. The next owner is never set back."""
     spec = {"offset_storage": storage, "group_id": f"zombie-{tmp_path.name}" if storage == "kafka" else None}
     async with three(kafka, zookeeper, tmp_path, takes=0.001, **spec) as group:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Half a minute of everything at once, twice: eight processes, random faults, and the history checked afterwards.
+"""Half a minute of random faults of all kinds, twice: eight processes, and the history is checked afterwards.
 
 ``AIOKCC_CHAOS_SECONDS`` makes it longer, ``AIOKCC_CHAOS_SEED`` repeats a run's choices.
 """
@@ -23,7 +23,7 @@ SESSION = 2.0
 
 
 class Monkey:
-    """Chooses a fault, causes it, and ends it after a while. Time is the event here: a fault lasts."""
+    """Chooses a fault, causes it, and ends it after a while. It waits for time, because a fault has a duration."""
 
     def __init__(self, group: Group, zookeeper: local.ZooKeeper, chance: random.Random) -> None:
         self._group, self._zookeeper, self._chance = group, zookeeper, chance

@@ -1,4 +1,4 @@
-"""Three processes replay a real topic; one of them is killed at a random point and started again, over and over.
+"""Three processes replay a real topic. Again and again one of them is killed at a random point and started again.
 
 Afterwards every record has been handled, none past the limit, none again after its period had closed, and the cuts tile the
 logs. ``AIOKCC_CHAOS_SEED`` repeats a run's choices.
@@ -63,7 +63,7 @@ class Process:
 
 
 def make_logs(chance: random.Random, lateness: int) -> list[list[int]]:
-    """Timestamps by partition: in order, or out of order by no more than the bound; some periods are empty."""
+    """Return timestamps by partition: in order, or out of order by no more than the bound; some periods are empty."""
     logs = []
     for _ in range(PARTITIONS):
         stamps = [
@@ -135,9 +135,9 @@ async def test_processes_killed_at_random_points(
 
 
 def check_handled(histories: list[str], logs: list[list[int]], lookahead: int) -> None:
-    """Every record was handled; nobody started a record of a period before all earlier ones were done; none came too late.
+    """Check that every record was handled, that none started before all earlier periods were done, and that none came too late.
 
-    With lookahead: before all that are so many periods earlier.
+    With lookahead, the periods that are so many periods earlier count.
     """
     first_done: dict[tuple[int, int], int] = {}
     starts: dict[tuple[int, int], list[int]] = {}
@@ -169,7 +169,7 @@ def check_handled(histories: list[str], logs: list[list[int]], lookahead: int) -
 
 
 def check_cuts(observer: Observer, topic: str, logs: list[list[int]]) -> None:
-    """Limits only grow, boundaries follow each other, and each cut lies exactly where the log says."""
+    """Check that limits only grow, that boundaries follow each other, and that each cut is exactly where the log has it."""
     for (_, limit), (_, after) in zip(observer.seen, observer.seen[1:], strict=False):
         assert limit.precedes(after)
     assert len(observer.cuts) > 50

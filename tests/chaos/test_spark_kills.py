@@ -1,4 +1,4 @@
-"""Drivers of a pipeline that die or fall asleep, at each step by its name: no period is missing, and none is there twice."""
+"""Drivers of a pipeline that die or freeze after each step: no period is missing, and none is published twice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Driver:
             )
 
     async def until(self, *lines: str) -> str:
-        """Read on until it says one of these; what it said."""
+        """Read the driver's output until it has one of these lines, and return the line."""
         assert self.process.stdout is not None
         while raw := await self.process.stdout.readline():
             self.said.append(raw.decode().strip())
@@ -72,7 +72,7 @@ class Driver:
 
 
 def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
-    """What is published equals what plain Python computes, and its periods tile the logs."""
+    """Check that the published result equals that of plain Python, and that its periods tile the logs."""
     assert totals_of(aiokcc.spark.read(spark, out).collect()) == totals_in_python(logs)
     stands = {(log.name, number): 0 for log in logs for number in range(len(log.partitions))}
     before = 0

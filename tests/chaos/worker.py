@@ -24,13 +24,13 @@ PERIOD = 1000
 
 
 def stamp(partition: int, offset: int) -> int:
-    """The timestamp of a record: in order, now and then with a gap, different for each partition."""
+    """Return the timestamp of a record. They are in order, with some gaps, and differ between partitions."""
     return offset * PERIOD + (offset * 7919 + partition * 104_729) % PERIOD + (offset // 50) * (3 * PERIOD)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What a worker is told."""
+    """The arguments of a worker."""
 
     url: str
     name: str
@@ -46,7 +46,7 @@ class Spec:
 
 
 class History:
-    """An append-only file of what a worker did."""
+    """An append-only file of a worker's actions."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)

@@ -1,4 +1,4 @@
-"""One suite for all stores. ``store`` is each of them in turn, with a root that is this test's alone.
+"""One suite for all stores. ``store`` is each of them in turn, with a root that no other test uses.
 
 The ZooKeeper half needs the real server of ``tests/conftest.py``; ``-m "not service"`` leaves it out.
 """
@@ -17,7 +17,7 @@ from tests.conformance.kept import kept
 
 
 def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
-    """A store of this kind under a root that nobody else uses. A server that cannot be had is an error, not a skip."""
+    """Return a store of this kind under a root that no other test uses. If no server can be started, the test fails."""
     unique = uuid.uuid4().hex[:12]
     if kind == "memory":
         return open_store(f"memory://conformance-{unique}/root")
@@ -31,9 +31,9 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 @asynccontextmanager
 async def held(opening: AbstractAsyncContextManager[Session]) -> AsyncIterator[Session]:
-    """A session entered and left in one task of its own.
+    """Give a session that is entered and left in one task of its own.
 
-    The two halves of an async fixture run in different tasks, and the task group inside a session does not bear that.
+    The two halves of an async fixture run in different tasks, and the task group in a session must be left in the same task.
     """
     opened: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
     leave = asyncio.Event()
@@ -55,7 +55,7 @@ async def held(opening: AbstractAsyncContextManager[Session]) -> AsyncIterator[S
 
 @pytest.fixture
 async def session(store: Store) -> AsyncIterator[Session]:
-    """A session, with the root there."""
+    """Give a session, with the root created."""
     async with kept(store) as session:
         await session.ensure("")
         yield session
@@ -63,6 +63,6 @@ async def session(store: Store) -> AsyncIterator[Session]:
 
 @pytest.fixture
 async def other(store: Store, session: Session) -> AsyncIterator[Session]:
-    """Somebody else's session with the same root."""
+    """Give another session with the same root."""
     async with kept(store) as other:
         yield other

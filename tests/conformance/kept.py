@@ -1,7 +1,7 @@
 """A session in a task of its own.
 
 A store may run tasks behind a session, in a group that must be left by the task that entered it, the last entered first.
-Fixtures are set up and torn down in different tasks, and programs close sessions in any order: so each gets its own.
+Fixtures are set up and torn down in different tasks, and programs close sessions in any order. So each has its own task.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiokcc.stores import Session, Store
 
 @contextlib.asynccontextmanager
 async def kept(store: Store) -> AsyncIterator[Session]:
-    """An open session, whichever task enters and leaves this context."""
+    """Give an open session. Any task may enter and leave this context."""
     opened: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
     leave = asyncio.Event()
 

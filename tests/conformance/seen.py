@@ -1,6 +1,6 @@
-"""What the tests of watches see: a watch followed until something is there.
+"""A helper for the tests of watches: it follows a watch until a condition holds.
 
-Tests wait for the event they are about. ``PATIENCE`` only turns a hang into a failure; nothing is ever measured by it.
+Tests wait for the event that they test. ``PATIENCE`` only turns a hang into a failure; it measures nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Seen:
         self.last: dict[str, Node | Children | None] = {}
 
     async def more(self) -> list[Change]:
-        """The next changes."""
+        """Wait for the next changes, and return them."""
         async with asyncio.timeout(PATIENCE):
             changes = await self.watch.changes()
         assert changes, "a watch that has nothing to report waits"
@@ -31,16 +31,16 @@ class Seen:
         return changes
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Follow until the condition holds."""
+        """Follow the watch until the condition holds."""
         while not condition():
             await self.more()
 
     def data(self, path: str) -> bytes | None:
-        """The data last reported; None if the node was not there, or nothing was reported yet."""
+        """Return the data that was last reported; None if the node did not exist, or nothing was reported yet."""
         now = self.last.get(path)
         return now.data if isinstance(now, Node) else None
 
     def names(self, path: str) -> tuple[str, ...] | None:
-        """The names last reported; None if the node was not there, or nothing was reported yet."""
+        """Return the names that were last reported; None if the node did not exist, or nothing was reported yet."""
         now = self.last.get(path)
         return now.names if isinstance(now, Children) else None

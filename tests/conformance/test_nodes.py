@@ -1,4 +1,4 @@
-"""Every operation on one node: what it returns, what it refuses, and what others see of it."""
+"""Every operation on one node: its results, its errors, and what other sessions see."""
 
 from __future__ import annotations
 

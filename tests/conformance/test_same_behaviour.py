@@ -1,8 +1,8 @@
-"""The proof that the fake is a verified one: random programs run on memory and on ZooKeeper, and cannot tell them apart.
+"""The memory store is a verified fake: random programs run on memory and on ZooKeeper, with the same results.
 
 Each program is run by two sessions of each store, step by step. After every step the results are the same, with errors
 compared by kind and attributes. At the end, and whenever the program says ``look``, the trees are the same too, and the
-watches of a third session arrive at what its store holds. Only what cannot be the same is translated: session ids, the
+watches of a third session end on the content of its store. Only what must differ is translated: session ids, the
 unique marks of sequential nodes, and times.
 """
 
@@ -43,7 +43,7 @@ ops: st.SearchStrategy[Op] = st.one_of(
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a program: a verb, who does it, and what with."""
+    """One step of a program: a verb, the session that does it, and its arguments."""
 
     who: int
     verb: str
@@ -72,7 +72,7 @@ programs = st.builds(
 
 
 class World:
-    """One store with two sessions, and all that must be translated to compare it with another."""
+    """One store with two sessions, and the translations that a comparison with another store needs."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -98,7 +98,7 @@ class World:
         return session
 
     async def look(self) -> Any:
-        """The whole tree, once the watches have arrived at it."""
+        """Return the whole tree, after the watches have reported it."""
         tree = await self.tree(self.sessions[0])
         await self.nodes.until(lambda: arrived(self.nodes, tree))
         await self.below.until(lambda: arrived_below(self.below, tree))
@@ -109,7 +109,7 @@ class World:
             await stack.aclose()
 
     async def run(self, step: Step) -> Any:
-        """What a user would see of this step."""
+        """Run one step, and return what a user would see of it."""
         session = self.sessions[step.who]
         try:
             return self.plain(await self.call(session, step))
@@ -134,7 +134,7 @@ class World:
                 return await session.commit(check)
 
     async def reopen(self, number: int) -> None:
-        """Close a session and open another; done when the other session has seen the ephemeral nodes go."""
+        """Close a session and open another one. Return when the other session has seen the ephemeral nodes go."""
         left, witness = self.sessions[number], self.sessions[1 - number]
         owned = [path for path, node in (await self.tree(witness)).items() if node.owner == left.id]
         await self.open[number].aclose()
@@ -146,7 +146,7 @@ class World:
         self.sessions[number] = await self.enter(number)
 
     async def tree(self, session: Session, path: str = "") -> dict[str, Node]:
-        """Every node below a path, as one session reads it."""
+        """Return every node below a path, as one session reads it."""
         node = await session.find(path)
         if node is None:
             return {}
@@ -156,7 +156,7 @@ class World:
         return found
 
     def plain(self, result: Any) -> Any:
-        """The same for both stores: without marks, ids and times."""
+        """Return the value without marks, ids and times, which differ between stores."""
         if isinstance(result, str):
             return re.sub(r"[^/]*-(\d{10})$", r"*\1", result)
         if isinstance(result, Node):
@@ -219,6 +219,6 @@ def test_random_programs_behave_alike_on_memory_and_zookeeper(request: pytest.Fi
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(program=programs)
 def test_a_random_program_behaves_alike_on_two_memory_stores(program: list[Step]) -> None:
-    """The comparison itself, without a service: what it translates is all that differs."""
+    """This tests the comparison without a service: only what it translates differs."""
     request: Any = None
     asyncio.run(compare(program, (new_store("memory", request), new_store("memory", request))))

@@ -1,4 +1,4 @@
-"""Sessions: their states, their end, and the order of what is called in them."""
+"""Sessions: their states, their end, and the order of calls."""
 
 from __future__ import annotations
 

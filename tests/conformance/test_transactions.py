@@ -1,4 +1,4 @@
-"""Transactions: all or nothing, one step for everybody else, and the first failure named."""
+"""Transactions: all or nothing, one step for other sessions, and the first failure is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watches: whatever they skip, they end on what the store holds."""
+"""Watches: they may skip states, but they always report the last one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The ZooKeeper session and its connection: whatever the network does, the session lives as long as the server lets it.
+"""The ZooKeeper session and its connections: under network faults the session lives as long as at the server.
 
-Each trap here has cost somebody a session, a hang or a spinning process. Tests wait for events; deadlines are only there to
-turn a hang into a failure, and the session timeouts are such that the event under test can have no other cause.
+Each fault here once caused a lost session, a hang or a busy loop. Tests wait for events; deadlines only turn a hang into a
+failure, and the session timeouts are such that the event under test can have no other cause.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ async def within(event: Awaitable[T]) -> T:
 
 
 def through(proxy: Proxy, url: str) -> str:
-    """The URL, by way of the proxy."""
+    """Return the URL through the proxy."""
     return f"zk://{proxy.connection}/{url.rsplit('/', 1)[1]}"
 
 
 @asynccontextmanager
 async def proxied(url: str, timeout: float = LONG) -> AsyncIterator[tuple[Proxy, Session]]:
-    """A session by way of a proxy, with the root there."""
+    """Give a session through a proxy, with the root created."""
     async with Proxy(url.split("/")[2]) as proxy, open_store(through(proxy, url)).session(timeout=timeout) as session:
         await session.ensure("")
         yield proxy, session
@@ -340,7 +340,7 @@ def frame(content: bytes) -> bytes:
 
 
 class Fake:
-    """A server that opens sessions and then says what it is told."""
+    """A server that opens sessions and then sends given bytes."""
 
     def __init__(self, *, greeting: bytes | None = None) -> None:
         self.greeting = greeting

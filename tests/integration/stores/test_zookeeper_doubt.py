@@ -1,7 +1,7 @@
-"""Writes whose answer was lost: applied exactly once all the same, and the caller is told the truth.
+"""Writes whose answer was lost are applied exactly once, and the caller gets the true outcome.
 
-Each kind of write meets three fates: its reply is lost; it never reaches the server; and its reply is lost while somebody
-else has a hand in it.
+Each kind of write has three faults: its reply is lost; it never reaches the server; its reply is lost while another client
+writes the same node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def request_lost(proxy: Proxy, op: Op) -> asyncio.Future[object]:
 
 
 def both_lost(proxy: Proxy, op: Op) -> asyncio.Future[object]:
-    """The request does not arrive; sent again, its reply is lost; and the first inquiry after that is lost as well."""
+    """Lose the request; then the reply when it is sent again; then the first read that resolves it."""
     proxy.cut_in_message("up", match=op)
     proxy.drop_reply(op)
     return proxy.drop_reply(Op.SYNC)  # type: ignore[return-value]
@@ -107,7 +107,7 @@ async def test_an_ensure_is_applied_once(zk_root: str, fate: Fate) -> None:
 @fates
 @pytest.mark.parametrize("telling", range(6))
 async def test_a_transaction_is_applied_once(zk_root: str, fate: Fate, telling: int) -> None:
-    """Whichever operation has to tell: all are applied once, and the results are the server's."""
+    """Whichever operation is the evidence, all are applied once, and the results are the server's."""
     async with proxied(zk_root) as (proxy, session):
         for path in ("fence", "a", "gone"):
             await session.create(path)
@@ -181,7 +181,7 @@ async def test_a_refusal_whose_reply_was_lost_is_raised_as_a_refusal(zk_root: st
 
 
 async def meanwhile(proxy: Proxy, op: Op, write: Awaitable[object], others: Callable[[], Awaitable[object]]) -> object:
-    """The reply is lost; before the session is back, others have their turn."""
+    """Lose the reply, and let another client write before the session reconnects."""
     struck = proxy.drop_reply(op)
     call = asyncio.ensure_future(write)
     await within(struck)

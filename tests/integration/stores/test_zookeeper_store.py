@@ -1,4 +1,4 @@
-"""Opening and closing, credentials, TLS, sizes; and that errors, cancellation and bugs come out as what they are."""
+"""Opening and closing, credentials, TLS and sizes; errors, cancellation and internal errors are raised unchanged."""
 
 from __future__ import annotations
 
@@ -296,7 +296,7 @@ async def test_the_log_is_short_and_has_no_secret(zk_root: str, caplog: pytest.L
 
 
 async def test_a_session_over_tls(zk_root: str, tmp_path: Path) -> None:
-    """A server that speaks TLS, made of a certificate of our own and a relay in front of the plain one."""
+    """The TLS server is a relay with a certificate of its own in front of the plain server."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
     files = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]

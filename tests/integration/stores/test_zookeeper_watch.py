@@ -21,7 +21,7 @@ pytestmark = pytest.mark.service
 
 
 async def follow(watch: Watch, path: str, last: bytes | None) -> list[bytes | None]:
-    """What is reported of a path, until it is this."""
+    """Return the reports of a path up to this one."""
     seen: list[bytes | None] = []
     async with asyncio.timeout(30):
         async for change in watch:
@@ -76,7 +76,7 @@ async def test_children_are_reported_when_their_parent_is_created_and_deleted(zk
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_no_change_is_lost_while_its_watch_is_registered(zk_root: str, seed: int) -> None:
-    """Paths are added at the very moment they change, over and over: the last state is always reported."""
+    """Paths are added at the moment at which they change, many times. The last state is always reported."""
     dice = random.Random(seed)
     store = open_store(zk_root)
     async with store.session() as session, store.session() as other:
@@ -241,7 +241,7 @@ async def test_ten_thousand_cancelled_waits_leave_nothing_and_lose_nothing(zk_ro
 
 
 async def test_a_node_that_changes_all_the_time_is_reported(zk_root: str) -> None:
-    """It changes faster than it can be read: the watcher still gets news, and the last one."""
+    """It changes faster than it can be read. The watch still reports changes, and the last one."""
     store = open_store(zk_root)
     async with store.session() as session, store.session() as other:
         await session.ensure("a")

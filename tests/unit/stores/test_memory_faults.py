@@ -1,4 +1,4 @@
-"""The faults that a test can play on the memory store, and what the client's object and the others see of them."""
+"""The faults that a test can cause in the memory store, and what the session and others see of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def other(store: MemoryStore, session: Session) -> AsyncIterator[Session]:
 
 
 async def settle() -> None:
-    """Let every task run until it waits. Bounded, as nothing here takes more trips than this through the loop."""
+    """Let every task run until it waits. No task here takes more iterations of the loop than this."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -417,7 +417,7 @@ async def test_hooks_see_every_call_and_may_delay_it(server: MemoryServer, sessi
 
 
 async def test_delays_of_several_calls_run_at_the_same_time(server: MemoryServer, session: Session) -> None:
-    """A delay is a latency, not a queue: the line between the two ends holds many requests."""
+    """A delay is a latency, not a queue: many requests can be under way at once."""
     waiting: list[asyncio.Event] = []
 
     def delay(_: Call) -> asyncio.Future[object]:
@@ -548,7 +548,7 @@ async def test_a_server_refuses_the_sessions_of_others(server: MemoryServer) -> 
 
 
 async def test_an_operation_takes_one_iteration_of_the_loop(session: Session) -> None:
-    """Cheap, and fair: somebody else gets a turn between any two operations."""
+    """Another task can run between any two operations."""
     turns = 0
 
     async def count() -> None:

@@ -1,4 +1,4 @@
-"""From a URL to a store, and what is said to who writes another."""
+"""Stores opened by URL, and the errors for invalid URLs."""
 
 from __future__ import annotations
 

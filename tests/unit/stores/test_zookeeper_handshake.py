@@ -10,7 +10,7 @@ from aiokcc.stores.zookeeper.connection import Connection, LastSeenZxid
 
 
 class Transport:
-    """Takes what is written, and sends nothing."""
+    """A transport that ignores what is written, and receives nothing."""
 
     def write(self, data: bytes) -> None:
         pass
@@ -20,7 +20,7 @@ class Transport:
 
 
 async def test_an_answer_that_comes_after_its_waiter_was_cancelled_changes_no_transaction_id() -> None:
-    """A session is closed while it reconnects: in the same turn of the event loop the server's answer arrives."""
+    """A session is closed while it reconnects: the server's answer arrives in the same iteration of the event loop."""
     last_seen = LastSeenZxid()
     connection = Connection(last_seen)
     transport: Any = Transport()

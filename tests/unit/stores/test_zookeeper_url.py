@@ -1,4 +1,4 @@
-"""From a zk:// URL and options to a store, and what is said to who writes another. The password is never repeated."""
+"""Stores opened by zk:// URLs and options, and the errors for invalid ones, which never repeat the password."""
 
 from __future__ import annotations
 
