@@ -57,7 +57,7 @@ class Broken(AssertionError):  # noqa: N818 - it is an invariant that is broken
 
 
 class CountingLeader(Leader):
-    """Without "sets, not numbers": it only counts entries, and compares with the number of partitions."""
+    """Leads without the rule "sets, not numbers": it only counts entries, and compares with the number of partitions."""
 
     def _uncovered(self) -> str | None:
         total = sum(len(report.names) for report in self.reports.values())
@@ -65,7 +65,7 @@ class CountingLeader(Leader):
 
 
 class WaitingMemberProgress(MemberProgress):
-    """Without "owned only": no report while the lock of one of the partitions is another member's."""
+    """Works without the rule "owned only": no report while another member holds the lock of one of the partitions."""
 
     def report(self, *, even_running: bool = False) -> Report | None:
         waits = any(not progress.owned for progress in self.partitions.values())
@@ -73,7 +73,7 @@ class WaitingMemberProgress(MemberProgress):
 
 
 class HastyMemberProgress(MemberProgress):
-    """Without "withheld": a late report says what has arrived, also while that is not processed yet."""
+    """Works without the rule "withheld": a late report holds what has arrived, also if it is not processed yet."""
 
     def report(self, *, even_running: bool = False) -> Report | None:
         withheld, self.withheld = self.withheld, False if even_running else self.withheld
@@ -85,7 +85,7 @@ class HastyMemberProgress(MemberProgress):
 
 @dataclass(eq=False)
 class Write:
-    """A transaction on its way."""
+    """A transaction in flight."""
 
     member: Member
     session: int
@@ -108,7 +108,7 @@ class Write:
 
 @dataclass(eq=False)
 class LeaderTerm:
-    """What a member that believes it leads has read."""
+    """The knowledge of a member that believes that it leads."""
 
     leader: Leader
     generation_version: int

@@ -1,4 +1,4 @@
-"""What becomes of a member, what it sees, and what it does."""
+"""The members of the barrier model: their faults, what they see, and what they do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BarrierMembers(BarrierStore):
     # -- sessions and processes ----------------------------------------------------------------------------------------
 
     def join(self, m: Member) -> None:
-        """A new session: a new member session, which registers and reads what stands."""
+        """Open a new session: a new member session, which registers and reads the present state."""
         if m.session is not None:
             return
         m.session = self.tree.connect()
@@ -37,17 +37,17 @@ class BarrierMembers(BarrierStore):
         m.progress.see(self.limit)
 
     def expire(self, m: Member) -> None:
-        """The store ends the session. By then the member's own clock is past the deadline: that much is certain."""
+        """End the session at the store. By then the member's own clock is certainly past the deadline."""
         if m.session is not None:
             m.overdue = True
             self.tree.expire(m.session)
 
     def stall(self, m: Member) -> None:
-        """No answer for too long: the deadline passes, though the session may live on."""
+        """Let the deadline pass without an answer; the session may live on."""
         m.overdue = m.overdue or m.session is not None
 
     def answer(self, m: Member) -> None:
-        """The store answers: the deadline is lifted, or the session is known to be over."""
+        """Let the store answer: the deadline is lifted, or the session is known to be lost."""
         if m.session is None:
             return
         if m.session in self.tree.sessions:
@@ -60,7 +60,7 @@ class BarrierMembers(BarrierStore):
         m.progress.lose()
 
     def crash(self, m: Member) -> None:
-        """The process is gone with all it knew; its session lingers until it expires."""
+        """End the process with all its knowledge; its session stays until it expires."""
         fresh = self.member(m.name)
         fresh.progress.milestone_interval = m.progress.milestone_interval
         self.members[m.name] = fresh
@@ -71,17 +71,17 @@ class BarrierMembers(BarrierStore):
     # -- what a member sees --------------------------------------------------------------------------------------------
 
     def read_limit(self, m: Member) -> None:
-        """The limit is read; it is seen whenever it is seen."""
+        """Read the limit; the member sees it later."""
         m.inbox.append(self.limit)
 
     def see_limit(self, m: Member, n: int = 0, *, keep: bool = False) -> None:
-        """One of the limits that were read arrives; ``keep``: and will arrive once more."""
+        """Let one of the limits that were read arrive; with ``keep`` it will arrive once more."""
         if m.inbox:
             n %= len(m.inbox)
             m.progress.see(m.inbox[n] if keep else m.inbox.pop(n))
 
     def see_generation(self, m: Member) -> None:
-        """The present generation arrives."""
+        """Let the present generation arrive."""
         node = self.tree.read(paths.GENERATION)
         if m.session is not None and node.version > m.generation_version:
             m.generation_version = node.version
@@ -90,7 +90,7 @@ class BarrierMembers(BarrierStore):
             m.term = None  # somebody else has taken over, or we have ourselves, without knowing it yet
 
     def see_assignment(self, m: Member) -> None:
-        """The present assignment arrives: what is no longer ours is given up, what is new is wanted."""
+        """Let the present assignment arrive: revoke what is no longer ours, and want what is new."""
         m.wanted = frozenset(
             p for p, name in self.assignment.items() if name == m.name or m.name in self.standbys.get(p, ())
         )
@@ -101,20 +101,20 @@ class BarrierMembers(BarrierStore):
                 m.progress.add(partition)
 
     def release(self, m: Member, partition: Partition) -> None:
-        """The member gives a partition up that it runs, for whoever wants it; it may want it again itself."""
+        """Release a partition that the member runs, for any other member; it may want it again itself."""
         progress = m.progress.partitions.get(partition)
         if progress is not None and progress.owned and not m.overdue and m.session in self.tree.sessions:
             self._give_up(m, partition)
 
     def leave(self, m: Member) -> None:
-        """The process ends, and its session with it. What it has said and is not in a cut is taken back by that."""
+        """End the process and its session. That takes back what it reported and no cut holds."""
         if m.session is not None:
             self._overtake(m)
             self.tree.expire(m.session)
         self.crash(m)
 
     def _give_up(self, m: Member, partition: Partition) -> None:
-        """Stop, commit; then the report without it and the end of the lock, in one transaction."""
+        """Stop and commit; then write the report without the partition and delete the lock, in one transaction."""
         if m.progress.partitions[partition].owned and partition in m.positions:
             self.commit(m, partition)
         m.progress.forget(partition)
@@ -148,7 +148,7 @@ class BarrierMembers(BarrierStore):
             m.claimed.add(partition)
 
     def start(self, m: Member) -> None:
-        """Read limit and cut after the claim, and go on from there."""
+        """Read limit and cut after the claim, and start there."""
         if m.session not in self.tree.sessions:
             return
         cut = self.last_cut()
@@ -167,13 +167,13 @@ class BarrierMembers(BarrierStore):
         m.claimed.clear()
 
     def _begin(self, partition: Partition, cut: Cut | None) -> int:
-        """Where a task starts that has not read this partition before."""
+        """Return where a task starts that has not read this partition before."""
         mark = None if cut is None else cut.find(partition)
         closed = (mark.offset or 0) if mark is not None and self.has("resume at cut") else 0
         return max(self.committed[partition], closed)
 
     def _told(self, m: Member, progress: PartitionProgress) -> None:
-        """The task comes to its gate: if another member was further meanwhile, it is told, and seeks to the cut."""
+        """Let the task come to its gate: if another member was further meanwhile, it gets the cut, and seeks to it."""
         partition = progress.partition
         if progress.owned and progress.displaced and not m.progress.locate(progress, m.positions[partition]):
             assert progress.resume is not None
@@ -183,7 +183,7 @@ class BarrierMembers(BarrierStore):
     # -- what a member does --------------------------------------------------------------------------------------------
 
     def progress(self, m: Member, partition: Partition) -> PartitionProgress | None:
-        """The member's partition, if it may still bring something."""
+        """Return the member's partition, if it may still have records."""
         progress = m.progress.partitions.get(partition)
         return (
             None
@@ -192,7 +192,7 @@ class BarrierMembers(BarrierStore):
         )
 
     def handle(self, m: Member, partition: Partition) -> bool:
-        """The next record comes to the gate. True: it passed and was processed."""
+        """Bring the next record to the gate. Return True if it passed and was processed."""
         progress = self.progress(m, partition)
         if progress is None or (m.overdue and self.has("deadline")):
             return False
@@ -208,18 +208,18 @@ class BarrierMembers(BarrierStore):
         return True
 
     def give_up_waiting(self, m: Member, partition: Partition) -> None:
-        """The task that waits at the gate is cancelled."""
+        """Cancel the task that waits at the gate."""
         progress = self.progress(m, partition)
         if progress is not None:
             m.progress.resume(progress)
 
     def look(self, m: Member, partition: Partition) -> None:
-        """Look up the end of the log, under the limit seen by now."""
+        """Read the end of the log, under the limit that is seen by now."""
         if self.progress(m, partition) is not None:
             m.looked[partition] = (m.progress.limit, len(self.logs[partition]))
 
     def idle(self, m: Member, partition: Partition) -> None:
-        """Say idle, by the last look."""
+        """Report idle, by the end that was read last."""
         progress = self.progress(m, partition)
         if progress is not None:
             self._told(m, progress)
@@ -229,7 +229,7 @@ class BarrierMembers(BarrierStore):
         m.progress.idle(progress, looked[0] if self.has("fresh end") else m.progress.limit, m.positions[partition])
 
     def finish(self, m: Member, partition: Partition) -> None:
-        """Say finished, at the end that the run has for this partition."""
+        """Report finished, at the end that the run has for this partition."""
         progress, end = self.progress(m, partition), self.ends[partition]
         if progress is not None:
             self._told(m, progress)
@@ -237,7 +237,7 @@ class BarrierMembers(BarrierStore):
             m.progress.finish(progress, m.positions[partition])
 
     def commit(self, m: Member, partition: Partition) -> None:
-        """Commit what was processed, but no further than where the floor was crossed."""
+        """Commit what was processed, but not past the place where the floor was crossed."""
         progress = m.progress.partitions.get(partition)
         if progress is None or not progress.owned or m.session not in self.tree.sessions:
             return
@@ -248,7 +248,7 @@ class BarrierMembers(BarrierStore):
         self.committed[partition] = max(self.committed[partition], offset)
 
     def report(self, m: Member, *, late: bool = False) -> Write | None:
-        """Send the report, if it says something new. A late one tells who is slow, and must not count."""
+        """Send the report, if it has something new. A late one shows who is slow, and must not count."""
         if m.session is None or m.overdue or m.reporting is not None:
             return None
         report = m.progress.report(even_running=late)

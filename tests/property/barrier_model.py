@@ -2,9 +2,9 @@
 
 Members drive real :class:`MemberProgress` objects over synthetic logs; whoever leads drives a real :class:`Leader`; all of
 them meet in a :class:`~tests.property.tree.Tree` through the conditional writes of the protocol. Everything that can come
-between two steps is a step of its own: what is read is seen later, or twice, or in another order; a write flies, lands or is
-lost, and so is its answer; sessions expire, processes crash and start again, anybody takes over at any time, records are
-appended, the operator changes his mind, partitions move.
+between two steps is a step of its own: what is read is seen later, or twice, or in another order; a write is sent, applied or
+lost, and so is its answer; sessions expire, processes crash and start again, any member takes over at any time, records are
+appended, the operator changes the request, partitions move.
 
 The model checks the invariants in the step in which they could break, and raises :class:`Broken`. A rule of the protocol can be
 switched off by its name (``BarrierModel(..., without={"fresh end"})``), to show that the model notices.
@@ -34,7 +34,7 @@ __all__ = ["RULES", "BarrierModel", "Broken", "Member", "Write"]
 
 
 class BarrierModel(BarrierMembers):
-    """The tree, the logs, the members, and what has happened."""
+    """The tree, the logs, the members, and the history so far."""
 
     # -- writes fly, land, and are answered, or not ----------------------------------------------------------------------
 
@@ -45,7 +45,7 @@ class BarrierModel(BarrierMembers):
         return write
 
     def _overtake(self, m: Member, until: Write | None = None) -> None:
-        """What one session sends arrives in order: a write that lands later than one sent after it never lands."""
+        """Drop earlier writes of the same session: what one session sends arrives in order, so they never arrive any more."""
         for write in list(self.writes):
             if write is until:
                 break
@@ -53,7 +53,7 @@ class BarrierModel(BarrierMembers):
                 self.lose(write)
 
     def land(self, write: Write) -> bool:
-        """The write reaches the store: applied or refused."""
+        """Let the write reach the store, which applies or refuses it."""
         assert write.landed is None
         if write.session == write.member.session:
             self._overtake(write.member, write)
@@ -69,13 +69,13 @@ class BarrierModel(BarrierMembers):
         return write.landed
 
     def lose(self, write: Write) -> None:
-        """The write never arrives. Its sender learns only that nobody knows."""
+        """Lose the write. Its sender learns only that the outcome is unknown."""
         self.forget(write)
         if write in self.writes:
             self.writes.remove(write)
 
     def forget(self, write: Write) -> None:
-        """The answer is lost, and perhaps comes before the write: it may still land."""
+        """Lose the answer, perhaps before the write: that may still arrive."""
         if write.awaited:
             write.awaited = False
             if write.landed is not None:
@@ -84,7 +84,7 @@ class BarrierModel(BarrierMembers):
                 self._unknown(write.member, write)
 
     def reply(self, write: Write) -> None:
-        """The answer arrives, if the write has landed."""
+        """Let the answer arrive, if the write has arrived."""
         if write.landed is None:
             return
         self.writes.remove(write)
@@ -124,7 +124,7 @@ class BarrierModel(BarrierMembers):
     # -- the leader ----------------------------------------------------------------------------------------------------
 
     def take_over(self, m: Member) -> Write | None:
-        """Whoever wants to: bump the generation at the version read."""
+        """Let a member take over: it increments the generation at the version that it read."""
         if m.session is None or m.overdue or m.taking is not None:
             return None
         node = self.tree.read(paths.GENERATION)
@@ -158,7 +158,7 @@ class BarrierModel(BarrierMembers):
         self.see_generation(m)
 
     def read_again(self, m: Member) -> None:
-        """After an unknown outcome: find out what stands now."""
+        """Read the present state, after an unknown outcome."""
         term = m.term
         if term is None or term.flying is not None:
             return
@@ -172,7 +172,7 @@ class BarrierModel(BarrierMembers):
             m.term.leader.reports, m.term.versions = reports, versions
 
     def hear(self, m: Member, name: str) -> None:
-        """The leader reads one report, or learns that it is gone."""
+        """Let the leader read one report, or learn that it is deleted."""
         if m.term is None:
             return
         node = self.tree.get(paths.progress(name))
@@ -184,13 +184,13 @@ class BarrierModel(BarrierMembers):
             m.term.versions[name] = node.version
 
     def hear_request(self, m: Member) -> None:
-        """The leader reads the operator's request."""
+        """Let the leader read the operator's request."""
         if m.term is not None:
             m.term.leader.request = self.request
             m.term.request_version = self.tree.read(paths.PERIOD).version
 
     def decide(self, m: Member) -> Write | None:
-        """The leader decides by what it knows, and sends what it decided."""
+        """Let the leader decide by what it knows, and send what it decided."""
         term = m.term
         if term is None or term.flying is not None or m.session is None or m.overdue:
             return None
@@ -231,7 +231,7 @@ class BarrierModel(BarrierMembers):
         return term.flying
 
     def _believing(self, leader: Leader) -> Leader:
-        """The leader as it is, or one that believes more than it should."""
+        """Return the leader, or one that believes too much because a rule is switched off."""
         if self.has("idle at T") and self.has("generation in report"):
             return leader
         reports = leader.reports
@@ -242,7 +242,7 @@ class BarrierModel(BarrierMembers):
         return replace(leader, reports=reports)
 
     def assign(self, m: Member, partition: Partition, name: str) -> bool:
-        """The leader gives a partition to a member; a new partition joins the set by it. In one transaction with the fence."""
+        """Let the leader assign a partition, in one transaction with the fence. A new partition joins the set by it."""
         term = m.term
         if term is None or term.flying is not None or m.session is None:
             return False
@@ -271,27 +271,27 @@ class BarrierModel(BarrierMembers):
     # -- the operator and the logs ---------------------------------------------------------------------------------------
 
     def ask(self, request: Request) -> None:
-        """The operator writes a request."""
+        """Let the operator write a request."""
         self._commit(Set(paths.PERIOD, request.encode()))
 
     def watch_request(self, m: Member) -> None:
-        """Without "leader applies requests": a member reads the request itself…"""
+        """Let a member read the request itself, without the rule "leader applies requests"."""
         m.requests.append(self.request)
 
     def obey(self, m: Member) -> None:
-        """… and acts on it, whenever it arrives."""
+        """Let a member act on the request that it has read itself."""
         if m.requests and m.requests.pop(0).kind is RequestKind.OFF and not self.has("leader applies requests"):
             m.progress.see(OPEN)
 
     def append(self, partition: Partition, ts: int) -> None:
-        """A record arrives in the log."""
+        """Append a record to a log."""
         self.logs[partition].append(ts)
 
     # -- the end: faults stop ------------------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, or everything that is left has been processed under an open gate."""
+        """True if the run has ended, or everything that is left has been processed under an open gate."""
         limit = self.limit
         if limit.mode is Mode.OPEN:
             return all(self._complete(p) for p in self.agreed)
@@ -302,7 +302,7 @@ class BarrierModel(BarrierMembers):
         return set(range(len(self.logs[partition]) if end is None else end)) <= self.processed[partition]
 
     def settle(self, rounds: int = 60) -> None:
-        """No more faults, and everybody gets all watches: the run must reach its end in so many rounds."""
+        """Stop all faults and deliver all watches: the run must reach its end in so many rounds."""
         for write in list(self.writes):
             if write.landed is None:
                 self.land(write)

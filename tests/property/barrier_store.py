@@ -1,4 +1,4 @@
-"""The store and the logs of the barrier model, and the invariants that must hold of both.
+"""The store and the logs of the barrier model, and the invariants of both.
 
 Every write goes through :meth:`BarrierStore._commit`, which compares the store before and after it, and raises
 :class:`~tests.property.barrier_actors.Broken` if the write breaks an invariant.
@@ -28,7 +28,7 @@ ASSIGNMENTS: Final = "assignments"
 
 
 class BarrierStore(ABC):
-    """The tree, the logs, and what has happened."""
+    """The tree, the logs, and the history so far."""
 
     def __init__(
         self,
@@ -74,13 +74,13 @@ class BarrierStore(ABC):
         self.tree.commit([Create(path, data) for path, data in found.items()], lambda _before, _after: None)
 
     def member(self, name: str) -> Member:
-        """A process that has just started."""
+        """Add a process that has just started."""
         if not self.has("withheld"):
             return Member(name, HastyMemberProgress())
         return Member(name, MemberProgress() if self.has("owned only") else WaitingMemberProgress())
 
     def has(self, rule: str) -> bool:
-        """Whether the rule is in force."""
+        """Return whether the rule is switched on."""
         assert rule in RULES
         return rule not in self.without
 
@@ -108,11 +108,11 @@ class BarrierStore(ABC):
 
     @property
     def assignment(self) -> dict[Partition, str]:
-        """Who shall run what, by the store."""
+        """The assignment in the store."""
         return {Partition.parse(p): name for p, name in json.loads(self.tree.read(ASSIGNMENTS).data).items()}
 
     def last_cut(self) -> Cut | None:
-        """The newest cut in the ring."""
+        """The newest cut in the store."""
         found = [Cut.decode("cut", self.tree.read(paths.cut(n, CUT_SLOTS)).data) for n in range(CUT_SLOTS)]
         return max((cut for cut in found if cut is not None), key=lambda cut: cut.number, default=None)
 
@@ -125,11 +125,11 @@ class BarrierStore(ABC):
 
     @abstractmethod
     def _send(self, m: Member, kind: str, ops: Sequence[Op], **facts: object) -> Write:
-        """Let a write fly."""
+        """Send a write."""
 
     @abstractmethod
     def _overtake(self, m: Member, until: Write | None = None) -> None:
-        """What one session sends arrives in order: a write that lands later than one sent after it never lands."""
+        """Drop earlier writes of the same session; the model overrides it."""
 
     # -- the invariants ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ RULES = ("proof", "assignment in claim", "deadline", "take-over", "set after cla
 
 @dataclass(eq=False)
 class Write:
-    """A transaction on its way."""
+    """A transaction in flight."""
 
     process: Process
     session: int
@@ -35,7 +35,7 @@ class Write:
 
 @dataclass(eq=False)
 class Process:
-    """A member, as long as its process lives; over many sessions."""
+    """A member while its process lives, over many sessions."""
 
     name: str
     wants: Subscription
@@ -60,20 +60,20 @@ class Process:
 
     @property
     def mine(self) -> frozenset[Partition] | None:
-        """What is assigned to it, as far as it knows; None while it has not read all of it."""
+        """Return what is assigned to it, as far as it knows; None while it has not read all of it."""
         if not {p.topic for p in self.agreed} <= self.seen.keys():
             return None
         return frozenset(p for _, part in self.seen.values() for p in part) & self.agreed
 
     @property
     def whole(self) -> frozenset[Partition]:
-        """Of a driver: what its pipeline runs, as far as it knows. It starts with all of that or not at all."""
+        """Return what a driver's pipeline runs, as far as it knows. The driver starts with all of that or not at all."""
         return frozenset(filter(self.wants.covers, self.agreed))
 
 
 @dataclass(eq=False)
 class Term:
-    """A leader in its term, or who takes itself for it."""
+    """A leader in its term, or a deposed one that does not know it."""
 
     process: Process
     session: int
@@ -90,7 +90,7 @@ class Term:
 
 
 class GroupMembers:
-    """The tree, the processes, and what has happened."""
+    """The tree, the processes, and the history so far."""
 
     def __init__(
         self, partitions: frozenset[Partition], settings: GroupSettings, without: frozenset[str] = frozenset()
@@ -156,13 +156,13 @@ class GroupMembers:
     # -- processes and sessions ----------------------------------------------------------------------------------------
 
     def start(self, name: str, wants: Subscription) -> None:
-        """A process, which may have been here before. Somebody alive with its name would have it refused."""
+        """Start a process, which may have run before. It is refused while a living process has its name."""
         if name not in self.processes:
             self.processes[name] = Process(name, wants)
             self.connect(self.processes[name])
 
     def connect(self, process: Process) -> None:
-        """A new session: a new member session, which knows nothing and holds nothing."""
+        """Open a new session: a new member session, which knows nothing and holds nothing."""
         self.sessions_opened += 1
         process.session = self.tree.connect()
         process.member_session = f"{process.name}-{self.sessions_opened}"
@@ -175,14 +175,14 @@ class GroupMembers:
         self._commit(Create(paths.member(process.member_session), registration.encode(), process.session))
 
     def kill(self, process: Process) -> None:
-        """Nothing more comes from it but what is on its way; the store finds out later."""
+        """Kill a process. Only its writes in flight may still arrive; the store notices later."""
         del self.processes[process.name]
         if process.session is not None:
             self.orphans.add(process.session)
             process.session = None
 
     def leave(self, process: Process) -> None:
-        """In good order: everything is drained and committed before the session is closed."""
+        """Leave in good order: everything is drained and committed before the session is closed."""
         if not process.connected or self.busy(process):
             return
         self.see_generation(process)
@@ -195,7 +195,7 @@ class GroupMembers:
         del self.processes[process.name]
 
     def suspend(self, process: Process) -> None:
-        """No answer up to the deadline: it stops by itself, before the store can end its session."""
+        """Let the deadline pass without an answer: the process stops by itself, before the store can end its session."""
         if process.session is not None:
             process.suspended = True
 
@@ -203,13 +203,13 @@ class GroupMembers:
         process.frozen = True
 
     def thaw(self, process: Process) -> None:
-        """It goes on where it stood. If its session has ended meanwhile, its deadline has passed as well."""
+        """Continue a frozen process. If its session has ended meanwhile, its deadline has passed as well."""
         process.frozen = False
         if self.has("deadline") and process.session not in self.tree.sessions:
             process.suspended = True
 
     def expire(self, process: Process) -> None:
-        """The store ends the session: of one that is frozen, or has stopped by itself."""
+        """End the session of a process that is frozen, or has stopped by itself."""
         if process.session is not None and (process.frozen or process.suspended or not self.has("deadline")):
             self.tree.expire(process.session)
 
@@ -218,7 +218,7 @@ class GroupMembers:
         self.tree.expire(session)
 
     def reconnect(self, process: Process) -> None:
-        """The store answers: the session goes on, or is over and a new one begins."""
+        """Let the store answer: the session continues, or it is lost and a new one begins."""
         if process.frozen or not process.suspended:
             return
         if process.session in self.tree.sessions:
@@ -229,7 +229,7 @@ class GroupMembers:
     # -- writes fly, land, and are answered, or not --------------------------------------------------------------------
 
     def busy(self, process: Process) -> bool:
-        """Whether something is on its way: a session's requests are served in their order, so that it reads nothing newer."""
+        """Return whether a write is in flight: a session's requests are served in order, so it reads nothing newer."""
         return any(write.process is process and write.session == process.session for write in self.writes)
 
     def _send(self, process: Process, kind: str, ops: Sequence[Op], **facts: object) -> None:
@@ -239,7 +239,7 @@ class GroupMembers:
         self.writes.append(Write(process, process.session, kind, tuple(ops), **facts))  # type: ignore[arg-type]
 
     def land(self, write: Write) -> None:
-        """It reaches the store, if its session is still there."""
+        """Let a write reach the store, if its session still exists."""
         if write.answer is not None:
             return
         if write.session not in self.tree.sessions:
@@ -255,7 +255,7 @@ class GroupMembers:
                 assert write.term.number == self.terms, "a leader's write has landed after it was deposed"
 
     def lose(self, write: Write) -> None:
-        """It never arrives, or its answer does not. The connection is gone with it, but not the session."""
+        """Lose a write or its answer. The connection is lost with it, but not the session."""
         self._end(write, lost=True)
 
     def answer(self, write: Write) -> None:
@@ -301,12 +301,12 @@ class GroupMembers:
         process.seen[topic] = (node.version, mine)
 
     def alone(self, process: Process) -> bool:
-        """Whether no older session has its name: until then it takes part in nothing."""
+        """Return whether no older session has its name: until then it takes part in nothing."""
         others = [name for name in self.tree.under(paths.IDS) if name.rpartition("-")[0] == process.name]
         return others == [process.member_session]
 
     def follow(self, process: Process) -> None:
-        """The next step towards what is assigned: what is not ours any more first, then what is new."""
+        """Take the next step towards the assignment: first release what is no longer ours, then claim what is new."""
         mine = process.mine
         if not process.connected or self.busy(process) or not self.alone(process) or mine is None:
             return
@@ -364,7 +364,7 @@ class GroupMembers:
         return ops
 
     def handle(self, process: Process, partition: Partition) -> None:
-        """A record starts and is handled."""
+        """Start and handle a record."""
         if process.session is None or process.frozen or process.suspended or partition not in process.running:
             return
         process.running[partition] += 1

@@ -2,9 +2,9 @@
 
 Leaders drive real ``RebalanceMachine`` objects and real codecs over a :class:`~tests.property.tree.Tree`; members
 follow the assignment by the protocol's rules. Everything that can come between two steps is a step of its own: what is read is
-learnt later; a write flies, lands or is lost, and so is its answer; sessions expire, processes are killed, stopped and
+learnt later; a write is sent, applied or lost, and so is its answer; sessions expire, processes are killed, frozen and
 continued; any member takes over at any time, and the leader before does not know it; an operator isolates members; partitions
-come and go.
+join and leave the set.
 
 The model checks the invariants in the step in which they could break: **one writer** (no leader's write lands after a
 successor's take-over), **no loss** (commits never go back and never pass what was handled; a partition starts where its last
@@ -46,7 +46,7 @@ class GroupModel(GroupMembers):
         return term.process.connected and term.process.term is term and not self.busy(term.process)
 
     def read(self, term: Term) -> None:
-        """All that stands, wherever the last leader stopped."""
+        """Read the whole state, wherever the last leader stopped."""
         if not self.active(term):
             return
         group = term.group
@@ -86,7 +86,7 @@ class GroupModel(GroupMembers):
             term.locks_read.append((topic, self.locks(topic)))
 
     def learn_locks(self, term: Term) -> None:
-        """What was read a while ago: perhaps before what was written since."""
+        """Learn locks that were read earlier, perhaps before later writes."""
         if self.active(term) and term.locks_read:
             topic, numbers = term.locks_read.pop(0)
             term.group.locked[topic] = numbers
@@ -97,7 +97,7 @@ class GroupModel(GroupMembers):
             del term.group.locked[topic]
 
     def decide(self, term: Term) -> str:
-        """Send what is to be written; what is waited for, if nothing is."""
+        """Send what the leader decides to write. Return what it waits for, if it writes nothing."""
         if not self.active(term) or not term.read or len(term.learnt) < 2:
             return "not in its term"
         decision = term.group.decide(self.clock)
@@ -126,7 +126,7 @@ class GroupModel(GroupMembers):
         return ""
 
     def change_set(self, term: Term, partitions: frozenset[Partition]) -> None:
-        """Partitions have come or gone, and the leader has heard of it."""
+        """Let partitions join or leave the set, and tell the leader."""
         if self.active(term) and term.read and partitions and partitions != self.agreed:
             version = self.tree.read(paths.TOPIC_PARTITIONS).version
             ops = [
@@ -179,7 +179,7 @@ class GroupModel(GroupMembers):
     # -- what must hold --------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """At every moment."""
+        """Check the invariants that hold at every moment."""
         runners: dict[Partition, str] = {}
         for process in self.processes.values():
             if process.connected:
@@ -212,7 +212,7 @@ class GroupModel(GroupMembers):
     # -- the end of all faults -----------------------------------------------------------------------------------------
 
     def calm(self) -> str:
-        """No more faults: everybody does what there is to do, until nothing is left. What the leader says then."""
+        """Stop all faults: all members act until nothing is left to do. Return what the leader says then."""
         for session in tuple(self.orphans):
             self.expire_orphan(session)
         for process in self.processes.values():

@@ -1,4 +1,4 @@
-"""What holds for every assignment, and the sticky one against all assignments there are."""
+"""Properties of every assignment; the sticky one is compared with all possible assignments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Situation(NamedTuple):
 
 @st.composite
 def situations(draw: st.DrawFn, most: int = 4) -> Situation:
-    """A few members, a few partitions, and an assignment that may name who and what is gone."""
+    """Draw a few members, a few partitions, and an assignment that may name members and partitions that are gone."""
     names = draw(st.lists(st.sampled_from("xyzw"), max_size=3, unique=True))
     if draw(st.booleans()):
         members = dict.fromkeys(names, draw(subscriptions))
@@ -67,7 +67,7 @@ def within_limits(situation: Situation, assignment: Mapping[Partition, str]) -> 
 
 
 def cost(situation: Situation, assignment: Mapping[Partition, str]) -> tuple[int, int, int]:
-    """What is in nobody's hands, how uneven the rest is, and how much has moved that could have stayed."""
+    """Return the number of unassigned partitions, how uneven the rest is, and how many moved that could have stayed."""
     counts = Counter(assignment.values())
     moves = sum(
         owner in situation.members and situation.members[owner].covers(partition) and assignment.get(partition) != owner
@@ -78,7 +78,7 @@ def cost(situation: Situation, assignment: Mapping[Partition, str]) -> tuple[int
 
 
 def least_cost(situation: Situation) -> tuple[int, int, int]:
-    """Of all assignments there are."""
+    """Return the least cost of all possible assignments."""
     choices: Sequence[list[str | None]] = [
         [None, *(name for name, subscription in situation.members.items() if subscription.covers(partition))]
         for partition in situation.partitions
@@ -125,7 +125,7 @@ def test_sticky_is_as_even_as_possible_and_moves_as_little_as_possible(situation
 
 @st.composite
 def crowds(draw: st.DrawFn) -> Situation:
-    """More members and partitions, mostly in the hands of a few: too many to try all assignments."""
+    """Draw more members and partitions, mostly assigned to a few members: too many to try all assignments."""
     wanted = st.sampled_from(
         [
             *[Subscription.check(["a", "b"])] * 3,
@@ -202,7 +202,7 @@ def test_equal_subscriptions_get_equal_shares(count: int, sizes: list[int], held
 @settings(deadline=None)
 @given(situations(6), st.data())
 def test_a_member_that_joins_or_leaves_moves_no_more_than_its_share(situation: Situation, data: st.DataObject) -> None:
-    """Where all want the same: who joins takes from the others and nothing goes between them; who leaves, likewise."""
+    """All subscribe to the same. If one member joins or leaves, nothing moves between the others."""
     assume(situation.members)
     members = dict.fromkeys(situation.members, EVERYTHING)
     before = assign("sticky", members, situation.partitions, situation.current)

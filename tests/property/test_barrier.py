@@ -26,7 +26,7 @@ names = st.sampled_from(["x", "x", "y", "y", "z"])
 
 
 class WorldMachine(RuleBasedStateMachine):
-    """Steps in any order. The fine ones find races; the coarse ones bring the run to where races matter."""
+    """Takes steps in any order. The fine steps find races; the coarse ones bring the run to where races matter."""
 
     model: BarrierModel
     without: frozenset[str] = frozenset()
@@ -77,14 +77,14 @@ class WorldMachine(RuleBasedStateMachine):
             self.model.settle()
 
     def write(self, n: int) -> Write | None:
-        """One of the writes on their way."""
+        """Draw one of the writes in flight."""
         return self.model.writes[n % len(self.model.writes)] if self.model.writes else None
 
     # -- coarse steps ---------------------------------------------------------------------------------------------------
 
     @rule(name=names, end=st.sampled_from(["land", "fly", "lost"]))
     def take_part(self, name: str, end: str) -> None:
-        """Join if need be, claim, process whatever passes, report."""
+        """Join if needed, claim, process what passes, and report."""
         model, m = self.model, self.model.members[name]
         model.join(m)
         model.answer(m)
@@ -102,7 +102,7 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(absent=st.none() | names, end=st.sampled_from(["land", "land", "fly", "lost"]))
     def period(self, absent: str | None, end: str) -> None:
-        """Everybody who is not away takes part, and whoever leads decides."""
+        """Let all members that are not away take part, and the leader decide."""
         for name in NAMES:
             if name != absent:
                 self.see_everything(name)
@@ -111,12 +111,12 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(name=names)
     def see_everything(self, name: str) -> None:
-        """The limit arrives."""
+        """Let the limit arrive."""
         self.model.members[name].progress.see(self.model.limit)
 
     @rule(name=st.sampled_from(["?", "?", "?", "x", "y"]), end=st.sampled_from(["land", "land", "fly", "lost"]))
     def lead(self, name: str, end: str) -> None:
-        """Hear everybody, decide; ``?`` is whoever leads, another has to take over first."""
+        """Let the leader read all reports and decide; ``?`` is the present leader, another one has to take over first."""
         leading = [m.name for m in self.model.members.values() if m.term is not None]
         model, m = self.model, self.model.members[name if name != "?" else (leading or NAMES)[0]]
         model.join(m)
@@ -204,7 +204,7 @@ class WorldMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(m.term is not None for m in self.model.members.values()))
     @rule(name=names, n=which, to=names)
     def assign(self, name: str, n: int, to: str) -> None:
-        """A partition moves, or a new one joins the set."""
+        """Move a partition, or let a new one join the set."""
         self.model.assign(self.model.members[name], PARTITIONS[n], to)
 
     # -- the operator and the logs ---------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class WorldMachine(RuleBasedStateMachine):
 
     @rule(n=which, ts=timestamps)
     def append(self, n: int, ts: int) -> None:
-        """A record comes, perhaps to a partition that was idle, perhaps late."""
+        """Append a record, perhaps to a partition that was idle, perhaps late."""
         self.model.append(PARTITIONS[n], ts)
 
 

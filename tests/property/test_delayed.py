@@ -1,4 +1,4 @@
-"""Delayed operations: whatever happens in whatever order, each ends exactly once, as soon as it can."""
+"""Delayed operations: in any order of events, each ends exactly once, as soon as it can."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEYS = "abc"
 
 
 class ThePurgatory(RuleBasedStateMachine):
-    """Each operation waits until its keys have together happened often enough; told of every event but never of the count."""
+    """Each operation waits until its keys have together happened often enough. It gets every event but never the count."""
 
     @initialize()
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The group's machine under joins, deaths, leaves, isolations, leaders that change between any two writes, and lost replies."""
+"""The rebalance machine under joins, deaths, leaves, isolations, lost replies, and a new leader between any two writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ agreed_sets = st.frozensets(st.sampled_from(ALL), min_size=1)
 
 
 def at_rest(model: GroupModel) -> None:
-    """No more faults: whatever can be run is run, once, by whom it is assigned to; and there is nothing left to do."""
+    """Check that, without further faults, each partition is run once, by its assigned member, and nothing is left to do."""
     said = model.calm()
     model.check()
     if not model.processes:
@@ -68,7 +68,7 @@ def at_rest(model: GroupModel) -> None:
 def each_pipeline_has_one_driver(
     model: GroupModel, eligible: dict[str, Subscription], given: dict[Partition, str]
 ) -> None:
-    """All of its partitions are at one of its drivers; or none is, and then another pipeline wants one of them."""
+    """Check that all partitions of a pipeline are at one of its drivers; or at none, if another pipeline wants one of them."""
     wanted = {
         wants.pipeline: frozenset(filter(wants.covers, model.agreed))
         for wants in eligible.values()
@@ -83,7 +83,7 @@ def each_pipeline_has_one_driver(
 
 
 class TheGroup(RuleBasedStateMachine):
-    """Every fault, in every order."""
+    """Takes every step and fault, in every order."""
 
     without: frozenset[str] = frozenset()
 

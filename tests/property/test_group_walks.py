@@ -16,7 +16,7 @@ from tests.property.test_group import ALL, NAMES, PIPELINES, at_rest
 
 
 def wander(seed: int, steps: int, without: frozenset[str] = frozenset()) -> Counter[str]:
-    """A long history: mostly progress, with faults in between. What happened, counted."""
+    """Take a long walk: mostly progress, with faults in between. Return the counts of its steps."""
     chance = random.Random(seed)
     wanted = [EVERYTHING]
     if seed % 3 == 1:
@@ -47,7 +47,7 @@ STEPS = {
 
 
 def take(model: GroupModel, step: str, chance: random.Random, wanted: list[Subscription]) -> object:
-    """One step, if it can be taken; whether it was."""
+    """Take one step, if it is possible, and return whether it was."""
     processes = list(model.processes.values())
     process = chance.choice(processes) if processes else None
     terms = [one.term for one in processes if one.term is not None]
@@ -141,7 +141,7 @@ def lead(model: GroupModel, term: Term, step: str, chance: random.Random) -> boo
 
 
 def test_a_new_leader_revokes_an_isolated_members_partitions_even_if_no_other_member_exists() -> None:
-    """Found by a walk: a leader that had decided nothing yet waited for somebody to give the partitions to."""
+    """Found by a walk: a leader that had decided nothing yet waited for a member to assign the partitions to."""
     model = GroupModel(frozenset(ALL), GroupSettings.check())
     model.start("v", EVERYTHING)
     at_rest(model)
@@ -176,7 +176,7 @@ def test_a_walk_fails_when_a_rule_is_switched_off(rule: str) -> None:
 
 
 def given_to_x(without: frozenset[str]) -> tuple[GroupModel, Term, Process]:
-    """The group has v, and now x, who has been given something and has not claimed it yet."""
+    """Make a group of v, and x, which is assigned partitions and has not claimed them yet."""
     model = GroupModel(frozenset(ALL), GroupSettings.check(join_window=0), without)
     model.start("v", EVERYTHING)
     at_rest(model)
@@ -267,7 +267,7 @@ def test_the_history_that_breaks_without_a_rule_is_harmless_with_it(missing: str
 
 
 def a_driver_that_missed_how_the_set_has_changed(without: frozenset[str]) -> tuple[Process, Process]:
-    """One drives all that there is, v; x stands by, and knows the set as it was two changes ago."""
+    """Let v drive all partitions; x stands by, and knows the set as it was two changes ago."""
     first, second = Partition("a", 0), Partition("a", 1)
     model = GroupModel(frozenset({second}), GroupSettings.check(join_window=0), without)
     for name in "vx":

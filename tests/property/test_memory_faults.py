@@ -1,4 +1,4 @@
-"""The port's promises hold on the memory store under any order of faults, so that what is found with it is not its own."""
+"""The memory store keeps the port's promises under any order of faults, so that a failure in another test is not its own."""
 
 from __future__ import annotations
 

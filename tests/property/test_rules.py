@@ -1,7 +1,7 @@
 """Each rule of the protocol, by the history that breaks without it.
 
 Every test plays one history twice: with all rules, where the invariants hold and the run reaches its end; and with the one rule
-switched off, where the very same history breaks what the rule is there for. So no test here can pass by looking away.
+switched off, where the same history breaks the invariant that the rule protects. So no test here can pass without a check.
 *Check of reports* is not in the protocol's table: the leader in its term makes it, and *no loss* needs it.
 
 Two rows of the protocol's table are left to the parts they belong to: *fenced commit* (committed offsets) and *intent before
@@ -24,14 +24,14 @@ HOLD, OFF = Request(RequestKind.HOLD), Request(RequestKind.OFF)
 
 
 def done(model: BarrierModel, write: Write | None) -> None:
-    """The write lands, and its answer arrives."""
+    """Let the write and its answer arrive."""
     assert write is not None
     model.land(write)
     model.reply(write)
 
 
 def take_part(model: BarrierModel, m: Member, *, idle: bool = False) -> None:
-    """Join, claim, process whatever passes; look and say idle, if asked to; report, if there is something to say."""
+    """Join, claim and process what passes; read the end and report idle, if asked to; report, if there is something new."""
     model.join(m)
     model.see_generation(m)
     m.progress.see(model.limit)
@@ -51,7 +51,7 @@ def take_part(model: BarrierModel, m: Member, *, idle: bool = False) -> None:
 
 
 def elect(model: BarrierModel, m: Member) -> None:
-    """The member takes over, and hears everybody."""
+    """Let the member take over, and read all reports."""
     model.join(m)
     write = model.take_over(m)
     if write is not None:
@@ -60,7 +60,7 @@ def elect(model: BarrierModel, m: Member) -> None:
 
 
 def hear(model: BarrierModel, m: Member) -> None:
-    """The leader reads all reports and the request."""
+    """Let the leader read all reports and the request."""
     assert m.term is not None
     for name in {*model.tree.under(paths.PROGRESS), *m.term.leader.reports}:
         model.hear(m, name)
@@ -68,7 +68,7 @@ def hear(model: BarrierModel, m: Member) -> None:
 
 
 def advance(model: BarrierModel, m: Member) -> bool:
-    """The leader hears everybody and decides; whether the limit moved."""
+    """Let the leader read everything and decide; return whether the limit moved."""
     before = model.limit
     hear(model, m)
     write = model.decide(m)
@@ -80,7 +80,7 @@ def advance(model: BarrierModel, m: Member) -> bool:
 def both(
     history: Callable[[BarrierModel], None], rule: str, message: str, make: Callable[[frozenset[str]], BarrierModel]
 ) -> None:
-    """With the rule the history holds and the run ends; without it, it breaks as the table says."""
+    """Check that the history holds and the run ends with the rule, and breaks as the table says without it."""
     model = make(frozenset())
     history(model)
     model.settle()
@@ -91,7 +91,7 @@ def both(
 
 
 def two(first: list[int], second: list[int], *, lookahead: int = 0) -> Callable[[frozenset[str]], BarrierModel]:
-    """p0 with x and p1 with y; p2 is not in the set yet."""
+    """Make a model in which x has p0 and y has p1; p2 is not in the set yet."""
     logs = {P0: first, P1: second, P2: [1, 2]}
     return lambda off: BarrierModel(logs, {P0: "x", P1: "y"}, without=off, lookahead=lookahead)
 
@@ -114,7 +114,7 @@ def test_idle_at_t() -> None:
 
 
 def test_idle_at_t_where_the_end_keeps_the_limit() -> None:
-    """With lookahead and an end the floor moves and the limit stays; *idle* holds for the floor all the same."""
+    """With lookahead and an end the floor moves and the limit stays; *idle* holds for the floor nevertheless."""
 
     def history(model: BarrierModel) -> None:
         x, y = model.members["x"], model.members["y"]
@@ -257,7 +257,7 @@ def test_check_of_reports() -> None:
 
 
 def test_level() -> None:
-    """The generation moves after the report for this limit was written: who writes once per limit never writes again."""
+    """The generation changes after the report for this limit. A member that reports once per limit never reports again."""
 
     def history(model: BarrierModel) -> None:
         x, y = model.members["x"], model.members["y"]
@@ -376,7 +376,7 @@ def test_off_is_for_all_once_the_leader_has_applied_it() -> None:
 
 
 def test_finished_in_cut() -> None:
-    """A member whose partitions are done, and stand in a cut, leaves: nobody waits for its report."""
+    """A member whose partitions are finished, and are in a cut, leaves: the limit does not wait for its report."""
 
     def history(model: BarrierModel) -> None:
         x, y = model.members["x"], model.members["y"]
@@ -420,7 +420,7 @@ def test_resume_at_cut() -> None:
 def test_resume_at_cut_same_gate(lookahead: int) -> None:
     """Frozen past its session, x loses p0; y runs it over several cuts and leaves; x wins the lock back in the same gate.
 
-    Its task still stands where it stood. It must be told before it starts another record.
+    Its task is still at its old position. It must get the new one before it starts another record.
     """
 
     def history(model: BarrierModel) -> None:
@@ -455,7 +455,7 @@ def test_resume_at_cut_same_gate(lookahead: int) -> None:
 
 
 def test_a_gate_without_another_owner_in_between_continues_where_it_was() -> None:
-    """The session is lost and the lock won back, and the last cut is our own: nobody is told anything, nothing comes again."""
+    """The session is lost and the lock claimed again, and the last cut is our own: the task keeps its position."""
     model = two([1, 12, 25, 37], [13, 27, 38])(frozenset())
     x, y = model.members["x"], model.members["y"]
     elect(model, y)
@@ -513,7 +513,7 @@ def test_withheld(lookahead: int) -> None:
 @pytest.mark.parametrize("lookahead", [0, 2])
 @pytest.mark.parametrize("gone", ["releases", "leaves"])
 def test_a_standby_takes_over_while_an_advance_is_in_flight(gone: str, lookahead: int) -> None:
-    """The report of x is on its way into a cut when x gives p0 up. y stands by, claims, reads the cut before, starts there."""
+    """The report of x is on its way into a cut when x releases p0. y claims it, reads the cut before, and starts there."""
 
     def history(model: BarrierModel) -> None:
         x, y, z = (model.members[name] for name in "xyz")
@@ -542,7 +542,7 @@ def test_a_standby_takes_over_while_an_advance_is_in_flight(gone: str, lookahead
 
 
 def test_a_partition_finished_in_no_cut_is_reported_finished_again_by_the_next_owner() -> None:
-    """A member finishes p0 and leaves before a cut holds it. Its word goes with its session; y stands by and says it again."""
+    """A member finishes p0 and leaves before a cut holds it. Its report is deleted with its session; y reports it again."""
     model = BarrierModel({P0: [1, 2], P1: [13, 27]}, {P0: "x", P1: "y"}, standbys={P0: "y"}, bounded=[P0])
     x, y = model.members["x"], model.members["y"]
     elect(model, y)

@@ -1,4 +1,4 @@
-"""Boundaries found by a scan, ranges made of them, rows labelled by those: each record in the period that a stream gives it."""
+"""Boundaries found by a scan, and ranges made from them: each record is in the period that a stream gives it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Log = list[tuple[int, int]]
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """Offsets with gaps, as compaction and markers leave them, and times in any order."""
+    """Draw offsets with gaps, as compaction and markers leave them, and times in any order."""
     times = draw(st.lists(st.integers(0, 95), min_size=1, max_size=30))
     gaps = draw(st.lists(st.integers(1, 3), min_size=len(times), max_size=len(times)))
     first = draw(st.integers(0, 5))
@@ -29,7 +29,7 @@ def logs(draw: st.DrawFn) -> Log:
 
 
 def periods_of_a_stream(log: Log, lateness: int) -> dict[int, int]:
-    """The period, by its start, in which a partition's stream hands on each record: reading, holding back, waiting."""
+    """Return the start of the period in which a partition's stream delivers each record."""
     limit, greatest = PERIOD, -1
     held: Log = []
     result: dict[int, int] = {}
@@ -54,7 +54,7 @@ def periods_of_a_stream(log: Log, lateness: int) -> dict[int, int]:
 
 
 def grouped(log: Log, index: ScanIndex, partition: Partition = ORDERS) -> list[ScanGroup]:
-    """What the aggregation finds, one record at a time."""
+    """Return what the aggregation finds, one record at a time."""
     late = index.lateness.get(partition.topic, 0)
     return [
         ScanGroup(

@@ -1,4 +1,4 @@
-"""The timing wheel against a sorted list, which is what it must not be told from."""
+"""The timing wheel behaves as a sorted list does."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ steps = st.one_of(
 
 
 class SortedList:
-    """The model: (when it is due, which was added first, its number)."""
+    """The model: a sorted list of (due time, order of adding, number)."""
 
     def __init__(self, now: int) -> None:
         self.now = now
@@ -60,7 +60,7 @@ class SortedList:
 
 
 class TheWheel(RuleBasedStateMachine):
-    """Everything one can do to a wheel, and to the list."""
+    """Does every operation on a wheel, and on the list."""
 
     timers = Bundle("timers")
 
@@ -173,7 +173,7 @@ TestTheWheel.settings = settings(max_examples=200, stateful_step_count=60, deadl
 
 @given(st.lists(steps, max_size=60), st.integers(0, 1 << 40))
 def test_sleeping_until_next_wakes_up_few_times(aheads: list[int], start: int) -> None:
-    """Each time that next() tells brings a timer, or lets some fall by at least a wheel."""
+    """At each time that next() returns, a timer is due, or some timers move to a finer wheel."""
     wheel: Wheel[int] = Wheel(start)
     for number, ahead in enumerate(aheads):
         wheel.add(start + ahead, number)
@@ -200,7 +200,7 @@ def test_a_jump_of_the_clock_returns_all_timers_in_order(aheads: list[int], jump
 
 
 def test_the_example_of_the_wheel() -> None:
-    """As its documentation has it, with digits of base 256."""
+    """This is the example of its documentation, with digits of base 256."""
     time, soon, later, far = (1 << 16) + 3 * 256 + 8, 1, 256, 9 << 16
     wheel: Wheel[str] = Wheel(time)
     for name, ahead in (("soon", soon), ("later", later), ("far", far)):
@@ -220,7 +220,7 @@ def test_the_example_of_the_wheel() -> None:
 
 
 def test_a_timer_that_is_added_again_is_returned_once_per_pop() -> None:
-    """One that is added again as it comes is not taken in the same breath for ever: each pop is one timer."""
+    """A timer that is added again when it is due does not make pop() loop for ever."""
     wheel: Wheel[int] = Wheel(0)
     wheel.add(0, 0)
     for n in range(100):

@@ -1,7 +1,7 @@
 """A versioned tree of nodes with sessions, and nothing else: plain dictionaries, no clock, no tasks.
 
-Transactions are atomic and conditional, as in the store; ephemeral nodes vanish with their session. Writes are sent and land at
-different times: that is the world's business, not the tree's.
+Transactions are atomic and conditional, as in the store; ephemeral nodes are deleted with their session. That writes are sent
+and arrive at different times is up to the model that uses the tree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Check", "Create", "Delete", "Node", "Op", "Refused", "Set", "Tree"]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What a node holds."""
+    """The content of a node."""
 
     data: bytes
     version: int = 0
@@ -24,7 +24,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The node has this version."""
+    """Check that the node has this version."""
 
     path: str
     version: int
@@ -32,7 +32,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Write the node, at this version if one is named."""
+    """Write the node, at this version if one is given."""
 
     path: str
     data: bytes
@@ -41,7 +41,7 @@ class Set:
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make the node; of this session, if one is named."""
+    """Create the node; it belongs to a session if one is given."""
 
     path: str
     data: bytes = b""
@@ -71,30 +71,30 @@ class Tree:
         self._last_session = 0
 
     def connect(self) -> int:
-        """A new session."""
+        """Open a new session."""
         self._last_session += 1
         self.sessions.add(self._last_session)
         return self._last_session
 
     def expire(self, session: int) -> None:
-        """The session is over, and its nodes are gone."""
+        """End the session, and delete its nodes."""
         self.sessions.discard(session)
         self.nodes = {path: node for path, node in self.nodes.items() if node.session != session}
 
     def get(self, path: str) -> Node | None:
-        """What stands there."""
+        """Return the node; None if it does not exist."""
         return self.nodes.get(path)
 
     def read(self, path: str) -> Node:
-        """What stands there; it must."""
+        """Return the node, which must exist."""
         return self.nodes[path]
 
     def under(self, directory: str) -> list[str]:
-        """The names of the nodes in a directory."""
+        """Return the names of the nodes in a directory."""
         return sorted(path.removeprefix(f"{directory}/") for path in self.nodes if path.startswith(f"{directory}/"))
 
     def commit(self, ops: Iterable[Op], witness: Callable[[dict[str, Node], dict[str, Node]], None]) -> None:
-        """All of it or nothing: Refused. The witness sees the nodes before and after."""
+        """Apply all operations, or raise Refused. The witness gets the nodes before and after."""
         after = dict(self.nodes)
         for op in ops:
             node = after.get(op.path)
