@@ -607,13 +607,13 @@ def test_delta_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(spark
     frame = frame_of(spark, rows_of(range(2)))
     run(DeltaSink(tmp_path), frame, batch(0, 0))
     sleeper = DeltaSink(tmp_path)
-    commit = sleeper._commit
+    commit = sleeper._table._commit
 
     def later(*args):
         run(DeltaSink(tmp_path), frame, batch(1, 1), attempt=3)
         commit(*args)
 
-    monkeypatch.setattr(sleeper, "_commit", later)
+    monkeypatch.setattr(sleeper._table, "_commit", later)
     with pytest.raises(FencedError):
         sleeper.reset("revenue", 2)
     assert table_rows(tmp_path) == expected(rows_of(range(2)))
