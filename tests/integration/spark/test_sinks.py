@@ -306,7 +306,7 @@ def test_results_that_cannot_be_written_are_refused(spark, tmp_path, columns, me
 
 @pytest.mark.parametrize(
     ("period", "message"),
-    [("period + interval 1 day", "none of this batch"), ("cast(null as timestamp)", "'period' is null")],
+    [("period + interval 1 day", "not in this batch"), ("cast(null as timestamp)", "'period' is null")],
 )
 def test_rows_of_another_period_are_refused(spark, tmp_path, period, message):
     sink = ParquetSink(tmp_path)
