@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import secrets
@@ -9,7 +10,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import KafkaError, for_code
 
 from aiokcc import local
@@ -51,6 +52,31 @@ class Broker:
         finally:
             await producer.stop()
         return name
+
+    async def grow(self, name: str, partitions: int) -> None:
+        """Let a topic have this many partitions; returns when the broker has answered."""
+        async with self._admin() as admin:
+            answer = await admin.create_partitions({name: NewPartitions(partitions)})
+        for _, code, *_ in answer.topic_errors:
+            if code:
+                raise BenchmarkError(f"could not add partitions at {self.bootstrap}: {for_code(code).__name__}")
+
+    async def write(self, name: str, partitions: Iterable[int], ts: int) -> None:
+        """Write one record with this timestamp into each of the partitions."""
+        producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap)
+        await producer.start()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for number in partitions:
+                    tasks.create_task(producer.send_and_wait(name, VALUE, partition=number, timestamp_ms=ts))
+        finally:
+            await producer.stop()
+
+    async def delete(self, name: str) -> None:
+        """Delete a topic that was made."""
+        async with self._admin() as admin:
+            await admin.delete_topics([name])
+        self._made.remove(name)
 
     async def remove(self) -> None:
         """Delete the topics that were made."""

@@ -1,8 +1,8 @@
 """A worker process of the rebalance benchmark: one member of a group, ours or Kafka's, that reads a topic.
 
-The first line on standard input is the plan. The request ``go`` makes it join and read, ``leave`` makes it leave
-normally. It writes its progress into a file that survives the process: for each partition the next offset and the time of
-the last record, in nanoseconds of the monotonic clock.
+The first line on standard input is the plan. The request ``go`` makes it join and read, ``count`` asks how many partitions
+it has, ``leave`` makes it leave normally. It writes its progress into a file that survives the process: for each
+partition the next offset and the time of the last record, in nanoseconds of the monotonic clock.
 
 Both kinds of members handle the records of a partition one after the other, at the same rate, and the partitions
 concurrently.
@@ -40,7 +40,15 @@ class Marks:
         self._cells[2 * record.partition + 1] = _clock()
 
 
-async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
+class Membership:
+    """What the harness asks a member: to leave, and how many partitions it has."""
+
+    def __init__(self) -> None:
+        self.leaving = asyncio.Event()
+        self.count: Callable[[], int] = lambda: 0
+
+
+async def managed(plan: dict[str, Any], membership: Membership) -> None:
     """Read as a member of our managed group."""
     marks = Marks(plan)
     async with aiokcc.replay(
@@ -49,15 +57,17 @@ async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
         store=plan["store"],
         period=plan["period"],
         start=plan["start"],
-        end="now",
+        end=plan["end"],
         assignment="managed",
         expect=plan["members"],
         offset_storage="store",
         session_timeout=plan["session_timeout"],
+        metadata_max_age_ms=plan["metadata_ms"],
     ) as replay:
+        membership.count = lambda: len(replay.partitions)
 
         async def leave() -> None:
-            await leaving.wait()
+            await membership.leaving.wait()
             replay.stop()
 
         waiting = asyncio.ensure_future(leave())
@@ -67,7 +77,7 @@ async def managed(plan: dict[str, Any], leaving: asyncio.Event) -> None:
             waiting.cancel()
 
 
-async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
+async def group(plan: dict[str, Any], membership: Membership) -> None:
     """Read as a member of a Kafka consumer group, through aiokafka."""
     marks = Marks(plan)
     consumer = AIOKafkaConsumer(
@@ -78,6 +88,7 @@ async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
         session_timeout_ms=plan["session_timeout"] * 1000,
         heartbeat_interval_ms=plan["heartbeat_ms"],
         auto_commit_interval_ms=1000,
+        metadata_max_age_ms=plan["metadata_ms"],
         max_partition_fetch_bytes=8 * 1024,
     )
 
@@ -86,34 +97,39 @@ async def group(plan: dict[str, Any], leaving: asyncio.Event) -> None:
             await marks.handle(record)
 
     await consumer.start()
+    membership.count = lambda: len(consumer.assignment())
     try:
-        while not leaving.is_set():
+        while not membership.leaving.is_set():
             fetched = await consumer.getmany(timeout_ms=100)
             await asyncio.gather(*map(each, fetched.values()))
     finally:
         await consumer.stop()
 
 
-WAYS: dict[str, Callable[[dict[str, Any], asyncio.Event], Awaitable[None]]] = {"managed": managed, "group": group}
+WAYS: dict[str, Callable[[dict[str, Any], Membership], Awaitable[None]]] = {"managed": managed, "group": group}
 
 
 async def serve(requests: Requests) -> None:
-    """Join at the first request, leave at the second."""
+    """Join at the first request, count at the next ones, leave when asked."""
     plan = requests.plan
     requests.answer(ready=True)
     if await requests.wait() is None:
         return
-    leaving = asyncio.Event()
-    reading = asyncio.ensure_future(WAYS[plan["way"]](plan, leaving))  # type: ignore[arg-type]
+    membership = Membership()
+    reading = asyncio.ensure_future(WAYS[plan["way"]](plan, membership))  # type: ignore[arg-type]
     requests.answer(going=True)
-    if await requests.wait() is not None:
-        began = _clock()
-        leaving.set()
-        await reading
-        requests.answer(began=began, ended=_clock())
-    else:
-        reading.cancel()
-        await asyncio.wait([reading])
+    while (request := await requests.wait()) is not None:
+        if "count" in request:
+            if reading.done():
+                reading.result()  # raises what has ended it
+            requests.answer(partitions=membership.count())
+        else:
+            began = _clock()
+            membership.leaving.set()
+            await reading
+            requests.answer(began=began, ended=_clock())
+    reading.cancel()
+    await asyncio.wait([reading])
 
 
 def main() -> None:

@@ -4,6 +4,9 @@
 from there until another process has handled a new record of every partition. Both groups have the same session timeout on
 the same machine, and handle records at the same rate.
 
+*A topic grows*: ten processes share 100 partitions, and 900 are added. The time is measured until all have an owner, and
+until a record of each new one was handled. Both groups look for new partitions every second.
+
 *Round trips*: the members of one process share a topic over a store in memory with a delay in every call. The extra time
 divided by the extra delay is the number of calls that follow one another. One member leaves normally, or its session
 ends; it is the leader, or not; offsets are kept in Kafka, in the store, or not at all.
@@ -18,12 +21,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import mmap
 import secrets
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 import aiokcc
@@ -34,27 +34,37 @@ from aiokcc.core.rebalance import Reassign, RebalanceMachine
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.stores.memory import Call, MemoryStore
 from benchmarks.broker import BASE, Broker, broker, evenly
+from benchmarks.handover import (
+    GROWTH,
+    HEARTBEAT_MS,
+    MEMBERS,
+    PARTITIONS,
+    PATIENCE,
+    PAUSE,
+    QUICK_GROWTH,
+    SESSION_SECONDS,
+    measure_departures,
+    measure_growth,
+)
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, summary
 from benchmarks.server import Server, server
-from benchmarks.worker_pool import WorkerPool, worker_pool
 
-SUMMARY: Final = "partitions handed over when a member leaves or dies, against Kafka's group protocol"
-EXAMPLES: Final = ("python -m benchmarks rebalance", "python -m benchmarks rebalance --quick --json rebalance.json")
-SESSION_SECONDS: Final = 6
-"""The shortest session that a broker allows a consumer group by default; ours has the same."""
-HEARTBEAT_MS: Final = 1000
-PARTITIONS: Final = 12
-MEMBERS: Final = 3
-_PAUSE: Final = 0.002
-_LOOK: Final = 0.002
-_PATIENCE: Final = 60.0
+SUMMARY: Final = "partitions handed over when a member leaves or dies, or a topic grows, against Kafka's group protocol"
+EXAMPLES: Final = (
+    "python -m benchmarks rebalance",
+    "python -m benchmarks rebalance --quick --json rebalance.json",
+    "python -m benchmarks rebalance --growth",
+)
 _TRIP: Final = 0.05
 _FAR: Final = 10**12
 """A distance past the clock that the limit never reaches."""
 _MANY: Final = (1000, 20)
 
+GROWTH_ROUNDS: Final = 3
 REMARKS: Final = (
-    f"flows again: {PARTITIONS} partitions, {MEMBERS} processes, one goes; a record takes {_PAUSE * 1000:g} ms to handle.",
+    "a topic grows: from the broker's answer until each new partition has handled a record; assigned: until it has an owner;",
+    "    published by Karafka for 10 members that gain 900: 103 s with the classic protocol, 5 s with KIP-848.",
+    f"flows again: {PARTITIONS} partitions, {MEMBERS} processes, one goes; a record takes {PAUSE * 1000:g} ms to handle.",
     f"sessions of {SESSION_SECONDS} s with both; the group's heartbeat is {HEARTBEAT_MS} ms (its default is 3000).",
     "killed: the session of the dead one has to end first, with both; ZooKeeper rounds it up to its tick.",
     f"round trips: how much longer it takes if each call takes {_TRIP * 1000:g} ms, divided by that.",
@@ -70,11 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="of each case (default 5; quick: 1)")
+    parser.add_argument("--growth", action="store_true", help="only the topic that grows")
 
 
 async def run(options: argparse.Namespace) -> Outcome:
     """Measure all three parts."""
     rounds = options.rounds or (1 if options.quick else 5)
+    title = "A member goes; from there until every partition flows again"
+    if options.growth:
+        async with broker(options.bootstrap) as kafka, server(options.url) as store:
+            growth = await _growth(kafka, store, options, rounds)
+        return Outcome("rebalance", title, [growth], remarks=REMARKS[:2])
     results: list[Result] = []
     goals: list[Goal] = []
     note("deciding: 1,000 partitions over 20 members")
@@ -94,8 +110,14 @@ async def run(options: argparse.Namespace) -> Outcome:
         results += trips
         goals += [Goal(f"{t.label}: round trips", float(t.ours["p50"] or 0), 10) for t in trips]
         async with server(options.url) as store:
-            results += await _flow_again(kafka, store, rounds)
-    return Outcome("rebalance", "A member goes; from there until every partition flows again", results, goals, REMARKS)
+            results += await measure_departures(kafka, store, rounds)
+            results.append(await _growth(kafka, store, options, rounds))
+    return Outcome("rebalance", title, results, goals, REMARKS)
+
+
+async def _growth(kafka: Broker, store: Server, options: argparse.Namespace, rounds: int) -> Result:
+    growth = QUICK_GROWTH if options.quick else GROWTH
+    return await measure_growth(kafka, store, min(rounds, GROWTH_ROUNDS), growth)
 
 
 # -- the core ----------------------------------------------------------------------------------------------------------
@@ -263,8 +285,8 @@ async def _quiet(store: MemoryStore, calls: list[Call], count: int) -> None:
         held = sum(path.startswith("/group/owners/orders/") for path in store.server.nodes())
         if held == count and len(calls) == seen:
             return
-        if time.monotonic() - began > _PATIENCE:
-            raise BenchmarkError(f"after {_PATIENCE:g} s only {held} of {count} partitions are owned")
+        if time.monotonic() - began > PATIENCE:
+            raise BenchmarkError(f"after {PATIENCE:g} s only {held} of {count} partitions are owned")
 
 
 # -- round trips -------------------------------------------------------------------------------------------------------
@@ -321,7 +343,7 @@ async def _goes_in_process(
             replays[name] = replay
 
             async def handle(record: Any) -> None:
-                await asyncio.sleep(_PAUSE)
+                await asyncio.sleep(PAUSE)
                 if name in dead:
                     await asyncio.Event().wait()
                 handled[record.partition] = (name, record.offset)
@@ -330,7 +352,7 @@ async def _goes_in_process(
             await replay.run(handle)
 
     async def until(condition: Any) -> None:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 changed.clear()
                 await changed.wait()
@@ -358,107 +380,3 @@ async def _goes_in_process(
         if dead:
             store.server.thaw(session)
         await asyncio.wait(tasks)
-
-
-# -- processes ---------------------------------------------------------------------------------------------------------
-
-
-async def _flow_again(kafka: Broker, store: Server, rounds: int) -> list[Result]:
-    # In small batches: a consumer gets whole batches, and a large one would keep it busy with the first partition.
-    topic = await kafka.topic("flow", [evenly(40_000, 200) for _ in range(PARTITIONS)], batch_bytes=8 * 1024)
-    results = []
-    for event in ("leaves", "killed"):
-        times: dict[str, list[float]] = {"managed": [], "group": []}
-        for number in range(rounds):
-            for way, found in times.items():
-                note(f"{event}: round {number + 1} of {rounds}, {way}")
-                found.append(await _one_goes(kafka, store, topic, way, event))
-        case = {"partitions": PARTITIONS, "members": MEMBERS, "session_seconds": SESSION_SECONDS}
-        label = "one of three leaves" if event == "leaves" else "one of three is killed"
-        anchors = {"kafka group": {**summary(times["group"]), "most": max(times["group"])}}
-        ours = {**summary(times["managed"]), "most": max(times["managed"])}
-        results.append(Result(label, case, "s", ours, anchors))
-    return results
-
-
-async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: str) -> float:
-    """Return the seconds until the members that stay have handled a new record of every partition."""
-    name = secrets.token_hex(4)
-    with tempfile.TemporaryDirectory() as directory:
-        files = [Path(directory) / f"marks-{n}" for n in range(MEMBERS)]
-        for file in files:
-            file.write_bytes(bytes(16 * PARTITIONS))
-        plan = {
-            "way": way,
-            "bootstrap": kafka.bootstrap,
-            "topic": topic,
-            "partitions": PARTITIONS,
-            "members": MEMBERS,
-            "store": store.url(f"rebalance-{name}"),
-            "group": f"bench-{name}",
-            "period": "10s",
-            "start": BASE,
-            "session_timeout": SESSION_SECONDS,
-            "heartbeat_ms": HEARTBEAT_MS,
-            "pause": _PAUSE,
-        }
-        plans = [{**plan, "marks": str(file)} for file in files]
-        async with _staying(way, plans[1:]) as staying, _going(way, plans[0]) as going:
-            await asyncio.gather(staying.request(go=True), going.request(go=True))
-            with contextlib.ExitStack() as stack:
-                cells = [stack.enter_context(_cells(file)) for file in files]
-                await _until(lambda: all(any(_next(c, p) for c in cells) for p in range(PARTITIONS)), "all flow")
-                await _until(lambda: all(any(_next(c, p) for p in range(PARTITIONS)) for c in cells), "all take part")
-                await asyncio.sleep(1)  # not at the beginning: no member has just joined
-                before = [max(_next(c, p) for c in cells) for p in range(PARTITIONS)]
-                began = time.monotonic_ns()
-                if event == "killed":
-                    await going.kill()
-                else:
-                    leaving = asyncio.ensure_future(going.request(leave=True))
-                first: dict[int, int] = {}
-
-                def flows() -> bool:
-                    for p in range(PARTITIONS):
-                        news = [c[2 * p + 1] for c in cells[1:] if c[2 * p] > before[p] + 1 and c[2 * p + 1] > began]
-                        if p not in first and news:
-                            first[p] = min(news)
-                    return len(first) == PARTITIONS
-
-                await _until(flows, f"every partition flows again after one {event}")
-                if event != "killed":
-                    await leaving
-            await staying.kill()
-    return (max(first.values()) - began) / 1e9
-
-
-@contextlib.asynccontextmanager
-async def _staying(way: str, plans: list[dict[str, Any]]) -> AsyncIterator[WorkerPool]:
-    async with worker_pool(f"{way} stays", plans, module="benchmarks.group_member") as workers:
-        yield workers
-
-
-@contextlib.asynccontextmanager
-async def _going(way: str, plan: dict[str, Any]) -> AsyncIterator[WorkerPool]:
-    async with worker_pool(f"{way} goes", [plan], module="benchmarks.group_member") as workers:
-        yield workers
-
-
-@contextlib.contextmanager
-def _cells(file: Path) -> Any:
-    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 16 * PARTITIONS) as mapped:
-        with memoryview(mapped) as view, view.cast("q") as cells:
-            yield cells
-
-
-def _next(cells: Any, partition: int) -> int:
-    return int(cells[2 * partition])
-
-
-async def _until(condition: Any, what: str) -> None:
-    """Wait for what other processes write into a file. A file has no events, so it is read every few milliseconds."""
-    end = time.monotonic() + _PATIENCE
-    while not condition():
-        if time.monotonic() > end:
-            raise BenchmarkError(f"waited {_PATIENCE:g} s without: {what}")
-        await asyncio.sleep(_LOOK)

@@ -263,9 +263,13 @@ async def test_handing_over_is_measured_in_every_way(
     assert code == 0, errors
     found = json.loads(table.read_text())
     check_form(found, "rebalance")
-    units = [*["ms CPU"] * 4, *["store operations"] * 2, *["store round trips"] * 6, "s", "s"]
+    units = [*["ms CPU"] * 4, *["store operations"] * 2, *["store round trips"] * 6, *["s"] * 3]
     assert [result["unit"] for result in found["results"]] == units
-    assert all(set(result["anchors"]) == {"kafka group"} for result in found["results"][-2:])
+    assert all(set(result["anchors"]) == {"kafka group"} for result in found["results"][-3:])
+    growth = found["results"][-1]
+    assert growth["case"] == {"members": 2, "before": 4, "after": 12}
+    for figures in (growth["ours"], growth["anchors"]["kafka group"]):
+        assert figures["assigned_s"] > 0
 
 
 @pytest.mark.timeout(300)
