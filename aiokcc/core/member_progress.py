@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
@@ -27,9 +28,18 @@ from aiokcc.core.report_builder import build_report, withheld_report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
-__all__ = ["MemberProgress"]
+__all__ = ["MemberProgress", "ReportTime"]
 
 _CLOSED: Final = Limit((0,))
+
+
+class ReportTime(Enum):
+    """When a member reports."""
+
+    NOW = "now"
+    SOON = "soon"
+    """After a delay (LINGER), in which it may come to have more boundaries."""
+    NOT_YET = "not yet"
 
 
 class MemberProgress:
@@ -50,6 +60,8 @@ class MemberProgress:
         """Under lookahead the member reports when its partitions cross a multiple of this; 0: each boundary at once."""
         self.delay_over = False
         """True once the crossings under this limit have waited long enough for a report (LINGER)."""
+        self.overdue = False
+        """True once this limit is old (LATE): then the member reports even what does not count, for people to see."""
         self._behind: deque[PartitionProgress] | None = None
         """The partitions that may still be before the next milestone; None if they have to be looked up."""
         self._missing = 0
@@ -285,8 +297,15 @@ class MemberProgress:
         return self.has_arrived and not self.withheld
 
     @property
+    def report_time(self) -> ReportTime:
+        """When the member has to report. It is asked whenever something has changed here."""
+        if self.overdue or self.due:
+            return ReportTime.NOW
+        return ReportTime.SOON if self.ready else ReportTime.NOT_YET
+
+    @property
     def due(self) -> bool:
-        """True if it is time to report: at once, or with milestones when no running partition is before the next milestone.
+        """True if a report that counts is to be made now: with milestones, when no running partition is before the next one.
 
         The partitions go on meanwhile, up to the limit, so no partition waits for the report and its answer. Partitions that
         cannot go on do not count: if there are no others, it is time. The member session bounds the wait (LINGER).
@@ -295,7 +314,7 @@ class MemberProgress:
         if not self.ready:
             return False
         boundaries = self.limit.boundaries
-        if not self.milestone_interval or self.delay_over or len(boundaries) < 3:
+        if not self.milestone_interval or self.delay_over or self.overdue or len(boundaries) < 3:
             return True
         half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
         milestone = next((b for b in half if b % self.milestone_interval == 0), half[-1])

@@ -73,7 +73,7 @@ class KafkaOffsets:
     async def commit(self, us: MemberSession, offsets: Mapping[Partition, int]) -> None:
         """Ask the store whether we still own the partitions, and commit at once. Raises SessionLostError past the deadline."""
         ours = await still_ours(us, offsets, self._fence)
-        self._fence = us.generation_version
+        self._fence = us.generation.version
         if refused := sorted(offsets.keys() - ours):
             log.warning("%s: not committed, because we no longer own them: %s", us.name, ", ".join(map(str, refused)))
         if not ours:

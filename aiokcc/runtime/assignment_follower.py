@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -25,7 +25,7 @@ from aiokcc.core.assignments import decode_assignment
 from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition, encode_partitions
 from aiokcc.core.run import encode_member
-from aiokcc.core.subscriptions import Registration
+from aiokcc.core.subscriptions import Registration, Subscription
 from aiokcc.errors import (
     BadVersionError,
     CorruptNodeError,
@@ -38,11 +38,10 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.runtime.signal import Signal
-from aiokcc.stores.port import ANY_VERSION, Change, Check, Delete, Node, Watch
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Delete, Node, Session, Watch
 
 if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
-    from aiokcc.runtime.member_session import MemberSession
 
 __all__ = ["AssignmentFollower", "follow_assignment", "member_of", "run_assigned"]
 
@@ -60,13 +59,17 @@ def member_of(member_session: str) -> str:
 class AssignmentFollower:
     """The assignments that this session has read, and its registration."""
 
-    def __init__(self, member_session: MemberSession, facts: dict[str, Any]) -> None:
-        self._us = member_session
-        self._session = member_session.session
-        self._store = member_session.store
-        self._member = member_session.member
-        self._facts = facts
-        self._registration = paths.member(member_session.name)
+    def __init__(
+        self, member: Member, session: Session, name: str, facts: Mapping[str, Any], subscription: Subscription
+    ) -> None:
+        self._member = member
+        self._session = session
+        self._store = member.store
+        self._name = name
+        listed, pattern = subscription.to_json()
+        pipeline = {} if subscription.pipeline is None else {"pipeline": subscription.pipeline}
+        self._facts = {**facts, "subscription": listed, "pattern": pattern, **pipeline}
+        self._registration = paths.member(name)
         self._watch: Watch | None = None
         self._versions: dict[str, int] = {}
         """The versions of the assignments by topic: missing while not read, -1 where there is no assignment."""
@@ -78,9 +81,7 @@ class AssignmentFollower:
 
     def registration(self) -> bytes:
         """Returns the content of our registration."""
-        wants = None if self._member.options.managed is None else self._member.options.managed.subscription
-        more = {} if wants is None or wants.pipeline is None else {"pipeline": wants.pipeline}
-        return encode_member(**self._facts, **more, running=encode_partitions(self._running).decode())
+        return encode_member(**self._facts, running=encode_partitions(self._running).decode())
 
     # -- one process for each id -----------------------------------------------------------------------------------------
 
@@ -94,11 +95,11 @@ class AssignmentFollower:
         session, ours = self._session, await self._session.get(self._registration)
         for name in await session.children(paths.IDS):
             path = paths.member(name)
-            if name == self._us.name or member_of(name) != self._member.name:
+            if name == self._name or member_of(name) != self._member.name:
                 continue
             node = await session.find(path)
-            if node is not None and (node.created, name) < (ours.created, self._us.name):
-                log.info("%s: waiting for the end of the session of %s, which has the same id", self._us.name, name)
+            if node is not None and (node.created, name) < (ours.created, self._name):
+                log.info("%s: waiting for the end of the session of %s, which has the same id", self._name, name)
                 await self._await_end_of(path, name)
 
     async def _await_end_of(self, path: str, name: str) -> None:
@@ -115,7 +116,7 @@ class AssignmentFollower:
                 elif asked is not None and node.version > asked:
                     raise MemberExistsError(self._member.name, name, self._store.describe(""))
                 else:
-                    question = encode_member(**{**facts, _ASKED: self._us.name})
+                    question = encode_member(**{**facts, _ASKED: self._name})
                     try:
                         asked = await self._session.set(path, question, node.version)
                     except NoNodeError:

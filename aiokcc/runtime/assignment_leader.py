@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 
@@ -29,28 +29,47 @@ from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.children import list_children
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
-from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Create, Delete, Node, Op, Set, Watch
+from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Create, Delete, Node, Op, OpResult, Set, Watch
 
 if TYPE_CHECKING:
-    from aiokcc.runtime.leader_term import LeaderTerm
-    from aiokcc.runtime.member_session import MemberSession
+    from aiokcc.core.group_settings import GroupSettings
+    from aiokcc.runtime.member import Member
+    from aiokcc.stores.port import Session
 
 __all__ = ["AssignmentLeader"]
 
 log = logging.getLogger("aiokcc.group")
 
 
+class Term(Protocol):
+    """What assigning partitions needs of the leader term to which it belongs."""
+
+    epoch: int
+    generation_version: int
+    wake: Signal
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of the limit."""
+
+    async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
+        """Writes these together with the next generation and returns their results."""
+
+    async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
+        """Reads the state again after a write was refused or its outcome is unknown. Ends the term if it is over."""
+
+
 class AssignmentLeader:
     """The part of one leader's term that assigns partitions."""
 
-    def __init__(self, term: LeaderTerm, member_session: MemberSession) -> None:
+    def __init__(
+        self, term: Term, member: Member, session: Session, settings: GroupSettings, window_since: float
+    ) -> None:
         self._term = term
-        self._us = member_session
-        self._session = member_session.session
-        self._store = member_session.store
-        settings = member_session.member.options.managed
-        assert settings is not None
-        self.machine = RebalanceMachine(settings, frozenset(), window_since=member_session.joined_at)
+        self._member = member
+        self._session = session
+        self._store = member.store
+        self.machine = RebalanceMachine(settings, frozenset(), window_since=window_since)
         self.due = False
         """True if something has changed since the last decision."""
         self._assignments: dict[str, int] = {}
@@ -107,7 +126,7 @@ class AssignmentLeader:
 
     async def _read_topics(self) -> None:
         """Read the nodes of the topics in the agreed set, as far as we know it, and of all topics that have an assignment."""
-        agreed = {p.topic for p in self._us.member.settings.partitions}
+        agreed = {p.topic for p in self._member.settings.partitions}
         await self._read_nodes(agreed.union(await self._session.children(paths.ASSIGNMENTS)))
 
     async def _read_nodes(self, topics: Iterable[str]) -> None:
@@ -202,7 +221,7 @@ class AssignmentLeader:
 
         Cancelling ends the wait and changes nothing.
         """
-        name, machine = self._us.member.name, self.machine
+        name, machine = self._member.name, self.machine
         while not self._over and (
             name in machine.members or any(name in topic.assignment.values() for topic in machine.topics.values())
         ):

@@ -17,6 +17,7 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.member_progress import ReportTime
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions, listing
 from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from aiokcc.core.run import Bounds
-    from aiokcc.runtime.member_session import MemberSession
+    from aiokcc.runtime.followed_generation import FollowedGeneration
+    from aiokcc.runtime.member import Member
+    from aiokcc.runtime.own_report import OwnReport
+    from aiokcc.stores.port import Session
 
 __all__ = ["LeaderTerm"]
 
@@ -48,11 +52,15 @@ log = logging.getLogger("aiokcc.leader")
 class LeaderTerm:
     """One leader term: from the take-over to that of the next leader, or to the end of the session."""
 
-    def __init__(self, member_session: MemberSession) -> None:
-        self._us = member_session
-        self._session = member_session.session
-        self._store = member_session.store
-        self._member = member_session.member
+    def __init__(
+        self, member: Member, session: Session, generation: FollowedGeneration, own_report: OwnReport, joined_at: float
+    ) -> None:
+        self._member = member
+        self._session = session
+        self._store = member.store
+        self._generation = generation
+        self._own = own_report
+        self._name = own_report.name
         self.epoch = 0
         self.wake = Signal()
         self.generation_version = ANY_VERSION
@@ -63,8 +71,9 @@ class LeaderTerm:
         self._run: Run
         self._leader: Leader
         self._removals: set[Partition] = set()
+        managed = member.options.managed
         self.assignment_leader = (
-            None if member_session.member.options.managed is None else AssignmentLeader(self, member_session)
+            None if managed is None else AssignmentLeader(self, member, session, managed, joined_at)
         )
         """Assigns the partitions of a managed group."""
         self._watched: set[str] = set()
@@ -79,13 +88,12 @@ class LeaderTerm:
 
         Returns False if our candidate node is gone, or if another member took over meanwhile.
         """
-        us = self._us
         # The generation that we follow. If there is a later one, the write is refused, and we read it.
-        number, version = us.generation.number, us.generation_version
+        number, version = self._generation.number, self._generation.version
         while True:
             self.epoch = number + 1
-            mine = Generation(self.epoch, us.name, "took office")
-            facts = encode_member(id=us.name, timestamp=self._member.clock(), epoch=self.epoch)
+            mine = Generation(self.epoch, self._name, "took office")
+            facts = encode_member(id=self._name, timestamp=self._member.clock(), epoch=self.epoch)
             try:
                 results = await self._session.commit(
                     Set(paths.GENERATION, mine.encode(), version), Set(candidate, facts, ANY_VERSION)
@@ -100,7 +108,7 @@ class LeaderTerm:
                 continue
             assert isinstance(results[0], int)
             self.generation_version = results[0]
-            us.see_generation(Node(paths.GENERATION, mine.encode(), results[0]))
+            self._generation.see(Node(paths.GENERATION, mine.encode(), results[0]))
             try:
                 await self._read_everything()
             except BadVersionError:  # another member took over while we read
@@ -169,7 +177,7 @@ class LeaderTerm:
                 self.wake.set()
 
     def _learn(self, change: Change, watch: Watch) -> None:
-        own = paths.progress(self._us.name)
+        own = paths.progress(self._name)
         if isinstance(change.now, Children):
             present = {paths.progress(name) for name in change.now.names} - {own}
             for path in present - self._watched:
@@ -307,13 +315,13 @@ class LeaderTerm:
 
     async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
         """Writes these together with the next generation and returns their results. Earlier reports no longer count."""
-        generation = Generation(self.epoch + 1, self._us.name, reason)
+        generation = Generation(self.epoch + 1, self._name, reason)
         results = await self._session.commit(Set(paths.GENERATION, generation.encode(), self.generation_version), *ops)
         assert isinstance(results[0], int)
         self.generation_version = results[0]
         self.epoch += 1
         self._leader.generation = self.epoch
-        self._us.see_generation(Node(paths.GENERATION, generation.encode(), self.generation_version))
+        self._generation.see(Node(paths.GENERATION, generation.encode(), self.generation_version))
         return results[1:]
 
     async def _pause(self, decision: Wait) -> None:
@@ -330,18 +338,18 @@ class LeaderTerm:
     def _own_report(self) -> Report | None:
         """Returns our own report if it is due. It is written with the advance that it leads to, not before."""
         member_progress = self._member.progress
-        if not member_progress.due and member_progress.ready:
-            self._us.delay_report()
+        if member_progress.report_time is ReportTime.SOON:
+            self._own.delay()
         own = member_progress.report() if member_progress.due else None
         if own is None or own.generation != self.epoch:
-            self._leader.reports.pop(self._us.name, None)
+            self._leader.reports.pop(self._name, None)
             return None
-        self._leader.reports[self._us.name] = own
+        self._leader.reports[self._name] = own
         return own
 
     async def _advance(self, decision: Advance, own: Report | None) -> None:
         leader = self._leader
-        fold = own if own is not None and own.supersedes(self._us.written) else None
+        fold = own if own is not None and own.supersedes(self._own.written) else None
         numbered = list(
             enumerate(decision.steps, leader.version)
         )  # each limit is a version of the node, and numbers its cut
@@ -353,7 +361,7 @@ class LeaderTerm:
             else Set(paths.PERIOD, decision.request.encode(), self._request_version),
         ]
         if decision.closes:
-            others = (name for name in leader.reports if name != self._us.name)
+            others = (name for name in leader.reports if name != self._name)
             ops += [Check(paths.progress(name), self._versions[name]) for name in others]
             ops += [
                 Set(paths.cut(version + 1, CUT_SLOTS), step.cut.encode(), ANY_VERSION)
@@ -361,7 +369,7 @@ class LeaderTerm:
                 if step.cut is not None
             ]
         if fold is not None:
-            ops.append(Set(paths.progress(self._us.name), fold.encode(), ANY_VERSION))
+            ops.append(Set(paths.progress(self._name), fold.encode(), ANY_VERSION))
         if decision.limit.mode is Mode.END:
             ops.append(Set(paths.RUN, self._run.end().encode(), self._run_version))
         try:
@@ -370,7 +378,7 @@ class LeaderTerm:
             await self.read_again(error)
             return
         if fold is not None:
-            self._us.written = fold
+            self._own.written = fold
         if decision.request is not None:
             self._request_version += 1
         leader.advanced(decision)
@@ -379,7 +387,7 @@ class LeaderTerm:
     async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
         """Reads the state again after a write was refused or its outcome is unknown. Ends the term if it is over."""
         if isinstance(error, OutcomeUnknownError):
-            self._us.written = None
+            self._own.written = None
         node = await self._get(paths.GENERATION)
         if node.version != self.generation_version:
             self.depose()
@@ -397,8 +405,8 @@ class LeaderTerm:
         elif isinstance(error, NodeError) and error.path in self._watched:
             self._learn_report(Change(error.path, await self._session.find(error.path)))
         elif isinstance(error, NoNodeError):
-            if error.path == paths.progress(self._us.name):
-                await self._us.restore_report_node()
+            if error.path == paths.progress(self._name):
+                await self._own.restore()
             elif error.path != paths.PERIOD and not error.path.startswith(f"{paths.PROGRESS}/"):
                 raise MissingNodeError(self._store.describe(error.path)) from error
 

@@ -352,13 +352,7 @@ class Member:
             for listener in self.listeners:
                 listener.all_arrived()
         if self.member_session is not None:
-            if self.member_session.late:
-                member_progress.delay_over = True
-                self.member_session.request_report()
-            elif member_progress.due:
-                self.member_session.request_report()
-            elif member_progress.ready:
-                self.member_session.delay_report()
+            self.member_session.own_report.update()
 
     def claimed(self, partitions: list[Partition], holder: str, cut: Cut | None) -> None:
         """Notes that the member session ``holder`` holds these locks and has read the limit and the last cut since."""

@@ -15,20 +15,18 @@ import logging
 import os
 import socket
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from aiokcc.core import paths
 from aiokcc.core.limit import END, Limit, Request
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.report import Report
 from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
 from aiokcc.errors import (
     CorruptNodeError,
     MissingNodeError,
     NodeExistsError,
-    NoNodeError,
     OutcomeUnknownError,
     RunEnded,
     SessionLostError,
@@ -37,13 +35,13 @@ from aiokcc.exception_groups import main_error
 from aiokcc.runtime.agreement import find_run, has_changed
 from aiokcc.runtime.assignment_follower import AssignmentFollower
 from aiokcc.runtime.election import campaign
+from aiokcc.runtime.followed_generation import FollowedGeneration
 from aiokcc.runtime.leader_term import LeaderTerm
 from aiokcc.runtime.new_run import joining, remove_left_run
+from aiokcc.runtime.own_report import OwnReport
 from aiokcc.runtime.ownership import Ownership
-from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.standstill import Standstill
-from aiokcc.runtime.timer import Timeout, timers
-from aiokcc.stores.port import ANY_VERSION, Create, Node, Session, SessionState
+from aiokcc.stores.port import Create, Node, Session, SessionState
 
 if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
@@ -51,11 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["MemberSession"]
 
 log = logging.getLogger("aiokcc.member")
-
-LATE: Final = 1.0
-"""Seconds after which a member whose partitions still run reports that, so that the status shows which are slow."""
-LINGER: Final = 0.05
-"""Under lookahead a report is delayed by up to this many seconds, so that it has more boundaries."""
 
 
 class MemberSession:
@@ -66,24 +59,19 @@ class MemberSession:
         self.session = session
         self.store = member.store
         self.name = f"{member.name}-{session.id:x}"
-        self.generation = Generation(0, "-", "-")
-        self.generation_version = ANY_VERSION
-        self.written: Report | None = None
-        """The report that our node holds, as far as we know."""
+        self.generation = FollowedGeneration(member.store, self._generation_changed)
+        self.own_report = OwnReport(session, self.name, member.progress)
         self.term: LeaderTerm | None = None
-        self.report_needed = Signal()
-        """Set when there may be something to report or to release."""
-        self.ownership = Ownership(self)
         self.assignment_follower: AssignmentFollower | None = None
         """Follows our assignment in a managed group; None in other groups."""
-        self.joined_at = 0.0
+        if member.options.managed is not None:
+            self.assignment_follower = AssignmentFollower(
+                member, session, self.name, self._facts(), member.options.managed.subscription
+            )
+        self.ownership = Ownership(member, session, self.generation, self.own_report, self.assignment_follower)
+        self._joined_at = 0.0
         """The time when we joined, by the event loop's clock."""
-        self.late = False
-        self._late_timer: Timeout | None = None
-        self._moved_at = 0.0
         self._standstill = Standstill(self)
-        self._linger_timer: Timeout | None = None
-        self._lingers_under: Limit | None = None
 
     # -- joining ------------------------------------------------------------------------------------------------------
 
@@ -98,8 +86,8 @@ class MemberSession:
         session = self.session
         if self.assignment_follower is not None:
             await self.assignment_follower.await_predecessor()
-        self.joined_at = asyncio.get_running_loop().time()
-        self.see_generation(await session.get(paths.GENERATION))
+        self._joined_at = asyncio.get_running_loop().time()
+        self.generation.see(await session.get(paths.GENERATION))
         node = await session.get(paths.COORDINATOR)
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
@@ -125,25 +113,24 @@ class MemberSession:
                 )
             self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         self.member.see_agreed_set(theirs, run.bounds)
-        facts: dict[str, Any] = {
+        if self.assignment_follower is not None:
+            registration = self.assignment_follower.registration()
+        else:
+            subscription = encode_partitions(settings.partitions).decode()
+            registration = encode_member(**self._facts(), subscription=subscription, pattern=None)
+        await session.commit(
+            Create(paths.progress(self.name), b"", ephemeral=True),
+            Create(paths.member(self.name), registration, ephemeral=True),
+        )
+
+    def _facts(self) -> dict[str, Any]:
+        """Returns what the registration says of this process."""
+        return {
             "id": self.name,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "timestamp": self.member.clock(),
-            "subscription": encode_partitions(settings.partitions).decode(),
-            "pattern": None,
         }
-        if self.member.options.managed is not None:
-            facts["subscription"], facts["pattern"] = self.member.options.managed.subscription.to_json()
-            self.assignment_follower = AssignmentFollower(self, facts)
-        await session.commit(
-            Create(paths.progress(self.name), b"", ephemeral=True),
-            Create(
-                paths.member(self.name),
-                encode_member(**facts) if self.assignment_follower is None else self.assignment_follower.registration(),
-                ephemeral=True,
-            ),
-        )
 
     def _are_newer(self, more: frozenset[Partition], theirs: frozenset[Partition]) -> bool:
         """Returns whether the partitions ``more`` may be newer than the run. The run keeps its set to the end."""
@@ -208,9 +195,7 @@ class MemberSession:
         except ExceptionGroup as group:  # an error that says more than the end of the session has priority
             failure = main_error(group, lambda error: not isinstance(error, (SessionLostError, OutcomeUnknownError)))
         finally:
-            for timer in (self._late_timer, self._linger_timer):
-                if timer is not None:
-                    timer.cancel()
+            self.own_report.end()
             self._standstill.end()
             self.ownership.end()
         if failure is not None:
@@ -236,7 +221,7 @@ class MemberSession:
                     elif not isinstance(node, Node):
                         raise MissingNodeError(self.store.describe(change.path))
                     elif change.path == paths.GENERATION:
-                        self.see_generation(node)
+                        self.generation.see(node)
                     else:
                         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
@@ -266,87 +251,28 @@ class MemberSession:
             if self.assignment_follower is not None:
                 self.assignment_follower.topics_changed()
 
-    def see_generation(self, node: Node) -> None:
-        """Takes a generation that was read, or that we wrote: from now on our reports have it."""
-        if node.version <= self.generation_version:
-            return
-        self.generation = Generation.decode(self.store.describe(node.path), node.data)
-        self.generation_version = node.version
+    def _generation_changed(self) -> None:
+        """From now on our reports have the new generation. If another member wrote it, we no longer lead."""
         self.member.progress.generation = self.generation.number
         if self.term is not None and self.generation.leader != self.name:
             self.term.depose()
         self.member.report_if_due()
 
-    def request_report(self) -> None:
-        """Has the report written now: by the leader term if we lead, by the report task otherwise."""
-        if self.term is not None:
-            self.term.wake.set()
-        if self.term is None or self.late:
-            self.report_needed.set()
-
     def limit_moved(self) -> None:
         """Restarts the timers for a slow period and for a standstill."""
-        self.late = False
-        loop = asyncio.get_running_loop()
-        self._moved_at = loop.time()
-        self._standstill.moved(self._moved_at)
-        if self._late_timer is None:
-            self._late_timer = timers().call_later(LATE, self._check_late)
-
-    def _check_late(self) -> None:
-        """Checks how old the present limit is. One timer serves all periods; it is not set again for each."""
-        loop = asyncio.get_running_loop()
-        left = self._moved_at + LATE - loop.time()
-        if left > 0:
-            self._late_timer = timers().call_later(left, self._check_late)
-            return
-        self._late_timer = None
-        self.late = True
-        self.member.report_if_due()
-
-    def delay_report(self) -> None:
-        """Delays the report by up to LINGER, so that it has more boundaries."""
-        if self._linger_timer is None:
-            self._lingers_under = self.member.progress.limit
-            self._linger_timer = timers().call_later(LINGER, self._linger_over)
-
-    def _linger_over(self) -> None:
-        """Ends the delay. One timer serves all periods here, too."""
-        self._linger_timer = None
-        member_progress = self.member.progress
-        if member_progress.limit == self._lingers_under:
-            member_progress.delay_over = True
-        self.member.report_if_due()
+        now = asyncio.get_running_loop().time()
+        self.own_report.limit_moved(now)
+        self._standstill.moved(now)
 
     async def _report(self) -> None:
-        """Writes the report whenever it differs from the content of the node; while leading, only when it is late."""
+        """Writes the report, and releases locks, whenever there is something to write."""
         while True:
-            await self.report_needed.wait()
+            await self.own_report.needed.wait()
             if self.ownership.has_releases:
                 await self.ownership.release_batch()
-                self.report_needed.set()
-            elif self.term is None or self.late:
-                report = self.member.progress.report(even_running=self.late)
-                if report is not None and report.supersedes(self.written):
-                    await self._write(report)
-
-    async def _write(self, report: Report) -> None:
-        path = paths.progress(self.name)
-        try:
-            await self.session.set(path, report.encode(), ANY_VERSION)  # nobody else writes this node
-        except NoNodeError:
-            await self.restore_report_node()
-            self.report_needed.set()
-        else:
-            self.written = report
-
-    async def restore_report_node(self) -> None:
-        """Creates our report node again, empty, if it was deleted."""
-        try:
-            await self.session.create(paths.progress(self.name), b"", ephemeral=True)
-        except NodeExistsError:
-            return
-        self.written = None
+                self.own_report.needed.set()
+            else:
+                await self.own_report.write_if_changed()
 
     # -- leading ------------------------------------------------------------------------------------------------------
 
@@ -354,18 +280,18 @@ class MemberSession:
         """Stands for election as long as the session lasts, and leads when elected."""
         while True:
             async with campaign(self.session, self.name, self.member.clock) as candidate:
-                term = LeaderTerm(self)
+                term = LeaderTerm(self.member, self.session, self.generation, self.own_report, self._joined_at)
                 if not await term.take_over(candidate):
                     continue
                 log.info("%s leads under generation %d", self.name, term.epoch)
-                self.term = term
+                self.term, self.own_report.wake_leader = term, term.wake.set
                 if self.generation.leader != self.name:  # another member took over while we read
                     term.depose()
                 self._watch.remove(paths.COORDINATOR)
                 try:
                     await term.run()
                 finally:
-                    self.term = None
+                    self.term = self.own_report.wake_leader = None
                     self._watch.add(paths.COORDINATOR)
-                    self.report_needed.set()
+                    self.own_report.needed.set()
                 log.info("%s no longer leads", self.name)

@@ -22,7 +22,10 @@ from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Set
 
 if TYPE_CHECKING:
     from aiokcc.runtime.assignment_follower import AssignmentFollower
-    from aiokcc.runtime.member_session import MemberSession
+    from aiokcc.runtime.followed_generation import FollowedGeneration
+    from aiokcc.runtime.member import Member
+    from aiokcc.runtime.own_report import OwnReport
+    from aiokcc.stores.port import Session
 
 __all__ = ["Ownership"]
 
@@ -35,21 +38,28 @@ _BATCH: Final = 500
 class Ownership:
     """Claims, holds and releases the locks of one member session."""
 
-    def __init__(self, member_session: MemberSession) -> None:
-        self._us = member_session
-        self._member = member_session.member
-        self._session = member_session.session
-        self._store = member_session.store
+    def __init__(
+        self,
+        member: Member,
+        session: Session,
+        generation: FollowedGeneration,
+        own_report: OwnReport,
+        follower: AssignmentFollower | None,
+    ) -> None:
+        self._member = member
+        self._session = session
+        self._store = member.store
+        self._generation = generation
+        self._own_report = own_report
+        self._name = own_report.name
+        self._follower = follower
+        """Follows our assignment in a managed group; None in other groups."""
         self.claim_needed = Signal()
         """Set when there may be something to claim."""
         self._held: set[Partition] = set()
         """The locks that we hold, by the answers that we have."""
         self._releasing: dict[Partition, asyncio.Future[None]] = {}
         """The partitions that are being released. Until that is done nobody can claim them, not even we."""
-
-    @property
-    def _follower(self) -> AssignmentFollower | None:
-        return self._us.assignment_follower
 
     @property
     def has_releases(self) -> bool:
@@ -69,30 +79,35 @@ class Ownership:
     async def claim(self) -> None:
         """Claims the partitions that are wanted, whenever that changes, until cancelled."""
         awaited: set[Partition] = set()
-        while True:
-            await self.claim_needed.wait()
-            member_progress = self._member.progress
-            unavailable = awaited | self._releasing.keys()
-            wanted = [
-                p for p, progress in member_progress.partitions.items() if not progress.owned and p not in unavailable
-            ]
-            if self._follower is not None:
-                # All assigned partitions or none: while another member still holds one of them, the others wait.
-                assigned = self._member.assigned or frozenset()
-                wanted = [p for p in wanted if p in assigned] if not awaited & assigned else []
-            batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
-            # Made now: a claim rests on the assignment by which it is wanted, not on one that is read while it is in flight.
-            conditions = [[] if self._follower is None else self._follower.conditions(batch) for batch in batches]
-            held: dict[Partition, str] = {}
-            for batch, resting_on in zip(batches, conditions, strict=True):
-                taken, refused = await self._claim(batch, resting_on)
-                held.update(refused)
-                for partition in refused:
-                    awaited.add(partition)
-                    self._us.tasks.start_soon(self._await_release, partition, awaited)
-                if taken:
-                    await self._read_after_claim(taken)
-            self._log_holders(held)
+        async with anyio.create_task_group() as tasks:
+            while True:
+                await self.claim_needed.wait()
+                await self._claim_wanted(awaited, tasks)
+
+    async def _claim_wanted(self, awaited: set[Partition], tasks: anyio.abc.TaskGroup) -> None:
+        """Claims what is wanted now. ``awaited`` has the partitions that others hold; a task waits for each of them."""
+        member_progress = self._member.progress
+        unavailable = awaited | self._releasing.keys()
+        wanted = [
+            p for p, progress in member_progress.partitions.items() if not progress.owned and p not in unavailable
+        ]
+        if self._follower is not None:
+            # All assigned partitions or none: while another member still holds one of them, the others wait.
+            assigned = self._member.assigned or frozenset()
+            wanted = [p for p in wanted if p in assigned] if not awaited & assigned else []
+        batches = [wanted[n : n + _BATCH] for n in range(0, len(wanted), _BATCH)]
+        # Made now: a claim rests on the assignment by which it is wanted, not on one that is read while it is in flight.
+        conditions = [[] if self._follower is None else self._follower.conditions(batch) for batch in batches]
+        held: dict[Partition, str] = {}
+        for batch, resting_on in zip(batches, conditions, strict=True):
+            taken, refused = await self._claim(batch, resting_on)
+            held.update(refused)
+            for partition in refused:
+                awaited.add(partition)
+                tasks.start_soon(self._await_release, partition, awaited)
+            if taken:
+                await self._read_after_claim(taken)
+        self._log_holders(held)
 
     def _log_holders(self, held: dict[Partition, str]) -> None:
         """Logs one line for all partitions that we wait for."""
@@ -100,7 +115,7 @@ class Ownership:
             log.log(
                 logging.INFO if self._follower is None else logging.DEBUG,  # a managed group hands over all the time
                 "%s waits for %s, held by %s; it runs them when they are released",
-                self._us.name,
+                self._name,
                 listing(map(str, sorted(held))),
                 listing(sorted(set(held.values()))),
             )
@@ -117,14 +132,14 @@ class Ownership:
         for topic in {p.topic for p in wanted} if self._follower is None else ():
             await self._session.ensure(f"{paths.OWNERS}/{topic}")
         while wanted:
-            locks = [Create(paths.owner(p), self._us.name.encode(), ephemeral=True) for p in wanted]
+            locks = [Create(paths.owner(p), self._name.encode(), ephemeral=True) for p in wanted]
             try:
-                await self._session.commit(Check(paths.GENERATION, self._us.generation_version), *conditions, *locks)
+                await self._session.commit(Check(paths.GENERATION, self._generation.version), *conditions, *locks)
             except BadVersionError as error:
                 if error.path != paths.GENERATION:
                     wanted = []  # there is a new assignment: once we have read it, we claim again
                     break
-                self._us.see_generation(await self._session.get(paths.GENERATION))
+                self._generation.see(await self._session.get(paths.GENERATION))
             except NoNodeError as error:
                 if not error.path.startswith(f"{paths.ASSIGNMENTS}/"):
                     raise
@@ -181,7 +196,7 @@ class Ownership:
                 if gate is not None and mark is not None:
                     gate.resume_offset = mark.offset
         held = [p for p in taken if p in self._held and p not in self._releasing]
-        self._member.claimed(held, self._us.name, cut)
+        self._member.claimed(held, self._name, cut)
         for partition in held:
             if partition not in self._member.progress.partitions:  # its gate was closed while we claimed it
                 self.start_release(partition)
@@ -218,7 +233,7 @@ class Ownership:
     def start_release(self, partition: Partition) -> asyncio.Future[None]:
         """Starts to release a lock. Returns a future that is done when it is released."""
         done = self._releasing.setdefault(partition, asyncio.get_running_loop().create_future())
-        self._us.report_needed.set()
+        self._own_report.needed.set()
         return done
 
     async def _release(self, partitions: list[Partition], *, look: bool = False) -> None:
@@ -234,15 +249,15 @@ class Ownership:
         ours = await self._owned_by_us(partitions) if resting_on is None else partitions
         try:
             await self._session.commit(
-                Check(paths.GENERATION, self._us.generation_version),
+                Check(paths.GENERATION, self._generation.version),
                 *(resting_on or ()),
-                Set(paths.progress(self._us.name), content, ANY_VERSION),
+                Set(paths.progress(self._name), content, ANY_VERSION),
                 *(Delete(paths.owner(p), ANY_VERSION) for p in partitions if p in ours),
                 *(() if self._follower is None else self._follower.deregistration()),
             )
         except BadVersionError as error:
             if error.path == paths.GENERATION:
-                self._us.see_generation(await self._session.get(paths.GENERATION))
+                self._generation.see(await self._session.get(paths.GENERATION))
             else:
                 await self._release(partitions, look=True)
             return
@@ -250,14 +265,14 @@ class Ownership:
             if resting_on is not None and error.path.startswith((f"{paths.OWNERS}/", f"{paths.ASSIGNMENTS}/")):
                 await self._release(partitions, look=True)
                 return
-            if self._follower is not None and error.path == paths.member(self._us.name):
+            if self._follower is not None and error.path == paths.member(self._name):
                 self._follower.deregistered = True
-            await self._us.restore_report_node()
+            await self._own_report.restore()
             return
         except OutcomeUnknownError:
-            self._us.written = None
+            self._own_report.written = None
             return
-        self._us.written = report
+        self._own_report.written = report
         self._held.difference_update(partitions)
         self._show_running()
         if self._follower is not None and self._member.leaving:

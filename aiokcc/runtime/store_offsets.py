@@ -131,7 +131,7 @@ class StoreOffsets(Listener):
             commits = {p: CommittedOffset(offset, *facts) for p, offset in due.items()}
             ops = [_write(p, commit, self._known[p].version) for p, commit in commits.items()]
             known = [self._known.pop(p) for p in due]  # unknown until the reply
-            fence = us.generation_version
+            fence = us.generation.version
             try:
                 results = await us.session.commit(Check(paths.GENERATION, fence), *ops)
             except BadVersionError as error:
@@ -185,8 +185,8 @@ async def still_ours(us: MemberSession, partitions: Iterable[Partition], fence: 
     In this order a commit that checks this generation relies on locks that were read under it. SessionLostError if the session
     is over.
     """
-    us.see_generation(await us.session.get(paths.GENERATION))
-    if us.generation_version == fence:
+    us.generation.see(await us.session.get(paths.GENERATION))
+    if us.generation.version == fence:
         return [p for p in partitions if us.ownership.holds(p)]
     locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]

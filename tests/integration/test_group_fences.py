@@ -13,7 +13,7 @@ from aiokcc.core.leader import Decision, Leader, Wait
 from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Report
 from aiokcc.runtime.election import list_candidates
-from aiokcc.runtime.member_session import MemberSession
+from aiokcc.runtime.own_report import OwnReport
 from tests.faults import Proxy
 from tests.managed import Stage, break_off, generation, shared, through, until_children, until_node, upstream
 
@@ -28,11 +28,11 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
 ) -> None:
     """It covers the same partitions, and says that all have arrived; but another has taken over since it was made."""
     held, permits, said = asyncio.Event(), asyncio.Semaphore(0), list[Report]()
-    write, decide = MemberSession._write, Leader.decide
+    write, decide = OwnReport._write, Leader.decide
     decided, learnt = list[Decision](), asyncio.Event()
 
-    async def write_when_told(us: MemberSession, report: Report) -> None:
-        if us.member.name == "c":
+    async def write_when_told(us: OwnReport, report: Report) -> None:
+        if us.name.startswith("c-"):
             said.append(report)
             held.set()
             await permits.acquire()
@@ -45,7 +45,7 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
             learnt.set()
         return decision
 
-    monkeypatch.setattr(MemberSession, "_write", write_when_told)
+    monkeypatch.setattr(OwnReport, "_write", write_when_told)
     monkeypatch.setattr(Leader, "decide", decide_and_tell)
     async with stage.looking() as session, AsyncExitStack() as stack:
         for number, name in enumerate("abc", 1):

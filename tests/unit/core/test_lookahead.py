@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from aiokcc.core.leader import Advance, Leader, Wait, blockers
 from aiokcc.core.limit import END, Limit, Request
 from aiokcc.core.marks import Mark, Marks
-from aiokcc.core.member_progress import MemberProgress
+from aiokcc.core.member_progress import MemberProgress, ReportTime
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
@@ -289,6 +289,24 @@ def test_with_little_lookahead_nothing_is_gathered(open_: int) -> None:
     member_progress, [a] = joined(P0, limit=chain(10, open_), gathers=milestone_interval(10, open_ - 1))
     read(member_progress, a, 12)
     assert member_progress.due
+
+
+def test_a_report_is_made_now_or_soon_or_not_yet() -> None:
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 8), gathers=40)
+    read(member_progress, a, 12)
+    assert member_progress.report_time is ReportTime.NOT_YET
+    read(member_progress, b, 11)
+    assert member_progress.report_time is ReportTime.SOON, "there may be more boundaries"
+    member_progress.delay_over = True
+    assert member_progress.report_time is ReportTime.NOW
+
+
+def test_under_an_old_limit_even_who_still_runs_is_reported() -> None:
+    member_progress, [a, _] = joined(P0, P1, limit=chain(10, 8), gathers=40)
+    read(member_progress, a, 12)
+    member_progress.overdue = True
+    assert member_progress.report_time is ReportTime.NOW
+    assert not member_progress.due, "it would not count"
 
 
 def test_what_is_withheld_is_not_due() -> None:

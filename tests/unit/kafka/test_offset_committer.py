@@ -175,9 +175,7 @@ async def test_a_process_stopped_in_the_middle_of_a_commit_says_what_it_may_have
 
     us: Any = SimpleNamespace(
         name="worker-1",
-        generation=SimpleNamespace(number=3),
-        generation_version=7,
-        see_generation=lambda node: None,
+        generation=SimpleNamespace(number=3, version=7, see=lambda node: None),
         ownership=SimpleNamespace(holds=lambda partition: True),
         session=SimpleNamespace(get=get, stop_at=110.0),
     )

@@ -10,7 +10,7 @@ import pytest
 
 import aiokcc
 from aiokcc.core.report import Cut
-from aiokcc.runtime.member_session import LINGER
+from aiokcc.runtime.own_report import LINGER
 from tests.unit.world import PERIOD, World
 
 PERIODS = 64

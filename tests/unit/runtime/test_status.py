@@ -9,7 +9,7 @@ import pytest
 
 from aiokcc.core.report import Report
 from aiokcc.errors import UsageError
-from aiokcc.runtime.member_session import LATE
+from aiokcc.runtime.own_report import LATE
 from aiokcc.runtime.status import read_status
 from aiokcc.stores import ANY_VERSION
 from tests.unit.world import PERIOD, World
