@@ -10,10 +10,11 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from aiokcc.cli.arguments import parse
+from aiokcc.cli.verb import Verb
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import (
     AiokccError,
@@ -25,6 +26,7 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.exception_groups import main_error
+from aiokcc.stores import open_store
 
 __all__ = ["main"]
 
@@ -33,8 +35,6 @@ FAILED: Final = 1
 USAGE_ERROR: Final = 2
 INTERRUPTED: Final = 128 + signal.SIGINT
 TERMINATED: Final = 128 + signal.SIGTERM
-
-Verb = Callable[[argparse.Namespace], Awaitable[int]]
 
 
 class _Terminated(BaseException):
@@ -53,9 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     accepted = False
     try:
         options = parse(words)
-        verb = _select_verb(options)
+        verb = _check(options)
+        if not verb.confirm(options):
+            print("Nothing was changed.")
+            return FAILED
         accepted = True
-        code = asyncio.run(_until_terminated(verb(options)))
+        assert verb.run is not None
+        code = asyncio.run(_until_terminated(verb.run(options)))
         sys.stdout.flush()
         return code
     except SystemExit as end:  # help or version was shown
@@ -75,50 +79,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return FAILED if accepted else USAGE_ERROR
 
 
-def _select_verb(options: argparse.Namespace) -> Verb:
-    """Return the verb's function. Raises UsageError for arguments that are invalid whatever the store holds."""
-    if options.verb == "local":
-        from aiokcc.cli.services import check_local, run_local
-
-        check_local(options)
-        return run_local
-    from aiokcc.stores import open_store
-
-    if options.store:  # offsets stored in Kafka need no store
+def _check(options: argparse.Namespace) -> Verb:
+    """Return the verb. Raises UsageError for arguments that are invalid whatever the store holds."""
+    verb: Verb = options.selected
+    if options.store:
         open_store(options.store)
-    if options.verb == "offsets":
-        from aiokcc.cli.offsets import check_offsets, run_offsets
-
-        check_offsets(options)
-        return run_offsets
-    if options.verb == "replay":
-        from aiokcc.cli.replay import check_replay, run_replay
-
-        check_replay(options)
-        return run_replay
-    if options.verb in {"members", "isolate", "rejoin"}:
-        from aiokcc.cli import members
-
-        verbs: dict[str, Verb] = {
-            "members": members.run_members,
-            "isolate": members.run_isolate,
-            "rejoin": members.run_rejoin,
-        }
-        return verbs[options.verb]
-    if options.verb == "status":
-        from aiokcc.cli.status import run_status
-
-        return run_status
-    from aiokcc.cli import control
-
-    if options.verb == "release" and not control.confirm_release(options):
-        return _declined
-    return {"period": control.run_period, "hold": control.run_hold, "release": control.run_release}[options.verb]
-
-
-async def _declined(_: argparse.Namespace) -> int:
-    print("Nothing was changed.")
-    return FAILED
+    verb.check(options)
+    return verb
 
 
 async def _until_terminated(work: Awaitable[int]) -> int:

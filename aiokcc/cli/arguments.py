@@ -1,29 +1,49 @@
-"""Defines and parses the arguments of all verbs; invalid ones raise UsageError with a hint."""
+"""Parses the command line, from the table of verbs; invalid arguments raise UsageError with a hint."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-import shlex
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NoReturn
 
-from aiokcc.cli import help_texts as texts
-from aiokcc.cli import offsets_arguments, replay_arguments
+from aiokcc.cli.argument_types import seconds
 from aiokcc.cli.formatting import did_you_mean
 from aiokcc.cli.loops import AUTO, LOOP_VARIABLE
+from aiokcc.cli.verb import SERVERS, STORE, StoreUse, Verb
+from aiokcc.cli.verbs import VERBS
 from aiokcc.core.masking import mask_command, mask_url
-from aiokcc.core.periods import format_duration, parse_duration, parse_period
 from aiokcc.errors import UsageError
 
-__all__ = ["ENVIRONMENT", "command", "make_parser", "parse"]
+__all__ = ["make_parser", "parse"]
 
-T = TypeVar("T")
-
-ENVIRONMENT: Final = "AIOKCC_STORE"
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+_VARIABLES: Final = (("bootstrap_servers", SERVERS, None), ("loop", LOOP_VARIABLE, AUTO))
+"""Options that an environment variable stands in for, and their defaults."""
+
+_DESCRIPTION: Final = """\
+Replay Kafka topics in step in event time; show and control a group that does.
+
+the store:
+  Give its URL anywhere after the verb, with --store, or in AIOKCC_STORE:
+
+    aiokcc status zk://127.0.0.1:2181/replay
+    export AIOKCC_STORE=zk://h1:2181,h2:2181,h3:2181/replay
+    aiokcc status --watch
+"""
+_EPILOG: Final = """\
+exit codes:
+  0    done
+  1    failed: no server answers, no permission, no such group, no Java …
+  2    invalid arguments; nothing was sent
+  3    status: the group is stuck (see `aiokcc status --help`)
+  130  ended by Ctrl-C        143  ended by SIGTERM
+
+`aiokcc VERB --help` explains each verb with examples.
+"""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -83,25 +103,50 @@ def make_parser() -> _Parser:
 
     parser = _Parser(
         prog="aiokcc",
-        description=texts.MAIN,
-        epilog=texts.MAIN_END,
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
         formatter_class=_Formatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"aiokcc {__version__}")
     parser.add_argument("-v", "--verbose", action="store_true", help="show tracebacks and logs")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True, title="verbs", parser_class=_Parser)
-    _replay(verbs)
-    _status(verbs)
-    _control(verbs)
-    _offsets(verbs)
-    _members(verbs)
-    _local(verbs)
+    _add_verbs(parser, VERBS, "verb", "aiokcc")
     return parser
 
 
+def _add_verbs(parser: _Parser, verbs: Iterable[Verb], what: str, prog: str) -> None:
+    below = parser.add_subparsers(
+        dest=what, metavar=what.upper(), required=True, title=f"{what}s", parser_class=_Parser, prog=prog
+    )
+    for verb in verbs:
+        added = below.add_parser(
+            verb.name,
+            help=verb.brief,
+            usage=f"{prog} {verb.name} {verb.usage}".rstrip(),
+            description=verb.description,
+            epilog=verb.epilog,
+            formatter_class=_Formatter,
+            allow_abbrev=False,
+        )
+        # The option exists before the verb too. SUPPRESS keeps this one from resetting it.
+        added.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+        for add in verb.arguments:
+            add(added)
+        if verb.parts:
+            _add_verbs(added, verb.parts, verb.part, f"{prog} {verb.name}")
+            continue
+        added.set_defaults(selected=verb)
+        if verb.store is not StoreUse.NONE:
+            added.add_argument("--store", metavar="URL", help=f"the group's store; default: ${STORE}")
+            what_ = "how long to wait for a server; default: 10s"
+            added.add_argument("--timeout", type=seconds("--timeout"), default=10.0, metavar="TIME", help=what_)
+
+
 def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> argparse.Namespace:
-    """Return the parsed arguments. Raises UsageError for invalid ones, SystemExit after help or version was shown."""
+    """Return the parsed arguments; ``selected`` is the verb, or its part.
+
+    Raises UsageError for invalid arguments, SystemExit after help or version was shown.
+    """
     parser = make_parser()
     words, url = _take_url(argv)
     parser.check_options(words)
@@ -109,16 +154,10 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> a
     options.words = list(argv)
     if rest:
         _refuse_unknown(options.verb, rest)
-    if options.verb == "local":
-        if url is not None:
-            raise UsageError(f"{mask_url(url)}: aiokcc local takes no URL; the services print one when they are up")
-    else:
-        _choose_store(options, url, environment)
-        if options.verb == "replay":
-            options.end = options.end or "now"
-            options.loop = options.loop or environment.get(LOOP_VARIABLE) or AUTO
-        if options.verb in {"replay", "offsets"}:
-            options.bootstrap_servers = options.bootstrap_servers or environment.get(replay_arguments.SERVERS)
+    _choose_store(options, url, environment)
+    for name, variable, default in _VARIABLES:
+        if name in options:
+            setattr(options, name, getattr(options, name) or environment.get(variable) or default)
     return options
 
 
@@ -146,178 +185,33 @@ def _refuse_unknown(verb: str, rest: list[str]) -> NoReturn:
 
 
 def _choose_store(options: argparse.Namespace, url: str | None, environment: Mapping[str, str]) -> None:
+    use = options.selected.store
+    if use is StoreUse.NONE:
+        if url is not None:
+            raise UsageError(
+                f"{mask_url(url)}: aiokcc {options.verb} takes no URL; the services print one when they are up"
+            )
+        options.store = None
+        return
     if url is not None and options.store is not None:
         raise UsageError("two stores are given, one with --store; one command is for one group")
     options.given_url = url or options.store
-    options.store = options.given_url or environment.get(ENVIRONMENT)
-    if not options.store and options.verb == "replay":
+    options.store = options.given_url or environment.get(STORE)
+    if options.store:
+        if options.store.startswith("memory://") and use is not StoreUse.RUN:
+            raise UsageError(
+                f"{mask_url(options.store)} exists only inside the process that made it; "
+                f"call `await group.status()` there"
+            )
+    elif use is StoreUse.RUN:
         raise UsageError(
-            f"which store? Give --store zk://127.0.0.1:2181/replay, or set {ENVIRONMENT} to it; "
+            f"which store? Give --store zk://127.0.0.1:2181/replay, or set {STORE} to it; "
             f"a single process can use --store memory://once"
         )
-    if not options.store and options.verb == "offsets" and options.group_id is not None:
-        return  # offsets stored in Kafka need no store
-    if not options.store:
-        verb = f"offsets {options.action}" if options.verb == "offsets" else options.verb
-        kept = "; or --group-id, for offsets that are stored in Kafka" if options.verb == "offsets" else ""
+    elif use is StoreUse.GROUP or options.group_id is None:
+        verb = " ".join(dict.fromkeys((options.verb, options.selected.name)))
+        or_kafka = "" if use is StoreUse.GROUP else "; or --group-id, for offsets that are stored in Kafka"
         raise UsageError(
             f"which group? Give its store's URL, as in `aiokcc {verb} zk://127.0.0.1:2181/replay`, "
-            f"or set {ENVIRONMENT} to it{kept}"
+            f"or set {STORE} to it{or_kafka}"
         )
-    if options.store.startswith("memory://") and options.verb != "replay":
-        raise UsageError(
-            f"{mask_url(options.store)} exists only inside the process that made it; call `await group.status()` there"
-        )
-
-
-def command(options: argparse.Namespace, *words: str) -> str:
-    """Return a command line for the same group, ready to be copied; passwords in the URL are masked."""
-    url = [] if options.given_url is None else mask_command([options.given_url])
-    verb, *rest = words
-    return shlex.join(["aiokcc", verb, *url, *rest])
-
-
-def _argument_type(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a converter for argparse: it raises ArgumentTypeError, whose text argparse shows unchanged."""
-
-    def convert(text: str) -> T:
-        try:
-            return read(text)
-        except UsageError as error:
-            # No duration has a ':'. What has one may be a user and a password that were typed without a URL.
-            raise argparse.ArgumentTypeError(str(error).replace(repr(text), repr(mask_url(text)))) from None
-
-    return convert
-
-
-def _duration(what: str) -> Callable[[str], int]:
-    return _argument_type(lambda text: parse_period(text, what=what))
-
-
-def _seconds(what: str) -> Callable[[str], float]:
-    return _argument_type(lambda text: parse_duration(text, what=what) / 1000)
-
-
-def _number(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
-def _add(
-    verbs: argparse._SubParsersAction[_Parser], name: str, usage: str, brief: str, description: str, epilog: str
-) -> _Parser:
-    parser = verbs.add_parser(
-        name,
-        help=brief,
-        usage=usage,
-        description=description,
-        epilog=epilog,
-        formatter_class=_Formatter,
-        allow_abbrev=False,
-    )
-    # The option exists before the verb too. SUPPRESS keeps this one from resetting it.
-    parser.add_argument("-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    return parser
-
-
-def _add_store(parser: _Parser) -> None:
-    parser.add_argument("--store", metavar="URL", help=f"the group's store; default: ${ENVIRONMENT}")
-    parser.add_argument(
-        "--timeout",
-        type=_seconds("--timeout"),
-        default=10.0,
-        metavar="TIME",
-        help=f"how long to wait for a server; default: {format_duration(10_000)}",
-    )
-
-
-def _replay(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "run a handler over Kafka topics, all partitions in step in event time"
-    parser = _add(verbs, "replay", texts.REPLAY_USAGE, brief, texts.REPLAY, texts.REPLAY_END)
-    replay_arguments.add_options(parser)
-    _add_store(parser)
-
-
-def _status(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "which partition blocks, on which member, for how long"
-    parser = _add(verbs, "status", texts.STATUS_USAGE, brief, texts.STATUS, texts.STATUS_END)
-    _add_store(parser)
-    parser.add_argument("-w", "--watch", action="store_true", help="follow the status until the run ends")
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object (docs/reference/command-line.md has its fields)"
-    )
-    parser.add_argument("--all", action="store_true", help="list every partition")
-    parser.add_argument(
-        "--stuck-after",
-        type=_seconds("--stuck-after"),
-        default=30.0,
-        metavar="TIME",
-        help="how long the limit may stand before the group counts as stuck; default: 30s",
-    )
-
-
-def _control(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "change the period while the group runs"
-    parser = _add(verbs, "period", "aiokcc period [URL] PERIOD", brief, texts.PERIOD, texts.PERIOD_END)
-    parser.add_argument("period", type=_duration("period"), metavar="PERIOD", help='such as "30s", "5m", "1h30m", "1d"')
-    _add_store(parser)
-    parser = _add(verbs, "hold", "aiokcc hold [URL]", "stop the limit where it is", texts.HOLD, texts.HOLD_END)
-    _add_store(parser)
-    brief = "open the gate for all members, for the rest of the run"
-    parser = _add(verbs, "release", "aiokcc release [URL] [--yes]", brief, texts.RELEASE, texts.RELEASE_END)
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    _add_store(parser)
-
-
-def _offsets(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "show, set, reset, export, import or migrate committed offsets"
-    parser = _add(verbs, "offsets", "aiokcc offsets ACTION …", brief, texts.OFFSETS, texts.OFFSETS_END)
-    offsets_arguments.add_actions(parser, _add, _add_store)
-
-
-def _members(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "show the members of a managed group and their partitions"
-    parser = _add(verbs, "members", "aiokcc members [URL] [--json]", brief, texts.MEMBERS, texts.MEMBERS_END)
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    _add_store(parser)
-    for verb, brief, text in (
-        ("isolate", "take a member of a managed group out, without stopping it", texts.ISOLATE),
-        ("rejoin", "let an isolated member take part again", texts.REJOIN),
-    ):
-        parser = _add(verbs, verb, f"aiokcc {verb} [URL] MEMBER", brief, text, texts.ISOLATE_END)
-        parser.add_argument("member", metavar="MEMBER", help="its id, as `aiokcc members` shows it")
-        _add_store(parser)
-
-
-def _local(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    brief = "start a real ZooKeeper, Kafka or Spark on this machine"
-    local = _add(verbs, "local", "aiokcc local SERVICE …", brief, texts.LOCAL, texts.LOCAL_END)
-    services = local.add_subparsers(
-        dest="service", metavar="SERVICE", required=True, title="services", parser_class=_Parser, prog="aiokcc local"
-    )
-    parser = _add(
-        services,
-        "zookeeper",
-        texts.ZOOKEEPER_USAGE,
-        "a ZooKeeper server, or an ensemble",
-        texts.ZOOKEEPER,
-        texts.ZOOKEEPER_END,
-    )
-    parser.add_argument("--servers", type=_number, default=1, metavar="N", help="1, or an ensemble of 3, 5 …")
-    parser.add_argument("--port", type=_number, metavar="PORT", help="of the first server; default: a free one")
-    parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
-    parser = _add(services, "kafka", texts.KAFKA_USAGE, "a Kafka broker", texts.KAFKA, texts.KAFKA_END)
-    parser.add_argument("--port", type=_number, metavar="PORT", help="of the broker; default: a free one")
-    parser.add_argument("--data", metavar="DIR", help="keep data and logs here; default: temporary")
-    brief = "a Spark cluster: a master and its workers"
-    parser = _add(services, "spark", texts.SPARK_USAGE, brief, texts.SPARK, texts.SPARK_END)
-    parser.add_argument("--workers", type=_number, default=2, metavar="N", help="number of workers; default: 2")
-    parser.add_argument("--cores", type=_number, default=1, metavar="N", help="of each worker; default: 1")
-    parser.add_argument(
-        "--memory", default="1g", metavar="SIZE", help="of each worker, such as 512m or 4g; default: 1g"
-    )
-    parser.add_argument("--port", type=_number, metavar="PORT", help="of the master; default: a free one")
-    parser.add_argument("--data", metavar="DIR", help="keep logs and executors' directories here; default: temporary")
-    _add(services, "up", "aiokcc local up", "a ZooKeeper and a Kafka", texts.UP, texts.UP_END)

@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from aiokcc.cli.bar import Bar, BarState, RateMeter, on_terminal, print_message
 from aiokcc.cli.formatting import count, format_elapsed, join_names, short_names
+from aiokcc.cli.meters import BusyMeter, RateMeter
 from aiokcc.cli.previous_run import PreviousRun
-from aiokcc.cli.replay_arguments import member_name
-from aiokcc.cli.slowest import Slowest
+from aiokcc.cli.render import Display, print_message
+from aiokcc.cli.replay_options import member_name
+from aiokcc.cli.views import Progress
 from aiokcc.cli.worker_pool import WorkerPool, WorkerReport, describe_exit
 from aiokcc.core.masking import mask_command
 from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time
@@ -52,10 +53,11 @@ class Monitor:
         self._joined: set[int] = set()
         self._counts: dict[int, dict[str, Any]] = {}
         self._status: dict[str, Any] = {}
-        self._period = previous.period or options.period
+        self._period = None if previous.held else previous.period or options.period
+        """The last period in force that the user was told; None during a hold that was there before this command."""
         self._last_joined_at = 0.0
         """The time at which the last worker joined. Older waiting times in the status do not concern these workers."""
-        self._slowest = [Slowest() for _ in range(options.processes)]
+        self._busy = [BusyMeter() for _ in range(options.processes)]
         self._last_report_at = [time.monotonic()] * options.processes
         self._done: set[int] = set()
         self._exited: set[int] = set()
@@ -92,9 +94,9 @@ class Monitor:
             when = " when the running handlers have returned" if self._joined else ""
             self._print(f"Stopping{when}; a second {what} stops at once.")
 
-    async def run(self, pool: WorkerPool, bar: Bar) -> None:
-        """Receive reports and draw the bar until all workers have exited, or one has failed. Cancelling only ends this."""
-        self._pool, self._print = pool, bar.write if on_terminal() else print_message
+    async def run(self, pool: WorkerPool, display: Display) -> None:
+        """Receive reports and show the progress until all workers have exited, or one has failed. Cancelling only ends this."""
+        self._pool, self._print = pool, display.write
         if self._stop_asked_at is not None:
             pool.request_stop()
         drawn = 0.0
@@ -106,7 +108,7 @@ class Monitor:
                 now = time.monotonic()
                 if now - drawn >= _REDRAW_SECONDS:
                     drawn = now
-                    bar.show(self._bar_state(now))
+                    display.show(self.progress(now))
         except asyncio.CancelledError:
             self._print("Stopping at once.")
             raise
@@ -134,7 +136,7 @@ class Monitor:
                 if self._counts.get(report.worker, {}).get("records") != facts["records"]:
                     self._last_record_at = now
                 self._counts[report.worker] = facts
-                self._slowest[report.worker].add(facts["busy"], now)
+                self._busy[report.worker].add(facts["busy"], now)
                 if facts["last"]:
                     self._final_counts.add(report.worker)
                 self._record_rate.add(self._sum("records"), now)
@@ -167,7 +169,8 @@ class Monitor:
     def _receive_period(self, period: int | None) -> None:
         """Tell the user if the period has changed. None means that none is in force, as during a hold."""
         if period is not None and period != self._period:
-            self._print(f"The period is {format_duration(period)} now; it was {format_duration(self._period)}.")
+            before = "the hold is over" if self._period is None else f"it was {format_duration(self._period)}"
+            self._print(f"The period is {format_duration(period)} now; {before}.")
             self._period = period
 
     def _worker_stopped(self, worker: int) -> None:
@@ -255,9 +258,10 @@ class Monitor:
     def _name(self, worker: int) -> str:
         return member_name(self._options, worker + 1)
 
-    # -- the bar --------------------------------------------------------------------------------------------------------
+    # -- the progress -----------------------------------------------------------------------------------------------------
 
-    def _bar_state(self, now: float) -> BarState:
+    def progress(self, now: float) -> Progress:
+        """Return the progress; ``now`` is the monotonic clock."""
         records = self._sum("records")
         reached = self._limit
         start, end = self._options.start, self._options.end
@@ -279,7 +283,7 @@ class Monitor:
                 left = max(0, end - reached) / pace
         if self._stop_asked_at is not None:
             left = None
-        return BarState(reached, share, records, per_second, left, self._note(now))
+        return Progress(reached, share, records, per_second, left, self._note(now))
 
     def _note(self, now: float) -> str:
         if self._stop_asked_at is not None:
@@ -319,7 +323,7 @@ class Monitor:
 
     def _slowest_text(self, now: float) -> str:
         """Name the partition that the others wait for, as seen by the workers or by the status; empty if none is known."""
-        slow = [(p, worker) for worker, slowest in enumerate(self._slowest) for p in slowest.mostly_busy()]
+        slow = [(p, worker) for worker, meter in enumerate(self._busy) for p in meter.mostly_busy()]
         stood = min(self._status.get("waiting_seconds", 0.0), now - self._last_joined_at)
         how_long = f" for {format_elapsed(stood)}" if stood >= _SLOW_SECONDS else ""
         if slow and 2 * len(slow) <= self._sum("partitions"):

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import Final
 
-from aiokcc.cli.replay_arguments import member_name
+from aiokcc.cli.replay_options import member_name
 from aiokcc.core import paths
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.report import Cut
@@ -36,7 +36,9 @@ class PreviousRun:
         self.others = others
         """True if the group has members that are not workers of this command."""
         self.period: int | None = None
-        """The period in force, which may have changed since the run was founded; None if it cannot be read."""
+        """The period in force, which may have changed since the run was founded; None if there is none or it cannot be read."""
+        self.held = False
+        """True if the run is on hold."""
         self.offsets_done = 0
         """The number of offsets that were processed before the last cut."""
         if run is not None and cut is not None:
@@ -58,7 +60,10 @@ async def read_previous_run(options: argparse.Namespace) -> PreviousRun:
         decoded, _ = found
         cut = await last_cut(store, session, coordinator.version)
         previous = PreviousRun(decoded, cut, others=bool(await _members(session) - _ours(options)))
-        previous.period = await _period(session)
+        request = await _request(session)
+        if request is not None:
+            previous.held = request.kind is RequestKind.HOLD
+            previous.period = request.period if request.kind is RequestKind.PERIOD else None
         return previous
 
 
@@ -71,13 +76,13 @@ async def try_read_previous_run(options: argparse.Namespace) -> PreviousRun:
         return PreviousRun(known=False)
 
 
-async def _period(session: Session) -> int | None:
+async def _request(session: Session) -> Request | None:
+    """Return the operator's request; None if it cannot be read, which the members report."""
     node = await session.find(paths.PERIOD)
     try:
-        request = None if node is None else Request.decode(node.path, node.data)
-    except CorruptNodeError:  # the members report it
+        return None if node is None else Request.decode(node.path, node.data)
+    except CorruptNodeError:
         return None
-    return request.period if request is not None and request.kind is RequestKind.PERIOD else None
 
 
 async def _members(session: Session) -> set[str]:

@@ -1,9 +1,9 @@
-"""Renders a status view and the bar in colour, with rich (the ``cli`` extra). The only module that imports rich."""
+"""Renders views in colour, and redraws them in place, with rich. The only module that imports rich."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Final, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -12,12 +12,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from aiokcc.cli.bar import BarState, bar_width, fit_bar_text
 from aiokcc.cli.health import HealthKind
-from aiokcc.cli.status_view import StatusView, Table
+from aiokcc.cli.render import write_progress
+from aiokcc.cli.views import Progress, StatusView, Table, View
 
-__all__ = ["RichBar", "RichScreen", "print_view"]
+__all__ = ["LiveDisplay", "print_status", "render"]
 
+_WIDTH: Final = 24
+_LEAST_WIDTH: Final = 8
 _STYLES: Final = {
     HealthKind.MOVING: "green",
     HealthKind.ENDED: "green",
@@ -41,75 +43,83 @@ _STATE_STYLES: Final = {
 }
 
 
-def print_view(view: StatusView) -> None:
+def print_status(view: StatusView) -> None:
     """Print the view once."""
-    Console().print(_render(view))
+    Console().print(_status(view))
 
 
-class RichScreen:
-    """Redraws the view in place, and leaves the last one on the terminal."""
+class LiveDisplay:
+    """Redraws the latest view in place: on a full screen on stdout, or below the messages on stderr.
 
-    def __init__(self) -> None:
-        self._console = Console()
-        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+    At the end, the last view of a full screen is printed; otherwise nothing of it stays.
+    """
+
+    live = True
+
+    def __init__(self, *, full_screen: bool) -> None:
+        self._console = Console(stderr=not full_screen)
+        self._live = Live(
+            console=self._console,
+            screen=full_screen,
+            transient=not full_screen,
+            auto_refresh=False,
+            redirect_stdout=full_screen,
+        )
         self._last: StatusView | None = None
 
-    def __enter__(self) -> RichScreen:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
         if self._last is not None:
-            self._console.print(_render(self._last))
+            self._console.print(_status(self._last))
 
-    def show(self, view: StatusView, note: str) -> None:
+    def show(self, view: View) -> None:
         """Redraw the view."""
-        self._last = view
-        self._live.update(Group(_render(view), Text(note, style="dim")), refresh=True)
-
-    def show_text(self, text: str) -> None:
-        """Draw a sentence while there is no view."""
-        self._live.update(Text(text), refresh=True)
-
-
-class RichBar:
-    """Redraws the bar in one line, and erases it at the end."""
-
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=False)
-
-    def __enter__(self) -> RichBar:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, view: BarState) -> None:
-        """Redraw the bar."""
-        columns, pulse = self._console.width, view.share is None
-        line = fit_bar_text(replace(view, note=""), columns)
-        note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
-        width = bar_width(line, columns)
-        fits = columns >= width + len(line) + len(view.note) + 3
-        shown = Text.assemble(line, "  ", note) if fits else Text(line)
-        row: RenderableType = shown
-        if width:
-            row = RichTable.grid(padding=(0, 1))
-            row.add_column(width=width)
-            row.add_column(no_wrap=True)
-            bar = ProgressBar(None if pulse else 1.0, view.share or 0.0, width=width, pulse=pulse)
-            row.add_row(bar, shown)
-        self._live.update(row if fits else Group(row, note), refresh=True)
+        self._last = view if isinstance(view, StatusView) else None
+        self._live.update(render(view, self._console.width), refresh=True)
 
     def write(self, line: str) -> None:
-        """Print the line above the bar, unchanged."""
+        """Print the line above the view, unchanged."""
         self._console.out(line, highlight=False)
 
 
-def _render(view: StatusView) -> RenderableType:
+def render(view: View, columns: int) -> RenderableType:
+    """Return what rich draws for the view, at most ``columns`` wide."""
+    match view:
+        case StatusView():
+            return Group(_status(view), Text(view.note, style="dim"))
+        case Progress():
+            return _progress(view, columns)
+    return Text(view)
+
+
+def _progress(view: Progress, columns: int) -> RenderableType:
+    """Draw a bar and a line of text, and the note next to it or below it. The time left gives way first, then the rate."""
+    short = replace(view, note="")
+    if len(write_progress(short)) > columns:
+        short = replace(short, seconds_left=None)
+    if len(write_progress(short)) > columns:
+        short = replace(short, per_second=None)
+    line = write_progress(short)[:columns]
+    room = columns - len(line) - 1
+    width = min(_WIDTH, room) if room >= _LEAST_WIDTH else 0
+    note = Text(view.note, style="yellow" if " for " in view.note.removeprefix("waits for ") else "dim")
+    fits = columns >= width + len(line) + len(view.note) + 3
+    text = Text.assemble(line, "  ", note) if fits else Text(line)
+    row: RenderableType = text
+    if width:
+        row = RichTable.grid(padding=(0, 1))
+        row.add_column(width=width)
+        row.add_column(no_wrap=True)
+        pulse = view.share is None
+        row.add_row(ProgressBar(None if pulse else 1.0, view.share or 0.0, width=width, pulse=pulse), text)
+    return row if fits else Group(row, note)
+
+
+def _status(view: StatusView) -> RenderableType:
     style = "red" if view.health.stuck else _STYLES[view.health.kind]
     head = Text(view.health.text, style=f"bold {style}")
     for hint in view.hints:

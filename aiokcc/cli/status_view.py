@@ -1,19 +1,19 @@
-"""Arranges a status as facts and tables, independently of how they are rendered."""
+"""Arranges a status as a view: facts and tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Final
 
 from aiokcc.cli.formatting import count, format_elapsed, short_names
 from aiokcc.cli.health import Health, HealthKind, reason
+from aiokcc.cli.views import StatusView, Table
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.status import PartitionStatus, Status
 
-__all__ = ["StatusView", "Table", "assignment_tables", "build_view", "format_held_period", "format_period"]
+__all__ = ["assignment_tables", "build_view"]
 
 FEW: Final = 20
 """Up to this number, partitions are listed one by one; above it, by topic."""
@@ -21,32 +21,6 @@ MOST_BLOCKING: Final = 10
 MOST_MEMBERS: Final = 30
 
 _STATES: Final = ("running", "waiting", "idle", "finished", "unreported", "unowned")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of cells under headings. ``marked`` are the rows to highlight."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    right: frozenset[int] = frozenset()
-    """The columns that are aligned to the right."""
-    marked: frozenset[int] = frozenset()
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StatusView:
-    """Everything that ``aiokcc status`` shows, the most important first."""
-
-    where: str
-    health: Health
-    blocking: Table | None
-    facts: tuple[tuple[str, str], ...]
-    tables: tuple[Table, ...]
-    problems: tuple[str, ...] = ()
-    hints: tuple[str, ...] = field(default=())
 
 
 def build_view(
@@ -103,9 +77,9 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
         if status.floor is not None and status.floor != status.limit:
             yield "closes next", f"{_format_limit(status.floor)}   lookahead {status.lookahead}"
     if status.period is not None:
-        yield "period", format_period(status.period, status.agreed_period)
+        yield "period", _format_period(status.period, status.agreed_period)
     elif status.state == "held":
-        yield "period", format_held_period(status)
+        yield "period", _format_held_period(status)
     if pace:
         yield "pace", pace
     if run := _run(status):
@@ -121,13 +95,13 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
         yield "assignment", status.group.waits_for or "stable"
 
 
-def format_period(period: int, agreed: int | None) -> str:
+def _format_period(period: int, agreed: int | None) -> str:
     """Return the period in force, with the original one if it was changed."""
     text = format_duration(period)
     return text if agreed in {None, period} else f"{text}   changed; the run began with {format_duration(agreed or 0)}"
 
 
-def format_held_period(status: Status) -> str:
+def _format_held_period(status: Status) -> str:
     """Return the period before the hold, or that it is not known."""
     if status.held_period is not None:
         return f"{format_duration(status.held_period)} before the hold"

@@ -12,8 +12,8 @@ import pytest
 
 import aiokcc
 from aiokcc.cli.app import main
+from aiokcc.cli.argument_types import setting
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.replay_arguments import setting
 from aiokcc.core.masking import is_secret, mask_command, mask_settings, mask_text, mask_url
 from aiokcc.errors import UsageError
 from aiokcc.kafka.settings import ReplaySettings

@@ -70,7 +70,7 @@ async def operator(kafka: local.Kafka, zk_root: str) -> Operator:
     return Operator(kafka, zk_root, await topic(kafka, [at(m) for m in range(5)], [at(m) for m in range(3)]))
 
 
-@pytest.fixture(params=["kafka", "zookeeper"])
+@pytest.fixture(params=["kafka", "store"])
 def kept(request: pytest.FixtureRequest, operator: Operator) -> list[str]:
     """The words that say where offsets are kept."""
     return ["--group-id", operator.group] if request.param == "kafka" else []
@@ -92,7 +92,7 @@ async def test_show_tells_offset_lag_when_and_by_whom(operator: Operator) -> Non
 async def test_show_as_json(operator: Operator, kept: list[str]) -> None:
     await operator.does("set", operator.name, "0", "2", *kept)
     shown = json.loads(await operator.does("show", "--json", *kept))
-    assert (shown["format"], shown["storage"]) == (1, "kafka" if kept else "zookeeper")
+    assert (shown["format"], shown["storage"]) == (1, "kafka" if kept else "store")
     (entry,) = shown["offsets"]
     assert (entry["topic"], entry["partition"], entry["offset"]) == (operator.name, 0, 2)
     assert (entry["end"], entry["lag"], entry["run"]) == (5, 3, None)

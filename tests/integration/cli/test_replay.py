@@ -16,7 +16,7 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from tests.integration.cli.commands import AIOKCC, Ended, Terminal, environment, on_terminal
+from tests.integration.cli.commands import AIOKCC, Ended, Terminal, environment, on_terminal, run
 from tests.integration.kafka.test_topic_discovery import add_partitions
 from tests.kafka_topics import Row, create, create_fresh, fresh_name, write
 
@@ -263,6 +263,26 @@ async def test_a_run_that_has_ended_stays_so(place: Place, kafka: local.Kafka) -
         assert (other.code, other.out) == (1, ""), more
         assert "has ended, and ran with other settings" in other.err
         assert difference in other.err
+
+
+async def test_a_run_on_hold_says_so_and_how_to_end_the_hold(place: Place, zk_root: str) -> None:
+    async with place.started("stop_in_minute_five") as process:
+        assert process.stdout is not None
+        while not (await process.stdout.readline()).startswith(b"waiting"):
+            pass
+        assert (await run("hold", zk_root)).code == 0
+    async with place.started("show") as process:
+        assert process.stderr is not None
+        announced = [(await process.stderr.readline()).decode().strip() for _ in range(4)]
+        first, _, held, command = announced
+        assert first.endswith("from earliest to now."), "no period is promised"
+        assert held == "The run is on hold: the limit does not move until a period is set, as by:"
+        assert command == "aiokcc period 1m"
+        assert (await run("period", "2m", zk_root)).code == 0
+        out, err = await process.communicate()
+    assert process.returncode == 0
+    assert "The period is 2m now; the hold is over." in err.decode()
+    assert handled(out.decode())
 
 
 async def test_batches_in_one_process_without_zookeeper(place: Place) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from aiokcc import __version__
 from aiokcc.cli import main
-from aiokcc.cli.arguments import command, make_parser, parse
+from aiokcc.cli.arguments import make_parser, parse
+from aiokcc.cli.verb import command
 from aiokcc.errors import UsageError
 
 URL = "zk://127.0.0.1:2181/replay"
@@ -82,8 +83,12 @@ class TestArguments:
             (["status", URL, "--xyz"], "status has no option --xyz\nTry 'aiokcc status --help'."),
             (["--verbos", "status", URL], "aiokcc has no option --verbos; did you mean --verbose?"),
             (["local", "zookeeper", URL], "the services print one"),
-            (["local", "zookeeper", "--servers", "0"], "at least 1"),
-            (["local", "zookeeper", "--port", "70000"], "a port lies between"),
+            (["local", "zookeeper", "--servers", "0"], "--servers: '0' is not a whole number from 1 up"),
+            (["local", "zookeeper", "--port", "70000"], "'70000' is not a whole number from 1 to 65535"),
+            (
+                ["local", "zookeeper", "--port", "65534", "--servers", "3"],
+                "the last of 3 servers would have port 65536",
+            ),
             (["local", "zookeeper", "--port", "x"], "not a whole number"),
         ],
     )

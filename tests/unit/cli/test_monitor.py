@@ -20,7 +20,7 @@ STOPPED = {"released": False, "stopped": True}
 
 
 class Workers:
-    """An monitor, and its workers."""
+    """A monitor, and reports of workers that do not exist."""
 
     def __init__(self, *more: str, processes: int = 2) -> None:
         words = ["replay", "handlers:handle", "--topic", "orders", "--period", "1m", "--processes", str(processes)]
@@ -37,7 +37,7 @@ class Workers:
         self.report(worker, "counts", records=records, periods=3, limit=T, last=last, **where, **{**none, **rare})
 
     def note(self) -> str:
-        return self.monitor._bar_state(self.monitor._last_report_at[0]).note
+        return self.monitor.progress(self.monitor._last_report_at[0]).note
 
 
 def left(run: bool = True, closed: int | None = T, *, others: bool = False, known: bool = True) -> PreviousRun:
@@ -184,7 +184,7 @@ def test_who_is_waited_for_is_shown() -> None:
     workers.report(1, "done", **STOPPED)
     workers.report(1, "ended", code=0)
     workers.report(0, "status", state="away")
-    assert workers.monitor._bar_state(workers.monitor._last_report_at[0] + 5).note == (
+    assert workers.monitor.progress(workers.monitor._last_report_at[0] + 5).note == (
         "stopping: waits for worker-1 and worker-3 for 5.0s; the store does not answer"
     )
 
@@ -238,9 +238,9 @@ class TestWhoIsSlow:
         status = {**self.STATUS, "waiting_seconds": 7200.0, "blocking": [("orders.0", None)]}
         monitor.receive(WorkerReport(0, "status", status))
         monitor.receive(WorkerReport(1, "joined", {"total": 100}))
-        assert monitor._bar_state(time.monotonic()).note == ""
+        assert monitor.progress(time.monotonic()).note == ""
         monitor.receive(WorkerReport(0, "status", status))
-        assert monitor._bar_state(time.monotonic()).note == ""
+        assert monitor.progress(time.monotonic()).note == ""
 
     def test_an_end_to_come_waits_for_the_clock(self) -> None:
         workers = Workers("--to", "2100-01-01T00:00Z")
@@ -262,15 +262,15 @@ class TestHowMuchIsDone:
         workers = Workers()
         workers.handle(0, 20)
         workers.handle(1, 5)
-        assert workers.monitor._bar_state(0.0).share == 0.25
+        assert workers.monitor.progress(0.0).share == 0.25
         workers.handle(0, 20, dead_lettered=5, skipped=10, outside=1)
-        assert workers.monitor._bar_state(0.0).share == 0.41, "records that were left out are done, too"
+        assert workers.monitor.progress(0.0).share == 0.41, "records that were left out are done, too"
 
     def test_in_a_managed_group_other_commands_have_done_their_part(self) -> None:
         workers = Workers("--assignment", "managed")
         workers.handle(0, 20)
         workers.report(0, "status", state="running", done=60)
         workers.report(1, "status", state="running", done=50)  # an older look
-        view = workers.monitor._bar_state(0.0)
+        view = workers.monitor.progress(0.0)
         assert view.share == 0.6
         assert view.records == 20

@@ -84,7 +84,7 @@ def test_the_environment_serves_where_nothing_is_given() -> None:
 
 
 def test_both_forms_of_a_file_come_back_as_they_were() -> None:
-    text = as_json("here", "zookeeper", [as_entry(p, commit) for p, commit in sorted(COMMITS.items())])
+    text = as_json("here", "store", [as_entry(p, commit) for p, commit in sorted(COMMITS.items())])
     assert json.loads(text)["offsets"][0] == {
         "topic": "orders",
         "partition": 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,8 @@ import pytest
 
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.bar import BarState, LineBar, PlainBar, RateMeter, choose_bar, write_bar_text
 from aiokcc.cli.functions import describe_location, load_function
-from aiokcc.cli.render_rich import RichBar
-from aiokcc.cli.replay_arguments import as_keywords
+from aiokcc.cli.replay_options import as_keywords
 from aiokcc.cli.worker import partition_rule
 from aiokcc.cli.worker_pool import describe_exit
 from aiokcc.errors import UsageError
@@ -190,77 +187,16 @@ def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert "where is Kafka? Give --bootstrap-servers HOST:PORT" in capsys.readouterr().err
 
 
-class TestShown:
-    def test_a_line(self) -> None:
-        view = BarState(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
-        assert write_bar_text(view) == (
-            "2026-01-01T00:01:00Z  42%  12,345 records  3,950/s  1m20s left  waits for orders.2 on worker-1"
-        )
-        assert write_bar_text(BarState(None, None, 0, None, None, "")) == "starting  0 records"
-
-    def test_the_pace_is_that_of_the_last_seconds(self) -> None:
-        pace = RateMeter()
-        assert pace.per_second() is None
-        pace.add(0, 0.0)
-        assert pace.per_second() is None
-        for second in range(1, 20):
-            pace.add(1000 + 10 * second, float(second))
-        assert pace.per_second() == pytest.approx(10)
-
-    def test_how_a_worker_ended(self) -> None:
-        assert describe_exit(-9) == "was killed by SIGKILL (was the machine out of memory?)"
-        assert describe_exit(-15) == "was killed by SIGTERM"
-        assert describe_exit(3) == "ended with code 3"
-
-    def test_a_plain_terminal_redraws_one_line(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        view = BarState(T, 0.5, 10, None, None, "waits for orders.2")
-        monkeypatch.setenv("COLUMNS", "100")
-        with PlainBar() as bar:
-            bar.show(view)
-            bar.write("from the handler")
-            monkeypatch.setenv("COLUMNS", "50")
-            bar.show(view)
-        out, err = capsys.readouterr()
-        wide = "[############............] 2026-01-01T00:00:00Z  50%  10 records  waits for orders.2"
-        narrow = "[####.....] 2026-01-01T00:00:00Z  50%  10 records"
-        assert out == ""
-        assert err.split("\r\x1b[K") == ["", wide, f"from the handler\n{wide}", narrow, ""]
-
-    @pytest.mark.parametrize("columns", [20, 50, 79, 80, 100, 200])
-    @pytest.mark.parametrize("share", [None, 0.42])
-    def test_the_line_is_never_wider_than_the_terminal(
-        self, columns: int, share: float | None, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A line that is too long wraps, and cannot be redrawn in describe_location."""
-        monkeypatch.setenv("COLUMNS", str(columns))
-        view = BarState(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
-        plain = io.StringIO()
-        monkeypatch.setattr("sys.stderr", plain)
-        with PlainBar() as bar:
-            bar.show(view)
-        assert max(map(len, plain.getvalue().split("\r\x1b[K"))) <= columns
-        coloured = RichBar()
-        coloured.show(view)
-        with coloured._console.capture() as captured:
-            coloured._console.print(coloured._live.renderable)
-        lines = captured.get().splitlines()
-        assert max(map(len, lines)) <= columns
-        if columns >= 80:
-            assert "123,456,789 records  123,456/s  1m20s left" in lines[0]
-            assert "waits for orders.2 on worker-1 for 12s" in captured.get()
-
-    def test_a_log_gets_a_line_now_and_then(self, capsys: pytest.CaptureFixture[str]) -> None:
-        now = 0.0
-        with LineBar(clock=lambda: now) as bar:
-            for second in range(13):
-                now = float(second)
-                bar.show(BarState(T + second, None, second, None, None, ""))
-        assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1", "6", "11"]
-
-    def test_no_terminal_no_bar(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert isinstance(choose_bar(), LineBar)
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        (-9, "was killed by SIGKILL (was the machine out of memory?)"),
+        (-15, "was killed by SIGTERM"),
+        (3, "ended with code 3"),
+    ],
+)
+def test_an_exit_code_is_described(code: int, text: str) -> None:
+    assert describe_exit(code) == text
 
 
 def test_every_partition_falls_to_one_worker_the_later_ones_too() -> None:

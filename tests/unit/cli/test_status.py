@@ -9,10 +9,10 @@ import pytest
 
 from aiokcc.cli.formatting import short_names
 from aiokcc.cli.health import HealthKind, assess
-from aiokcc.cli.render_text import write_view_line, write_view_text
-from aiokcc.cli.screen import LogLines, choose_screen
-from aiokcc.cli.status import as_json
-from aiokcc.cli.status_view import StatusView, build_view
+from aiokcc.cli.render import write_line, write_status
+from aiokcc.cli.status_view import build_view
+from aiokcc.cli.verbs.status import as_json
+from aiokcc.cli.views import StatusView
 from aiokcc.runtime.status import Blocking, MemberStatus, PartitionStatus, Status
 
 NOW = 1_767_300_000.0
@@ -116,7 +116,7 @@ class TestHealth:
 
 class TestStatusView:
     def test_who_blocks_comes_first(self) -> None:
-        text = write_view_text(view_of(replace(MOVING, waiting_seconds=72)))
+        text = write_status(view_of(replace(MOVING, waiting_seconds=72)))
         first, second, _, title, heads, row, *_ = text.splitlines()
         assert first == URL
         assert second.startswith("Blocked for 1m12s by payments.0 on beta")
@@ -133,7 +133,7 @@ class TestStatusView:
         assert facts["closed"] == "4 periods, the last at 2026-01-01T00:04:00Z"
 
     def test_a_partition_at_the_gate_is_called_waiting_not_blocked(self) -> None:
-        text = write_view_text(view_of(MOVING))
+        text = write_status(view_of(MOVING))
         assert "orders.0    alpha   waiting  2026-01-01T00:05:00.001Z" in text
 
     def test_two_sessions_of_one_member_keep_their_full_names(self) -> None:
@@ -151,11 +151,11 @@ class TestStatusView:
         )
         blocking = tuple(Blocking(p.partition, "alpha-1a", "running", None) for p in many if p.state == "running")
         status = replace(MOVING, partitions=many, blocking=blocking, waiting_seconds=5)
-        lines = write_view_text(view_of(status)).splitlines()
+        lines = write_status(view_of(status)).splitlines()
         assert len(lines) < 30
         assert next(line.split() for line in lines if line.startswith("  a.b"))[:4] == ["a.b", "512", "1", "511"]
         assert any(line.startswith("* a.b.0") for line in lines)
-        assert len(write_view_text(view_of(status, everything=True)).splitlines()) > 1024
+        assert len(write_status(view_of(status, everything=True)).splitlines()) > 1024
 
     def test_of_many_that_block_some_are_listed(self) -> None:
         blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(300))
@@ -165,38 +165,10 @@ class TestStatusView:
 
     def test_a_hold_says_how_to_go_on(self) -> None:
         view = view_of(replace(MOVING, state="held", period=None), resume="aiokcc period 1m")
-        assert "resume with: aiokcc period 1m" in write_view_text(view)
+        assert "resume with: aiokcc period 1m" in write_status(view)
 
     def test_one_line_for_a_log(self) -> None:
-        assert write_view_line(view_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
-
-
-class TestScreen:
-    def test_without_rich_a_terminal_is_redrawn_in_plain_text_and_given_back(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("aiokcc.cli.screen._is_terminal", lambda: True)
-        monkeypatch.setattr("aiokcc.cli.screen._has_rich", lambda: False)
-        monkeypatch.setenv("LINES", "12")
-        monkeypatch.setenv("COLUMNS", "30")
-        with choose_screen() as screen:
-            screen.show_text("no group yet")
-            screen.show(view_of(MOVING), "Ctrl-C ends this")
-        drawn, _, left = capsys.readouterr().out.partition("\x1b[?1049l")
-        assert drawn.startswith("\x1b[?1049h")
-        frame = drawn.rpartition("\x1b[H")[2].removesuffix("\x1b[K\x1b[J\x1b[?25h")
-        assert len(frame.split("\r\n")) == 12
-        assert all(len(line.removesuffix("\x1b[K")) <= 30 for line in frame.split("\r\n"))
-        assert left == write_view_text(view_of(MOVING))
-
-    def test_a_log_gets_a_line_when_there_is_news_not_when_time_passes(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        with LogLines() as log:
-            for seconds in (5, 6, 7):
-                log.show(view_of(replace(MOVING, waiting_seconds=seconds)), "")
-            log.show(view_of(replace(MOVING, limit=T + 60_000)), "")
-        assert len(capsys.readouterr().out.splitlines()) == 2
+        assert write_line(view_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
 
 
 def test_json_is_one_object_with_stable_names() -> None:
@@ -245,7 +217,7 @@ class TestTheRun:
         now = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
         held = {"state": "held", "period": None, "agreed_period": 366 * 86_400_000 - 1}
         for changes in (many, {**many, **now}, held, {"period": 90_061_001, "agreed_period": 90_061_002}):
-            shown = write_view_text(view_of(replace(MOVING, **changes)))  # type: ignore[arg-type]
+            shown = write_status(view_of(replace(MOVING, **changes)))  # type: ignore[arg-type]
             assert [line for line in shown.splitlines() if len(line) > 80] == []
 
     def test_without_times_its_share_goes_by_offsets(self) -> None:

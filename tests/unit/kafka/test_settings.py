@@ -15,7 +15,7 @@ import pytest
 
 import aiokcc
 from aiokcc.cli.arguments import parse
-from aiokcc.cli.replay_arguments import as_keywords
+from aiokcc.cli.replay_options import as_keywords
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
 from aiokcc.kafka.cluster import describe_missing

@@ -1,0 +1,134 @@
+"""What the options of ``aiokcc replay`` mean: the keywords of :func:`aiokcc.replay`, and the share of each worker."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from aiokcc.cli.formatting import count
+from aiokcc.cli.functions import load_function
+from aiokcc.cli.loops import choose_loop
+from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import parse_duration
+from aiokcc.errors import UsageError
+
+__all__ = ["as_keywords", "make_replay", "member_name", "share_partitions", "worker_spec"]
+
+
+def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords of :func:`aiokcc.replay`, except topics and functions, as data that JSON can hold."""
+    return {
+        "pattern": options.pattern,
+        "bootstrap_servers": options.bootstrap_servers,
+        "store": options.store,
+        "period": options.period,
+        "start": options.start,
+        "end": None if options.follow else options.end or "now",
+        "group_id": options.group_id,
+        "offset_storage": options.offset_storage,
+        "lateness": _lateness(options.lateness),
+        "late": options.late,
+        "poison": options.poison,
+        "on_error": options.on_error,
+        "retries": options.retries,
+        "lookahead": options.lookahead,
+        "caught_up": options.caught_up,
+        "isolation_level": options.isolation_level,
+        "connect_timeout": options.timeout,
+        **_managed(options),
+        **dict(options.consumer),
+    }
+
+
+def _managed(options: argparse.Namespace) -> dict[str, Any]:
+    if options.assignment != "managed":
+        unused = [f"--{name}" for name in ("member", "expect") if getattr(options, name) is not None]
+        if unused:
+            raise UsageError(f"{' and '.join(unused)} can only be used with --assignment managed")
+        return {"assignment": "fixed"}
+    expect = options.expect or (options.processes if options.processes > 1 else None)
+    return {"assignment": "managed", "expect": expect}
+
+
+def member_name(options: argparse.Namespace, number: int) -> str:
+    """Return the member id of the worker with this number; numbers start at 1."""
+    if options.assignment != "managed":
+        return f"worker-{number}"
+    if options.member is None:
+        host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+        return f"{host}-{os.getpid()}-{number}"
+    return options.member if options.processes == 1 else f"{options.member}-{number}"
+
+
+def _lateness(given: list[str]) -> int | dict[str, int] | None:
+    """Return one bound for all topics, or one for each topic that is named; None if there is none."""
+    by_topic: dict[str, int] = {}
+    for text in given:
+        topic, equals, bound = text.rpartition("=")
+        if not equals and len(given) > 1:
+            raise UsageError("--lateness is given for all topics and again; write TOPIC=TIME for each instead")
+        length = parse_duration(bound, what="--lateness", least=0)
+        if not equals:
+            return length
+        by_topic[topic] = length
+    return by_topic or None
+
+
+def make_replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]:
+    """Return the replay with these options, not entered."""
+    import aiokcc
+
+    keywords = as_keywords(options)
+    for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
+        if getattr(options, name) is not None:
+            keywords[name] = load_function(getattr(options, name), gets, number)
+    return aiokcc.replay(*(options.topic or ()), **keywords)
+
+
+async def share_partitions(options: argparse.Namespace) -> list[list[Partition]]:
+    """Return the partitions of each worker: the biggest first, each to the worker with the fewest records so far."""
+    from aiokcc.kafka.cluster import Cluster
+    from aiokcc.kafka.settings import ReplaySettings
+
+    settings = ReplaySettings(
+        tuple(options.topic or ()),
+        options.bootstrap_servers,
+        None if options.pattern is None else re.compile(options.pattern),
+        isolation_level=options.isolation_level,
+        consumer=dict(options.consumer),
+    )
+    async with Cluster(settings, options.timeout).connected() as cluster:
+        partitions = await cluster.partitions(await cluster.topics(settings))
+        if options.assignment == "managed":  # the group assigns them
+            return [sorted(partitions), *([] for _ in range(1, options.processes))]
+        ends, begins = await cluster.ends(partitions), await cluster.begins(partitions)
+    number = options.processes
+    if number > len(partitions):
+        raise UsageError(f"--processes {number}: there are only {count(len(partitions), 'partition')} to share")
+    shares: list[list[Partition]] = [[] for _ in range(number)]
+    loads = [0] * number
+    for partition in sorted(partitions, key=lambda p: (begins[p] - ends[p], p)):
+        least = min(range(number), key=lambda n: (loads[n], len(shares[n])))
+        shares[least].append(partition)
+        loads[least] += ends[partition] - begins[partition] + 1  # + 1, so that empty partitions are shared out evenly
+    return [sorted(share) for share in shares]
+
+
+def worker_spec(options: argparse.Namespace, shares: list[list[Partition]], number: int) -> dict[str, Any]:
+    """Return what a worker process needs to know, as data that JSON can hold; numbers start at 1."""
+    return {
+        "topics": options.topic or [],
+        "shares": [] if options.assignment == "managed" else shares,
+        "number": number - 1,
+        "handler": options.handler,
+        "timestamp": options.timestamp,
+        "dead_letter": options.dead_letter,
+        "batches": options.batches,
+        "verbose": options.verbose,
+        "loop": choose_loop(options.loop),
+        "arguments": {**as_keywords(options), "member": member_name(options, number)},
+    }
