@@ -21,7 +21,7 @@ MINUTE = 60_000
 
 @dataclass
 class Ended:
-    """What a command left behind."""
+    """The exit code and the output of a command."""
 
     code: int | None
     out: str
@@ -36,7 +36,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 async def run(*words: str, **extra: str) -> Ended:
-    """Run it to its end."""
+    """Run a command to its end."""
     process = await asyncio.create_subprocess_exec(
         AIOKCC,
         *words,
@@ -52,7 +52,7 @@ async def run(*words: str, **extra: str) -> Ended:
 
 @asynccontextmanager
 async def started(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run it while the body lasts; its output can be read line by line."""
+    """Run a command while the block runs; its output can be read line by line."""
     process = await asyncio.create_subprocess_exec(
         AIOKCC, *words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=environment()
     )
@@ -65,7 +65,7 @@ async def started(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
-    """Read until a line has this in it."""
+    """Read the output up to a line that contains the text, and return that line."""
     assert process.stdout is not None
     seen = []
     while line := (await process.stdout.readline()).decode():
@@ -76,7 +76,7 @@ async def line_with(process: asyncio.subprocess.Process, text: str) -> str:
 
 
 class Terminal:
-    """A pseudo terminal with a command on it, and all that the command has written there."""
+    """A pseudo terminal in which a command runs. ``screen`` is all that the command has written."""
 
     def __init__(self, process: asyncio.subprocess.Process, end: int) -> None:
         self.process, self.screen = process, ""
@@ -133,7 +133,7 @@ async def session_of(store: str) -> AsyncIterator[Session]:
 
 
 async def until_holds(session: Session, path: str, content: bytes) -> None:
-    """Wait until a node's content has this in it."""
+    """Wait until a node contains the text."""
     with session.watch() as watch:
         watch.add(path)
         async for change in watch:
@@ -142,13 +142,13 @@ async def until_holds(session: Session, path: str, content: bytes) -> None:
 
 
 class Group:
-    """Two members in this process: ``alpha`` runs orders.0, ``beta`` payments.0. Their records are handed to them here."""
+    """Two members in this process: ``alpha`` runs orders.0, ``beta`` runs payments.0."""
 
     def __init__(self, store: str, alpha: aiokcc.Group, orders: aiokcc.Gate, payments: aiokcc.Gate) -> None:
         self.store, self.alpha, self.orders, self.payments = store, alpha, orders, payments
 
     async def slow(self) -> None:
-        """Return when beta has said that payments.0 is slow."""
+        """Wait until beta has reported that payments.0 is slow."""
         async with session_of(self.store) as session:
             names = await session.children("progress")
             beta = next(name for name in names if name.startswith("beta-"))

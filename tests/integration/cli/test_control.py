@@ -12,7 +12,7 @@ from tests.integration.cli.commands import (
 
 
 class TestControl:
-    async def test_a_hold_says_how_to_go_on_and_that_works(self, zk_root: str) -> None:
+    async def test_a_hold_prints_the_command_that_ends_it(self, zk_root: str) -> None:
         async with group_of(zk_root, period="90s") as group:
             held = await run("hold", zk_root)
             again = await run("hold", AIOKCC_STORE=zk_root)
@@ -30,7 +30,9 @@ class TestControl:
         assert f"resume with: {command}" in shown.out
         assert gone_on.out == "The hold is over: the limit moves again, by 1m30s at a time.\n"
 
-    async def test_a_period_that_was_changed_before_the_hold_is_not_taken_for_the_first_one(self, zk_root: str) -> None:
+    async def test_a_period_that_was_changed_before_the_hold_is_not_confused_with_the_first_one(
+        self, zk_root: str
+    ) -> None:
         async with group_of(zk_root):
             await run("period", "2m", zk_root)
             held = await run("hold", zk_root)
@@ -52,7 +54,7 @@ class TestControl:
         assert changed.out == "The period is 5m from the next boundary on (before: 1m).\n"
         assert same.out == "The period is 5m already; nothing was changed.\n"
 
-    async def test_a_request_to_a_group_that_sleeps_is_left_for_the_next_leader(self, zk_root: str) -> None:
+    async def test_a_request_to_a_group_without_members_is_left_for_the_next_leader(self, zk_root: str) -> None:
         async with group_of(zk_root):
             pass
         ended = await run("period", "5m", zk_root)

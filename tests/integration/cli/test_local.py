@@ -20,7 +20,7 @@ from tests.integration.cli.commands import (
 
 class TestLocal:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    async def test_it_prints_a_url_that_works_and_ends_when_told(
+    async def test_it_prints_a_url_that_works_and_ends_on_a_signal(
         self, number: signal.Signals, code: int, zookeeper: local.ZooKeeper
     ) -> None:
         async with started("local", "zookeeper") as process:
@@ -33,12 +33,12 @@ class TestLocal:
             assert await process.wait() == code
         assert (await run("status", url, "--timeout", "200ms")).code == 1
 
-    async def test_a_port_that_is_taken(self, zookeeper: local.ZooKeeper) -> None:
+    async def test_a_port_in_use_is_an_error(self, zookeeper: local.ZooKeeper) -> None:
         ended = await run("local", "zookeeper", "--port", str(zookeeper.server.port))
         assert ended.code == 1
         assert "Address already in use" in ended.err
 
-    async def test_a_server_that_dies_is_told(self, tmp_path: Path, zookeeper: local.ZooKeeper) -> None:
+    async def test_a_server_that_dies_is_an_error(self, tmp_path: Path, zookeeper: local.ZooKeeper) -> None:
         async with started("local", "zookeeper", "--data", str(tmp_path)) as process:
             await line_with(process, f"data in {tmp_path}")
             await line_with(process, "Stop it with Ctrl-C")

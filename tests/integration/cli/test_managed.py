@@ -1,4 +1,4 @@
-"""A managed group as its operator meets it: several commands share a replay; members, isolate, rejoin; one is killed."""
+"""Several ``aiokcc replay`` commands form a managed group; an operator shows its members, isolates and stops them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ async def test_three_terminals_with_one_command_each_share_a_replay(team: Place,
     assert json.loads((await run("members", "--json", AIOKCC_STORE=zk_root)).out)["waits_for"] is None
 
 
-async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Kafka) -> None:
+async def test_an_isolated_member_has_no_partitions_until_it_rejoins(
+    team: Place, zk_root: str, kafka: local.Kafka
+) -> None:
     store = {"AIOKCC_STORE": zk_root}
     orders, _ = team.topics
     words = ("slowly", "--assignment", "managed", "--processes", "2", "--member", "team", "--follow")
@@ -93,7 +95,7 @@ async def test_members_isolate_rejoin(team: Place, zk_root: str, kafka: local.Ka
     assert process.returncode == 130
 
 
-async def test_one_of_the_processes_is_killed(team: Place, zk_root: str) -> None:
+async def test_the_others_take_over_from_a_process_that_is_killed(team: Place, zk_root: str) -> None:
     async with team.started("slowly", "--assignment", "managed", "--processes", "2", "--member", "team") as process:
         assert process.stdout is not None
         first = await process.stdout.readline()
@@ -106,7 +108,7 @@ async def test_one_of_the_processes_is_killed(team: Place, zk_root: str) -> None
     assert len(set(handled((first + out).decode()))) == 2 * MINUTES * EACH
 
 
-async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_next_record(team: Place) -> None:
+async def test_if_one_of_two_commands_is_stopped_the_other_continues_with_the_next_record(team: Place) -> None:
     words = ("slowly", "--assignment", "managed", "--expect", "2", "--offset-storage", "store")
     async with team.started(*words) as stays, team.started(*words) as leaves:
         assert leaves.stdout is not None
@@ -119,7 +121,7 @@ async def test_one_of_two_commands_is_stopped_and_the_other_takes_over_with_the_
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
 
 
-async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(team: Place, zk_root: str) -> None:
+async def test_the_others_take_over_from_a_process_that_gets_sigterm(team: Place, zk_root: str) -> None:
     words = ("--assignment", "managed", "--processes", "2", "--member", "team", "--offset-storage", "store")
     async with team.started("slowly", *words) as process:
         assert process.stdout is not None
@@ -133,7 +135,9 @@ async def test_one_of_the_processes_is_told_to_stop_and_the_others_take_over(tea
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
 
 
-async def test_what_only_a_managed_group_has(team: Place, zk_root: str, tmp_path: Path) -> None:
+async def test_members_and_isolate_are_refused_for_a_group_that_is_not_managed(
+    team: Place, zk_root: str, tmp_path: Path
+) -> None:
     refused = await team.run("show", "--expect", "3")
     assert refused.code == 2
     assert "--expect can only be used with --assignment managed" in refused.err

@@ -1,4 +1,4 @@
-"""``aiokcc offsets`` as an operator meets it, on a real Kafka and a real ZooKeeper."""
+"""``aiokcc offsets`` as an operator runs it, on a real Kafka and a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.replays import at, replaying, topic
 
 @dataclass
 class Operator:
-    """Somebody with a terminal: the store and Kafka are in the environment."""
+    """Runs ``aiokcc offsets``; the store and Kafka are given in the environment."""
 
     kafka: local.Kafka
     root: str
@@ -46,18 +46,18 @@ class Operator:
         return Ended(process.returncode, out.decode(), err.decode())
 
     async def does(self, *words: str, **more: Any) -> str:
-        """It must work; what it printed."""
+        """Run a command that must succeed, and return its output."""
         ended = await self.says(*words, **more)
         assert (ended.code, ended.err) == (0, "")
         return ended.out
 
     async def offsets(self, *words: str) -> dict[int, int | None]:
-        """What ``show`` shows, by partition."""
+        """Return the offsets that ``show`` prints, by partition."""
         shown = json.loads(await self.does("show", "--json", *words))
         return {entry["partition"]: entry["offset"] for entry in shown["offsets"]}
 
     async def replay(self, root: str, **settings: Any) -> list[tuple[int, int]]:
-        """Run the topic to its end; what was handled."""
+        """Replay the topic to its end, and return the records that were handled."""
         seen: list[tuple[int, int]] = []
         async with replaying(self.kafka, self.name, store=root, assignment="fixed", **settings) as replay:
             await replay.run(lambda r: seen.append((r.partition, r.offset)))
@@ -66,17 +66,17 @@ class Operator:
 
 @pytest.fixture
 async def operator(kafka: local.Kafka, zk_root: str) -> Operator:
-    """Two partitions, of five and three records."""
+    """Create a topic with two partitions, of five and three records."""
     return Operator(kafka, zk_root, await topic(kafka, [at(m) for m in range(5)], [at(m) for m in range(3)]))
 
 
 @pytest.fixture(params=["kafka", "store"])
 def kept(request: pytest.FixtureRequest, operator: Operator) -> list[str]:
-    """The words that say where offsets are kept."""
+    """Return the arguments that name the storage."""
     return ["--group-id", operator.group] if request.param == "kafka" else []
 
 
-async def test_show_tells_offset_lag_when_and_by_whom(operator: Operator) -> None:
+async def test_show_prints_offset_lag_time_and_author(operator: Operator) -> None:
     await operator.replay(operator.root, offset_storage="store", member="worker")
     out = await operator.does("show")
     where, head, *rows, note = out.splitlines()
@@ -103,12 +103,12 @@ async def test_show_as_json(operator: Operator, kept: list[str]) -> None:
     )
 
 
-async def test_nothing_is_kept_yet(operator: Operator, kept: list[str]) -> None:
+async def test_show_without_offsets(operator: Operator, kept: list[str]) -> None:
     assert (await operator.does("show", *kept)).startswith("There are no offsets in ")
     assert json.loads(await operator.does("export", *kept))["offsets"] == []
 
 
-async def test_a_new_run_starts_where_the_operator_says(operator: Operator, kept: list[str]) -> None:
+async def test_a_new_run_starts_at_the_offsets_that_were_set(operator: Operator, kept: list[str]) -> None:
     out = await operator.does("set", operator.name, "0", "3", *kept)
     assert re.search(rf"{operator.name}\s+0\s+—\s+3", out)
     await operator.does("set", operator.name, "1", "3", *kept)
@@ -135,7 +135,7 @@ async def test_reset_to_a_time_the_earliest_and_the_latest(
     assert await operator.offsets(*kept) == offsets
 
 
-async def test_reset_takes_the_topics_that_it_knows(operator: Operator) -> None:
+async def test_reset_without_topics_takes_those_that_have_offsets(operator: Operator) -> None:
     ended = await operator.says("reset", "earliest")
     assert ended.code == 1
     assert "there are no offsets in" in ended.err
@@ -166,8 +166,8 @@ async def test_what_is_exported_can_be_imported_elsewhere(
     assert await operator.offsets("--group-id", f"{operator.group}-{form}") == {0: 2, 1: 2}
 
 
-async def test_migration_there_and_back(operator: Operator, zookeeper: local.ZooKeeper) -> None:
-    """A first run keeps its offsets in Kafka, the second in ZooKeeper, the third in Kafka again: nothing is read twice."""
+async def test_offsets_migrate_to_the_store_and_back(operator: Operator, zookeeper: local.ZooKeeper) -> None:
+    """The first run commits to Kafka, the second to the store, the third to Kafka again: no record is read twice."""
     first, second, third = (zookeeper.url(f"{operator.name}-{n}") for n in (1, 2, 3))
     assert len(await operator.replay(first, group_id=operator.group)) == 8
     there = ("migrate", "--to", "store", "--group-id", operator.group, second)
@@ -215,12 +215,12 @@ async def test_writing_is_refused_while_members_run_and_until_the_run_has_ended(
     assert "resumes from its own cuts and commits" in ended.err
     await operator.does(*words, "--force")
     assert (await operator.offsets(*kept))[0] == 1
-    assert len(await operator.replay(operator.root, **where)) == 8, "and the run has not lost a record by it"
+    assert len(await operator.replay(operator.root, **where)) == 8, "the run has not lost a record"
     await operator.does(*words)  # it has ended now
 
 
 async def test_kafka_takes_no_offsets_for_a_group_that_has_members(operator: Operator) -> None:
-    """Whatever the store says: Kafka itself knows of those it assigns partitions to."""
+    """Kafka itself refuses the offsets, whatever the store holds."""
     assigned = asyncio.Event()
 
     async def handle(_: Any) -> None:
@@ -254,7 +254,7 @@ async def test_kafka_takes_no_offsets_for_a_group_that_has_members(operator: Ope
         (["import", "/nowhere/offsets.json"], "there is no file /nowhere/offsets.json"),
     ],
 )
-async def test_what_cannot_be_done_is_said(operator: Operator, words: list[str], message: str) -> None:
+async def test_an_action_that_is_impossible_is_explained(operator: Operator, words: list[str], message: str) -> None:
     ended = await operator.says(*(word.format(operator.name) for word in words))
     assert ended.code in {1, 2}
     assert ended.out == ""
@@ -277,7 +277,7 @@ async def test_what_cannot_be_done_is_said(operator: Operator, words: list[str],
         ('[{"topic": "T", "partition": 0, "offset": true}]', "entry 1: offset True is not valid"),
     ],
 )
-async def test_a_file_that_cannot_be_meant_changes_nothing(operator: Operator, text: str, message: str) -> None:
+async def test_an_invalid_file_changes_nothing(operator: Operator, text: str, message: str) -> None:
     ended = await operator.says(
         "import", "-", stdin=text.replace('"T"', f'"{operator.name}"').replace("T,", f"{operator.name},")
     )
@@ -295,7 +295,7 @@ async def test_a_node_that_cannot_be_read_is_named(operator: Operator) -> None:
     assert "offsets/orders/0 holds 'rubbish'; expected an offset" in ended.err
 
 
-async def test_no_kafka_there(operator: Operator) -> None:
+async def test_an_address_without_kafka_is_an_error(operator: Operator) -> None:
     ended = await operator.says(
         "show", "--group-id", "g", "--timeout", "1s", "--bootstrap-servers", "127.0.0.1:1", AIOKCC_STORE=""
     )
@@ -303,7 +303,7 @@ async def test_no_kafka_there(operator: Operator) -> None:
     assert "could not connect to Kafka at 127.0.0.1:1" in ended.err
 
 
-async def test_with_the_base_install_the_stores_offsets_are_shown_though_kafkas_address_is_set(
+async def test_without_aiokafka_the_offsets_in_the_store_are_shown_without_lag(
     operator: Operator, tmp_path: Path
 ) -> None:
     """Kafka's address stands in the environment for other commands; without aiokafka only the lag is missing."""

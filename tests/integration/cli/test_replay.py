@@ -1,4 +1,4 @@
-"""``aiokcc replay`` as its user meets it: handlers in the current directory, a real Kafka and a real ZooKeeper."""
+"""``aiokcc replay`` as a user runs it: handlers in the current directory, a real Kafka and a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START = 1_767_225_600_000  # 2026-01-01T00:00Z
 MINUTE = 60_000
 MINUTES = 10
 EACH = 60
-"""Records of a topic, in a minute."""
+"""The number of records of a topic in a minute."""
 
 HANDLERS = """
 import asyncio, os
@@ -120,12 +120,12 @@ async def create_place(tmp_path: Path, kafka: local.Kafka, zk_root: str) -> Plac
 
 
 def handled(text: str) -> list[tuple[str, ...]]:
-    """The records that ``show`` has shown, in that order."""
+    """Return the records that the handler ``show`` has printed, in order."""
     return [tuple(line.split()) for line in text.splitlines() if re.fullmatch(r"\S+ \d+ \d+ \d+", line)]
 
 
 def in_step(records: list[tuple[str, ...]]) -> bool:
-    """Whether no record came before one of an earlier period: the processes share the pipe, so its order is theirs."""
+    """Return whether no record came before one of an earlier period. The processes share the pipe, so its order is theirs."""
     minutes = [int(ts) // MINUTE for *_, ts in records]
     return minutes == sorted(minutes)
 
@@ -135,7 +135,7 @@ async def test_three_processes_in_step(place: Place) -> None:
     records = handled(ended.out)
     assert ended.code == 0
     assert len(records) == len(set(records)) == 2 * MINUTES * EACH
-    assert len(ended.out.splitlines()) == len(records)  # our own words do not mix with the handler's
+    assert len(ended.out.splitlines()) == len(records)  # messages of the command do not mix with the handler's output
     assert in_step(records)
     first, *_, last = ended.err.splitlines()
     orders, payments = place.topics
@@ -146,8 +146,8 @@ async def test_three_processes_in_step(place: Place) -> None:
     assert re.fullmatch(r"Done: 1,200 records in \d+ periods and \S+s( \([\d,]+ records/s\))?, by 3 processes\.", last)
 
 
-async def test_what_is_done_is_what_was_handled(place: Place) -> None:
-    """Records that went to the dead-letter function are not among them, but are told."""
+async def test_the_result_counts_the_records_that_were_handled(place: Place) -> None:
+    """Records that went to the dead-letter function are counted separately."""
     options = ("--on-error", "dead-letter", "--dead-letter", "handlers:bury")
     ended = await place.run("fail_on_some", *options, "--processes", "2")
     buried = 5 + 2 + 6  # every hundredth of 450, 150 and 600
@@ -170,8 +170,8 @@ async def test_what_is_done_is_what_was_handled(place: Place) -> None:
     assert (summary.records, summary.dead_lettered) == (1200 - buried, buried)
 
 
-async def test_the_line_that_is_named_is_the_handlers(place: Place) -> None:
-    """What raised is a library below it, whose line says nothing about the user's mistake."""
+async def test_the_error_of_a_handler_names_its_line(place: Place) -> None:
+    """The exception was raised in a library, whose line would not help the user."""
     ended = await place.run("parse")
     assert ended.code == 1
     assert "the handler raised JSONDecodeError" in ended.err
@@ -179,8 +179,8 @@ async def test_the_line_that_is_named_is_the_handlers(place: Place) -> None:
     assert f"\n  handlers.py, line {line}, in parse\n" in ended.err
 
 
-async def test_following_in_several_processes_takes_partitions_that_are_added(place: Place, kafka: local.Kafka) -> None:
-    """Whichever of the processes they fall to: none of them is unowned, and the others go on."""
+async def test_several_processes_follow_partitions_that_are_added(place: Place, kafka: local.Kafka) -> None:
+    """Each new partition is run by one of the processes, and the others go on."""
     orders, payments = place.topics
     expected = 2 * MINUTES * EACH
     async with place.started(
@@ -205,9 +205,7 @@ async def test_following_in_several_processes_takes_partitions_that_are_added(pl
     )
 
 
-async def test_a_pattern_names_the_topics_and_following_it_takes_those_that_come_to_match(
-    place: Place, kafka: local.Kafka
-) -> None:
+async def test_with_a_pattern_a_replay_follows_topics_that_are_added(place: Place, kafka: local.Kafka) -> None:
     stem = fresh_name("shop")
     await create(kafka.bootstrap, f"{stem}-a", f"{stem}-b", f"other-{stem}-a")
     for name in (f"{stem}-a", f"{stem}-b", f"other-{stem}-a"):
@@ -237,14 +235,14 @@ async def test_a_pattern_names_the_topics_and_following_it_takes_those_that_come
     assert {topic for topic, *_ in records[-2:]} == {f"{stem}-c", f"{stem}-d"}
 
 
-async def test_a_pattern_that_names_nothing_is_told_what_there_is(place: Place) -> None:
+async def test_the_error_for_a_pattern_without_a_match_lists_the_topics(place: Place) -> None:
     ended = await place.run("show", "--pattern", "nothing-like-this.*")
     assert (ended.code, ended.out) == (1, "")
     assert ended.err.startswith("aiokcc: no topic of Kafka matches the pattern 'nothing-like-this.*'; it has ")
     assert place.topics[0] in ended.err
 
 
-async def test_a_run_that_has_ended_stays_so(place: Place, kafka: local.Kafka) -> None:
+async def test_a_run_that_has_ended_stays_ended(place: Place, kafka: local.Kafka) -> None:
     from_to = ("--from", "2026-01-01T00:02Z", "--to", "2026-01-01T00:04Z")
     first = await place.run("show", *from_to)
     again = await place.run("show", *from_to)
@@ -293,7 +291,7 @@ async def test_batches_in_one_process_without_zookeeper(place: Place) -> None:
     assert all(line.count("(") == 1 for line in lists)  # of one partition and one minute each
 
 
-async def test_a_handler_that_fails_stops_all_and_is_named_once(place: Place) -> None:
+async def test_a_handler_that_raises_stops_all_workers_and_is_reported_once(place: Place) -> None:
     ended = await place.run("fail", "--processes", "3")
     assert ended.code == 1
     assert ended.err.count("the handler raised LookupError('no such customer')") == 1
@@ -325,7 +323,7 @@ async def test_workers_do_not_outlive_the_command(place: Place) -> None:
         await process.stdout.read()  # ends when the last worker, which holds the pipe too, is gone
 
 
-async def test_a_terminal_shows_how_far_it_is_and_who_is_waited_for(place: Place) -> None:
+async def test_a_terminal_shows_the_share_and_the_slowest_partition(place: Place) -> None:
     async with place.on_terminal("stop_in_minute_five", "--processes", "2") as terminal:
         await terminal.shows("waiting")
         await terminal.shows("50%")
@@ -339,7 +337,7 @@ async def test_a_terminal_shows_how_far_it_is_and_who_is_waited_for(place: Place
         assert await terminal.process.wait() == 130
 
 
-async def test_what_cannot_be_done_is_said_before_anything_is_started(place: Place) -> None:
+async def test_what_is_impossible_is_an_error_before_a_worker_starts(place: Place) -> None:
     many = await place.run("show", "--processes", "4")
     alone = await place.run("show", "--processes", "2", "--store", "memory://once")
     unknown = await place.run("show", "--topic", "nope")
@@ -359,7 +357,7 @@ async def test_what_cannot_be_done_is_said_before_anything_is_started(place: Pla
         assert "Traceback" not in ended.err
 
 
-async def test_another_command_under_the_same_root_is_told_both_sides(place: Place) -> None:
+async def test_a_command_with_other_settings_is_told_both_settings(place: Place) -> None:
     async with place.started("stop_in_minute_five") as process:
         assert process.stdout is not None
         await process.stdout.readline()
@@ -382,7 +380,7 @@ async def test_another_command_under_the_same_root_is_told_both_sides(place: Pla
         (["zk://h/x", "--pattern", "orders-("], "pattern 'orders-(' is not a regular expression"),
     ],
 )
-async def test_what_cannot_be_meant_is_refused_without_asking_anybody(
+async def test_invalid_arguments_are_refused_before_anything_is_connected(
     tmp_path: Path, more: list[str], message: str
 ) -> None:
     (tmp_path / "handlers.py").write_text(HANDLERS)

@@ -1,5 +1,5 @@
-"""``aiokcc replay`` is told to stop: the first time in good order, the second time at once; by a person, a service manager,
-or because it is gone itself. On a real Kafka and a real ZooKeeper."""
+"""``aiokcc replay`` stops in good order on the first signal and at once on the second, also if only a worker gets the signal,
+or if the command is killed. On a real Kafka and a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ STOPPING = b"Stopping when the running handlers have returned; a second Ctrl-C s
 
 @pytest.fixture
 def stage(place: Place) -> Place:
-    """A place whose handlers work on a record of the fifth minute until the test says go."""
+    """Return a place whose handlers work on a record of the fifth minute until ``go``."""
     (place.directory / "handlers.py").write_text(HANDLERS + WAITING)
     os.mkfifo(place.directory / "go")
     return place
@@ -80,7 +80,7 @@ def stage(place: Place) -> Place:
 
 @contextmanager
 def go(place: Place) -> Iterator[None]:
-    """From here on nobody waits."""
+    """Let all handlers return while the block runs."""
     opened = os.open(place.directory / "go", os.O_RDWR)
     try:
         yield
@@ -89,7 +89,7 @@ def go(place: Place) -> Iterator[None]:
 
 
 async def working(process: asyncio.subprocess.Process, number: int, word: str = "working") -> tuple[str, list[int]]:
-    """Read until so many handlers have said that they work; all that was read, and whose they are."""
+    """Read until this number of handlers works; return what was read, and the pids of their processes."""
     assert process.stdout is not None
     seen, pids = "", list[int]()
     while len(pids) < number:
@@ -111,7 +111,7 @@ async def said(process: asyncio.subprocess.Process, text: bytes) -> None:
 
 
 def once_each(*outputs: str) -> bool:
-    """Whether every record was handled, and none of them twice."""
+    """Return whether every record was handled exactly once."""
     times = Counter(record for out in outputs for record in handled(out))
     return len(times) == ALL and set(times.values()) == {1}
 
@@ -125,9 +125,9 @@ COMMITTING = [
 ]
 
 
-class TestTheFirst:
+class TestFirstSignal:
     @pytest.mark.parametrize(("handler", "more"), COMMITTING, ids=lambda value: "".join(value).replace("--", "-"))
-    async def test_lets_handlers_end_and_the_same_command_goes_on_with_the_next_record(
+    async def test_handlers_end_and_the_same_command_resumes_with_the_next_record(
         self, stage: Place, handler: str, more: list[str]
     ) -> None:
         more = [f"billing-{stage.topics[0]}" if word == "fresh" else word for word in more]
@@ -152,7 +152,7 @@ class TestTheFirst:
         assert again.code == 0, again.err
         assert once_each(first + out, again.out)
 
-    async def test_says_so_where_nothing_is_committed(self, stage: Place) -> None:
+    async def test_without_commits_the_message_says_that_records_come_again(self, stage: Place) -> None:
         async with stage.started("work", "--processes", "3") as process:
             first, _ = await working(process, 3)
             process.send_signal(signal.SIGTERM)
@@ -170,7 +170,7 @@ class TestTheFirst:
         assert len(times) == ALL
         assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} == {5}
 
-    async def test_commits_for_a_run_in_memory_too(self, stage: Place) -> None:
+    async def test_a_run_in_memory_commits_to_kafka(self, stage: Place) -> None:
         more = ("--store", "memory://once", "--group-id", f"billing-{stage.topics[0]}")
         async with stage.started("work", *more) as process:
             first, _ = await working(process, 3)
@@ -185,7 +185,7 @@ class TestTheFirst:
         assert again.code == 0
         assert once_each(first + out, again.out)
 
-    async def test_sent_twice_for_one_cause_is_still_the_first(self, stage: Place) -> None:
+    async def test_two_signals_with_one_cause_count_as_one(self, stage: Place) -> None:
         """`timeout` sends SIGTERM to the process and to its group."""
         async with stage.started("work", "--offset-storage", "store") as process:
             await working(process, 3)
@@ -196,7 +196,7 @@ class TestTheFirst:
                 out, _ = await process.communicate()
         assert len(handled(out.decode())) == 3
 
-    async def test_by_who_ends_all_processes_of_a_service(self, stage: Place) -> None:
+    async def test_a_service_manager_signals_all_processes(self, stage: Place) -> None:
         more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, pids = await working(process, 3)
@@ -209,7 +209,7 @@ class TestTheFirst:
         assert process.returncode == 143, err
         assert once_each(first + out, again.out)
 
-    async def test_to_one_worker_alone_stops_all_for_they_cannot_go_on_without_it(self, stage: Place) -> None:
+    async def test_a_signal_to_one_worker_stops_all_workers(self, stage: Place) -> None:
         more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, (pid, *_) = await working(process, 3)
@@ -224,7 +224,7 @@ class TestTheFirst:
         assert "The same command resumes with the next record:" in err
         assert once_each(first + out, again.out)
 
-    async def test_before_the_workers_have_joined(self, stage: Place) -> None:
+    async def test_a_signal_before_the_workers_have_joined(self, stage: Place) -> None:
         (stage.directory / "handlers.py").write_text(HANDLERS + WAITING + LOADING)
         async with stage.started("show", "--processes", "3") as process:
             await working(process, 3, "loading")
@@ -239,7 +239,7 @@ class TestTheFirst:
         assert again.code == 0
         assert once_each(again.out)
 
-    async def test_a_worker_that_is_killed_meanwhile_does_not_hurry_the_others(self, stage: Place) -> None:
+    async def test_a_worker_that_is_killed_meanwhile_does_not_stop_the_others_at_once(self, stage: Place) -> None:
         more = ("--offset-storage", "store", "--processes", "3")
         async with stage.started("work", *more) as process:
             first, (pid, *_) = await working(process, 3)
@@ -256,7 +256,7 @@ class TestTheFirst:
         times = Counter(handled(first + out) + handled(again.out))
         assert len(times) == ALL
 
-    async def test_nobody_reads_what_we_say_any_more(self, stage: Place) -> None:
+    async def test_a_stop_is_graceful_although_stderr_is_closed(self, stage: Place) -> None:
         """As in `aiokcc replay … 2>&1 | tee log`, where Ctrl-C ends tee too."""
         more = ("--offset-storage", "store", "--processes", "3")
         reading, writing = os.pipe()
@@ -286,7 +286,7 @@ class TestTheFirst:
 
 class TestTheSecond:
     @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    async def test_ends_handlers_that_hang(self, stage: Place, number: signal.Signals, code: int) -> None:
+    async def test_handlers_that_hang_are_cancelled(self, stage: Place, number: signal.Signals, code: int) -> None:
         async with stage.started("stop_in_minute_five", "--processes", "3") as process:
             seen, _ = await working(process, 1, "waiting")
             process.send_signal(number)
@@ -308,7 +308,9 @@ class TestTheSecond:
         assert {int(ts) // MINUTE - START // MINUTE for (*_, ts), n in times.items() if n > 1} <= {5}
 
     @pytest.mark.parametrize("more", [(), ("--processes", "2", "--assignment", "managed")])
-    async def test_ends_handlers_that_keep_the_process_to_themselves(self, stage: Place, more: tuple[str, ...]) -> None:
+    async def test_workers_whose_handlers_block_the_event_loop_are_killed(
+        self, stage: Place, more: tuple[str, ...]
+    ) -> None:
         async with stage.started("block", *more) as process:
             await working(process, 1)
             process.send_signal(signal.SIGINT)
@@ -319,7 +321,7 @@ class TestTheSecond:
         assert re.search(r"^Stopped: at least \d+ records? in ", err, re.MULTILINE)
         assert "take over" not in err
 
-    async def test_a_third_ends_the_command_and_the_workers_follow(self, stage: Place) -> None:
+    async def test_a_third_signal_kills_the_command_and_the_workers_end(self, stage: Place) -> None:
         async with stage.started("block") as process:
             await working(process, 1)
             process.send_signal(signal.SIGTERM)
@@ -332,7 +334,7 @@ class TestTheSecond:
             await process.wait()
         assert process.returncode == -signal.SIGTERM
 
-    async def test_workers_that_never_listen_do_not_outlive_a_command_that_is_killed(self, stage: Place) -> None:
+    async def test_blocked_workers_do_not_outlive_a_command_that_is_killed(self, stage: Place) -> None:
         async with stage.started("block", "--processes", "2") as process:
             await working(process, 2)
             process.kill()
@@ -342,7 +344,7 @@ class TestTheSecond:
 
 @asynccontextmanager
 async def in_foreground(place: Place, handler: str, *more: str) -> AsyncIterator[Terminal]:
-    """The command in the foreground of a terminal of its own, where a typed Ctrl-C goes to all that is in the foreground."""
+    """Run a command in the foreground of its own terminal, where a typed Ctrl-C goes to all foreground processes."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -388,7 +390,7 @@ async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
 
 
 class TestAServiceIsAway:
-    """Then nothing can be committed: it says so, ends all the same, and promises nothing that it cannot keep."""
+    """Nothing can be committed. The command says so, ends, and does not promise to resume with the next record."""
 
     async def test_zookeeper(self, kafka: local.Kafka, private_zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
         place = await create_place(tmp_path, kafka, private_zookeeper.url("replay"))

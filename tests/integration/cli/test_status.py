@@ -24,17 +24,17 @@ from tests.integration.cli.commands import (
 
 
 class TestStatus:
-    async def test_it_says_which_partition_blocks_on_which_member_for_how_long(self, zk_root: str) -> None:
+    async def test_it_names_the_blocking_partition_its_member_and_the_time(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, waiting(group.orders, 5 * MINUTE):
             await group.slow()
             shown = await run("status", zk_root)
             strict = await run("status", zk_root, "--stuck-after", "1ms")
             data = json.loads((await run("status", "--json", "--store", zk_root)).out)
         assert shown.code == 0
-        where, verdict, *_ = shown.out.splitlines()
+        where, health, *_ = shown.out.splitlines()
         assert where == zk_root
         assert re.fullmatch(
-            r"Blocked for \S+s by payments.0 on beta, which still has records before the limit\.", verdict
+            r"Blocked for \S+s by payments.0 on beta, which still has records before the limit\.", health
         )
         assert re.search(r"^\* payments.0  beta +\S+s +still has records before the limit$", shown.out, re.MULTILINE)
         assert re.search(r"^limit +1970-01-01T00:01:00Z +60000$", shown.out, re.MULTILINE)
@@ -64,7 +64,7 @@ class TestStatus:
                 await terminal.shows("payments.0")
                 assert "\x1b" not in terminal.screen
 
-    async def test_an_unreadable_request_is_told_and_repaired_by_a_new_one(self, zk_root: str) -> None:
+    async def test_an_unreadable_request_is_shown_and_repaired_by_a_new_one(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, session_of(zk_root) as session:
             await session.set("period", b"\xff soon", ANY_VERSION)
             broken = await run("status", zk_root)
@@ -76,13 +76,13 @@ class TestStatus:
         assert repaired.code == 0
         assert "could not be read" in repaired.out
 
-    async def test_no_group(self, zk_root: str) -> None:
+    async def test_without_a_group_every_verb_fails(self, zk_root: str) -> None:
         for verb in (["status"], ["hold"], ["period", "1m"], ["release", "--yes"]):
             ended = await run(*verb, zk_root)
             assert (ended.code, ended.out) == (1, "")
             assert ended.err.startswith("aiokcc: there is no group under /")
 
-    async def test_no_server(self) -> None:
+    async def test_without_a_server_it_fails_after_the_timeout(self) -> None:
         with socket.socket() as held:
             held.bind(("127.0.0.1", 0))  # bound, but nobody listens
             url = f"zk://127.0.0.1:{held.getsockname()[1]}/x"
@@ -95,7 +95,7 @@ class TestStatus:
         assert ended.err == followed.err
         assert "Traceback" in verbose.err
 
-    async def test_no_permission(self, zk_root: str) -> None:
+    async def test_without_permission_it_shows_how_to_give_a_password(self, zk_root: str) -> None:
         async with group_of(zk_root, auth=("ann", "s3cret"), acl="creator"):
             refused = await run("status", zk_root)
             not_held = await run("hold", zk_root)
@@ -124,7 +124,7 @@ class TestWatch:
             await line_with(process, "The run has ended")
             assert await process.wait() == 0
 
-    async def test_json_gives_an_object_a_line(self, zk_root: str) -> None:
+    async def test_json_prints_one_object_per_line(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, started("status", "--watch", "--json", zk_root) as process:
             assert json.loads(await line_with(process, '"limit": 60000,'))["state"] == "running"
             await group.alpha.hold()
@@ -132,7 +132,7 @@ class TestWatch:
             await group.alpha.release()
             assert json.loads(await line_with(process, '"state": "released"'))["limit"] is None
 
-    async def test_a_terminal_is_redrawn_in_place_and_given_back_on_ctrl_c(self, zk_root: str) -> None:
+    async def test_a_terminal_is_redrawn_in_place_and_restored_on_ctrl_c(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, on_terminal("status", "--watch", zk_root) as terminal:
             await terminal.shows("Ctrl-C ends this")
             await group.alpha.hold()
@@ -142,13 +142,13 @@ class TestWatch:
         assert terminal.screen.count("\x1b[?1049h") == terminal.screen.count("\x1b[?1049l") == 1
         assert "On hold." in terminal.screen.rpartition("\x1b[?1049l")[2]
 
-    async def test_only_the_clock_ticks_by_itself(self, zk_root: str) -> None:
+    async def test_the_elapsed_time_is_redrawn_although_nothing_changes(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, waiting(group.orders, 5 * MINUTE):
             async with on_terminal("status", "--watch", zk_root) as terminal:
                 await terminal.shows("Blocked for 3.")
                 await terminal.shows("Blocked for 4.")
 
-    async def test_it_survives_the_store(self, private_zookeeper: local.ZooKeeper) -> None:
+    async def test_it_continues_when_the_store_is_back(self, private_zookeeper: local.ZooKeeper) -> None:
         store = private_zookeeper.url("group")
         async with group_of(store) as group, started("status", "--watch", store) as process:
             await line_with(process, "1970-01-01T00:01:00Z")
@@ -159,7 +159,7 @@ class TestWatch:
                 await passed
             await line_with(process, "1970-01-01T00:08:00Z")
 
-    async def test_sigterm(self, zk_root: str) -> None:
+    async def test_sigterm_ends_it(self, zk_root: str) -> None:
         async with group_of(zk_root), started("status", "--watch", zk_root) as process:
             await line_with(process, "1970-01-01T00:01:00Z")
             process.terminate()

@@ -1,4 +1,4 @@
-"""The arguments that the command line accepts, what it refuses, and its help texts."""
+"""The command line accepts these arguments, refuses those, and explains itself with --help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ URL = "zk://127.0.0.1:2181/replay"
 
 
 def verbs_of(parser: argparse.ArgumentParser, before: str = "") -> Iterator[str]:
-    """Every verb, and every action or service of one."""
+    """Yield every verb, and every action or service of one."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
@@ -43,11 +43,11 @@ class TestArguments:
         assert (options.verb, options.period, options.store) == ("period", 300_000, URL)
         assert options.verbose == ("--verbose" in words)
 
-    def test_the_environment_serves_where_no_url_is_given(self) -> None:
+    def test_the_environment_variable_is_used_if_no_url_is_given(self) -> None:
         assert parse(["period", "5m"], {"AIOKCC_STORE": URL}).store == URL
         assert parse(["status", "zk://other/x"], {"AIOKCC_STORE": URL}).store == "zk://other/x"
 
-    def test_a_command_to_copy_has_the_url_only_where_it_was_typed_and_never_a_password(self) -> None:
+    def test_a_command_to_copy_has_the_url_if_it_was_typed_and_never_a_password(self) -> None:
         assert command(parse(["hold"], {"AIOKCC_STORE": URL}), "period", "1m") == "aiokcc period 1m"
         assert command(parse(["hold", URL], {}), "period", "1m") == f"aiokcc period {URL} 1m"
         assert "secret" not in command(parse(["hold", "zk://me:secret@h/x"], {}), "period", "1m")
@@ -92,7 +92,7 @@ class TestArguments:
             (["local", "zookeeper", "--port", "x"], "not a whole number"),
         ],
     )
-    def test_what_is_not_understood_is_said_in_a_line_and_exits_with_2(
+    def test_an_invalid_argument_is_explained_and_exits_with_2(
         self, words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("AIOKCC_STORE", raising=False)
@@ -103,7 +103,7 @@ class TestArguments:
         assert says in err
         assert "Traceback" not in err
 
-    def test_verbose_shows_where(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_verbose_shows_the_traceback(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["status", "redis://h/x", "--verbose"]) == 2
         assert "Traceback" in capsys.readouterr().err
 
@@ -132,7 +132,7 @@ class TestArguments:
         assert [line for line in shown[80].splitlines() if len(line) > 80] == []
         assert shown[80].split() == shown[1000].split()
 
-    def test_the_help_tells_the_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_help_lists_the_exit_codes(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--help"]) == 0
         assert "exit codes:" in capsys.readouterr().out
 
@@ -151,7 +151,9 @@ class TestArguments:
     ],
     ids=lambda words: words[0],
 )
-def test_tls_cannot_be_typed(words: list[str], typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tls_settings_are_refused_with_the_code_that_would_work(
+    words: list[str], typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*words, "--consumer", typed]) == 2
     shown = capsys.readouterr().err
     assert "ssl_context, an object that cannot be typed on the command line" in shown

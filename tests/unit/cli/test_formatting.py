@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiokcc.cli.formatting import count, format_elapsed, join_names
 
 
-def test_formatting() -> None:
+def test_durations_counts_and_names() -> None:
     spans = [0.04, 9.94, 10, 59.9, 60, 3599, 3600, 86_399, 86_400, -5]
     assert [format_elapsed(s) for s in spans] == [
         "0.0s",

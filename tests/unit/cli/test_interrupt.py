@@ -1,4 +1,4 @@
-"""The first signal asks, the second ends it; signals go to this very process."""
+"""The first signal requests a stop, the second cancels the command. The tests send signals to their own process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from aiokcc.cli.interrupt import Interruption
 
 
-class Told:
-    """What an interruption has called, and when it warned."""
+class Calls:
+    """Records the calls of an interruption."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -35,14 +35,16 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("number", "name", "code"), [(signal.SIGINT, "Ctrl-C", 130), (signal.SIGTERM, "SIGTERM", 143)])
-async def test_the_first_asks_and_the_second_cancels(number: signal.Signals, name: str, code: int) -> None:
-    told = Told()
+async def test_the_first_signal_requests_a_stop_and_the_second_cancels(
+    number: signal.Signals, name: str, code: int
+) -> None:
+    told = Calls()
     interruption = Interruption(told.ask, told.warn)
 
     async def command() -> None:
         with interruption.handling():
             signal.raise_signal(number)
-            signal.raise_signal(number)  # the same once more, so soon after it
+            signal.raise_signal(number)  # so soon after the first, it counts as the same one
             await told.warned.wait()
             assert (interruption.by, interruption.cancelled) == (number, False)
             signal.raise_signal(number)
@@ -54,8 +56,8 @@ async def test_the_first_asks_and_the_second_cancels(number: signal.Signals, nam
     assert (interruption.cancelled, interruption.code) == (True, code)
 
 
-async def test_afterwards_nobody_is_asked() -> None:
-    told = Told()
+async def test_after_the_block_signals_have_their_previous_effect() -> None:
+    told = Calls()
     interruption = Interruption(told.ask, told.warn)
     with interruption.handling():
         pass
@@ -65,9 +67,9 @@ async def test_afterwards_nobody_is_asked() -> None:
     assert interruption.by is None
 
 
-async def test_ctrl_c_stays_ignored_where_whoever_started_us_has_it_ignored() -> None:
+async def test_ctrl_c_stays_ignored_if_the_parent_process_ignores_it() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    told = Told()
+    told = Calls()
     with Interruption(told.ask, told.warn).handling():
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)

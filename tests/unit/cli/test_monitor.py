@@ -1,4 +1,4 @@
-"""What the monitor makes of reports of workers; no process is started."""
+"""The monitor turns reports of workers into notes, messages and a result; no process is started."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Workers:
 
 
 def left(run: bool = True, closed: int | None = T, *, others: bool = False, known: bool = True) -> PreviousRun:
-    """What the store says afterwards."""
+    """Return the state of the run in the store after the command has stopped."""
     before = PreviousRun(others=others, known=known)
     before.exists, before.closed = run, closed
     return before
@@ -53,47 +53,47 @@ class TestHowToResume:
         workers.handle(0, 7)
         return workers.monitor.how_to_resume(last or left(), in_order=in_order).splitlines()[0]
 
-    def test_in_good_order(self) -> None:
+    def test_after_a_graceful_stop_with_commits_it_resumes_with_the_next_record(self) -> None:
         exactly = "The same command resumes with the next record:"
         assert self.how("--group-id", "g") == exactly
         assert self.how("--offset-storage", "store") == exactly
 
     @pytest.mark.parametrize("more", [("--lookahead", "2"), ("--lateness", "30s")])
-    def test_records_are_handled_ahead_of_what_may_be_committed(self, more: tuple[str, ...]) -> None:
+    def test_with_lookahead_or_lateness_it_resumes_at_the_last_boundary(self, more: tuple[str, ...]) -> None:
         assert self.how("--group-id", "g", *more) == "The same command resumes at 2026-01-01T00:00:00Z:"
 
-    def test_nothing_is_committed(self) -> None:
+    def test_without_commits_handled_records_come_again(self) -> None:
         assert self.how() == (
             "The same command resumes at 2026-01-01T00:00:00Z; "
             "records handled since then come again, because no offsets are committed:"
         )
 
-    def test_at_once(self) -> None:
+    def test_after_a_stop_at_once_it_resumes_at_the_last_boundary(self) -> None:
         assert self.how("--group-id", "g", in_order=False) == "The same command resumes at 2026-01-01T00:00:00Z:"
         assert self.how("--group-id", "g", in_order=False, last=left(closed=None)) == (
             "The same command resumes from the beginning:"
         )
 
-    def test_the_store_cannot_be_asked(self) -> None:
+    def test_if_the_store_does_not_answer_the_boundary_is_not_named(self) -> None:
         unknown = left(run=False, closed=None, known=False)
         assert self.how("--group-id", "g", last=unknown) == "The same command resumes where the last period closed:"
 
-    def test_nothing_was_begun(self) -> None:
+    def test_if_no_run_was_founded_the_same_command_starts_it(self) -> None:
         assert self.how(last=left(run=False, closed=None)) == "Nothing was started. The same command starts it:"
 
-    def test_others_go_on(self) -> None:
+    def test_in_a_managed_group_the_other_members_go_on(self) -> None:
         others = "The other members go on. The same command joins again:"
         assert self.how("--assignment", "managed", last=left(others=True)) == others
-        assert self.how(last=left(others=True)) != others, "who has what is fixed: nobody takes it over"
+        assert self.how(last=left(others=True)) != others, "the assignment is fixed: nobody takes the partitions over"
 
-    def test_what_could_not_be_committed_is_not_promised(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_after_a_failed_commit_it_resumes_at_the_last_boundary(self, capsys: pytest.CaptureFixture[str]) -> None:
         workers = Workers("--group-id", "g")
         for _ in range(2):
             workers.report(1, "trouble", text="could not commit offsets")
         assert capsys.readouterr().err == "worker-2: could not commit offsets\n"
         assert workers.monitor.how_to_resume(left(), in_order=True).startswith("The same command resumes at 2026-")
 
-    def test_in_memory(self) -> None:
+    def test_a_run_in_memory_resumes_only_from_offsets_in_kafka(self) -> None:
         store = ("memory://once",)
         assert self.how(*store, processes=1).startswith("memory:// remembers nothing")
         assert self.how(*store, "--group-id", "g", processes=1).endswith("the same command with --from committed.")
@@ -102,7 +102,7 @@ class TestHowToResume:
 
 
 class TestExitedWorkers:
-    def test_all_are_done(self) -> None:
+    def test_the_run_is_done_when_all_workers_are_done(self) -> None:
         workers = Workers()
         for worker in range(2):
             workers.handle(worker, 50)
@@ -111,7 +111,7 @@ class TestExitedWorkers:
         assert (workers.monitor.failure, workers.monitor.stopped) == (None, False)
         assert workers.monitor.summary().startswith("Done: 100 records in 3 periods")
 
-    def test_one_is_killed(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_a_killed_worker_is_a_failure_unless_others_take_over(self, capsys: pytest.CaptureFixture[str]) -> None:
         fixed, managed = Workers(), Workers("--assignment", "managed", "--member", "m")
         for workers in (fixed, managed):
             workers.report(0, "ended", code=-9)
@@ -122,7 +122,7 @@ class TestExitedWorkers:
         managed.report(1, "ended", code=-9)
         assert managed.monitor.failure == "m-2 was killed by SIGKILL (was the machine out of memory?)"
 
-    def test_one_that_had_not_begun_is_killed_while_all_stop(self) -> None:
+    def test_a_worker_that_dies_before_it_joins_is_no_failure_during_a_stop(self) -> None:
         workers = Workers()
         workers.monitor._joined.remove(1)
         workers.monitor.stop()
@@ -130,7 +130,7 @@ class TestExitedWorkers:
         workers.report(0, "done", **STOPPED)
         assert (workers.monitor.failure, workers.monitor.stopped) == (None, True)
 
-    def test_one_is_told_to_stop_by_somebody_else(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_sigterm_to_one_worker_stops_all_unless_others_take_over(self, capsys: pytest.CaptureFixture[str]) -> None:
         managed = Workers("--assignment", "managed", "--member", "m")
         managed.report(0, "done", **STOPPED)
         assert capsys.readouterr().err == "m-1 was told to stop; the others take over its partitions.\n"
@@ -144,7 +144,7 @@ class TestExitedWorkers:
         assert capsys.readouterr().err == ""
         assert alone.monitor.stopped
 
-    def test_how_they_took_their_end_is_no_failure(self) -> None:
+    def test_reports_that_arrive_after_the_end_are_no_failure(self) -> None:
         workers = Workers("--assignment", "managed")
         workers.handle(0, 5)
         ends = [WorkerReport(n, "ended", {"code": code}) for n, code in enumerate((0, -9))]
@@ -153,7 +153,7 @@ class TestExitedWorkers:
         )
         assert workers.monitor.failure is None
 
-    def test_one_that_is_killed_has_not_said_how_far_it_had_come(self) -> None:
+    def test_without_the_last_counts_of_a_worker_the_result_says_at_least(self) -> None:
         workers = Workers()
         for worker in range(2):
             workers.handle(worker, 5, last=worker == 0)
@@ -163,7 +163,7 @@ class TestExitedWorkers:
 
 
 @pytest.mark.parametrize("how", ["Done", "Stopped"])
-def test_what_became_of_records_that_were_not_handled_is_told(how: str) -> None:
+def test_the_result_counts_late_dead_lettered_and_skipped_records(how: str) -> None:
     workers = Workers()
     workers.handle(0, 10, late=2, dead_lettered=3)
     workers.handle(1, 5, skipped=1, late=1)
@@ -177,7 +177,7 @@ def test_what_became_of_records_that_were_not_handled_is_told(how: str) -> None:
     ]
 
 
-def test_who_is_waited_for_is_shown() -> None:
+def test_a_stop_names_the_workers_that_it_waits_for() -> None:
     workers = Workers(processes=3)
     workers.monitor.stop()
     assert workers.note() == "stopping"
@@ -189,32 +189,32 @@ def test_who_is_waited_for_is_shown() -> None:
     )
 
 
-class TestWhoIsSlow:
-    """The partition that the others really wait for is named, or nobody is."""
+class TestSlowestPartition:
+    """The note names the partition that the others wait for, or none."""
 
     STATUS: ClassVar[dict[str, Any]] = {"state": "running", "waiting_seconds": 0.1, "blocking": [], "done": 0}
 
-    def test_the_partition_that_is_busy_whenever_one_looks(self) -> None:
+    def test_a_partition_that_is_busy_in_nearly_every_sample_is_named(self) -> None:
         workers = Workers()
-        for look in range(8):
-            workers.handle(0, look, busy=["orders.0"] if look == 3 else [])
-            workers.handle(1, look, busy=["orders.2", "orders.3"] if look % 3 else ["orders.3"])
+        for sample in range(8):
+            workers.handle(0, sample, busy=["orders.0"] if sample == 3 else [])
+            workers.handle(1, sample, busy=["orders.2", "orders.3"] if sample % 3 else ["orders.3"])
         assert workers.note() == "waits for orders.3 on worker-2"
 
-    def test_nobody_while_there_are_few_looks(self) -> None:
+    def test_none_is_named_while_there_are_few_samples(self) -> None:
         workers = Workers()
-        for look in range(3):
-            workers.handle(1, look, busy=["orders.3"])
+        for sample in range(3):
+            workers.handle(1, sample, busy=["orders.3"])
         assert workers.note() == ""
 
-    def test_nobody_where_all_are_equally_busy(self) -> None:
+    def test_none_is_named_if_all_are_equally_busy(self) -> None:
         workers = Workers()
-        for look in range(8):
-            workers.handle(0, look, busy=["orders.0", "orders.1"])
-            workers.handle(1, look, busy=["orders.2", "orders.3"])
+        for sample in range(8):
+            workers.handle(0, sample, busy=["orders.0", "orders.1"])
+            workers.handle(1, sample, busy=["orders.2", "orders.3"])
         assert workers.note() == ""
 
-    def test_of_another_command_if_its_member_says_so(self) -> None:
+    def test_a_partition_of_another_command_is_named_from_the_status(self) -> None:
         workers = Workers("--assignment", "managed", "--member", "m")
         workers.monitor._last_joined_at -= 10
         workers.report(
@@ -222,7 +222,7 @@ class TestWhoIsSlow:
         )
         assert workers.note() == "waits for orders.7 on other-1 for 3.0s"
 
-    def test_a_partition_that_nobody_runs_only_if_that_lasts(self) -> None:
+    def test_an_unowned_partition_is_named_only_after_a_while(self) -> None:
         workers = Workers()
         workers.monitor._last_joined_at -= 10
         workers.report(0, "status", **{**self.STATUS, "blocking": [("orders.0", None)]})
@@ -230,8 +230,8 @@ class TestWhoIsSlow:
         workers.report(0, "status", **{**self.STATUS, "waiting_seconds": 4.0, "blocking": [("orders.0", None)]})
         assert workers.note() == "waits for orders.0, which is unowned, for 4.0s"
 
-    def test_what_was_seen_before_all_were_there_is_not_shown(self) -> None:
-        """The limit may have stood for hours when the run is started again, and for its first status nobody ran anything."""
+    def test_waiting_times_from_before_all_workers_joined_are_ignored(self) -> None:
+        """When a run is resumed, the limit may have stood for hours, and in the first status no partition has an owner."""
         words = ["replay", "handlers:handle", "--topic", "orders", "--period", "1m", "--processes", "2"]
         monitor = Monitor(parse(words, ENVIRONMENT), PreviousRun())
         monitor.receive(WorkerReport(0, "joined", {"total": 100}))
@@ -242,7 +242,7 @@ class TestWhoIsSlow:
         monitor.receive(WorkerReport(0, "status", status))
         assert monitor.progress(time.monotonic()).note == ""
 
-    def test_an_end_to_come_waits_for_the_clock(self) -> None:
+    def test_a_run_with_an_end_in_the_future_waits_for_the_clock(self) -> None:
         workers = Workers("--to", "2100-01-01T00:00Z")
         workers.report(0, "status", **{**self.STATUS, "clock": True})
         assert workers.note() == "waits for the clock: ends at 2100-01-01T00:00:00Z"
@@ -250,27 +250,27 @@ class TestWhoIsSlow:
         assert workers.note() == ""
 
 
-def test_a_changed_period_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_period_is_announced_once(capsys: pytest.CaptureFixture[str]) -> None:
     workers = Workers()
     for period in (60_000, 300_000, None, 300_000):
         workers.report(0, "status", state="running", period=period)
     assert capsys.readouterr().err == "The period is 5m now; it was 1m.\n"
 
 
-class TestHowMuchIsDone:
-    def test_by_what_its_workers_have_handled(self) -> None:
+class TestShare:
+    def test_it_counts_the_records_that_the_workers_have_handled_or_left_out(self) -> None:
         workers = Workers()
         workers.handle(0, 20)
         workers.handle(1, 5)
         assert workers.monitor.progress(0.0).share == 0.25
         workers.handle(0, 20, dead_lettered=5, skipped=10, outside=1)
-        assert workers.monitor.progress(0.0).share == 0.41, "records that were left out are done, too"
+        assert workers.monitor.progress(0.0).share == 0.41, "records that were left out count as done"
 
-    def test_in_a_managed_group_other_commands_have_done_their_part(self) -> None:
+    def test_in_a_managed_group_it_counts_the_offsets_of_all_members(self) -> None:
         workers = Workers("--assignment", "managed")
         workers.handle(0, 20)
         workers.report(0, "status", state="running", done=60)
-        workers.report(1, "status", state="running", done=50)  # an older look
+        workers.report(1, "status", state="running", done=50)  # an older status
         view = workers.monitor.progress(0.0)
         assert view.share == 0.6
         assert view.records == 20

@@ -1,4 +1,4 @@
-"""What ``aiokcc offsets`` understands, and the files it writes and reads; nobody is asked."""
+"""The arguments of ``aiokcc offsets``, and the files that it writes and reads; nothing is connected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFFSETS = {Partition("orders", 0): 5, Partition("orders", 1): 7}
 
 
 @pytest.mark.parametrize("action", ["", "show", "set", "reset", "export", "import", "migrate"])
-def test_the_help_teaches_by_examples(action: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_has_examples(action: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["offsets", *filter(None, [action]), "--help"]) == 0
     shown = capsys.readouterr().out
     assert "examples:" in shown
@@ -62,7 +62,7 @@ def test_the_help_teaches_by_examples(action: str, capsys: pytest.CaptureFixture
         (["set", "orders", "0", "x"], "Try 'aiokcc offsets set --help'."),
     ],
 )
-def test_what_is_not_understood_is_said_and_exits_with_2(
+def test_an_invalid_argument_is_explained_and_exits_with_2(
     words: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("AIOKCC_STORE", "AIOKCC_BOOTSTRAP_SERVERS"):
@@ -74,7 +74,7 @@ def test_what_is_not_understood_is_said_and_exits_with_2(
     assert "Traceback" not in err
 
 
-def test_the_environment_serves_where_nothing_is_given() -> None:
+def test_the_environment_variables_are_used_if_nothing_is_given() -> None:
     options = parse(["offsets", "show"], {"AIOKCC_STORE": URL, "AIOKCC_BOOTSTRAP_SERVERS": "h:1"})
     assert (options.store, options.bootstrap_servers, options.group_id) == (URL, "h:1", None)
     options = parse(["offsets", "reset", "2026-01-01T00:00Z", "--topic", "a", "--topic", "b", URL], {})
@@ -83,7 +83,7 @@ def test_the_environment_serves_where_nothing_is_given() -> None:
     assert parse(["offsets", "show", "--group-id", "g"], {}).store is None
 
 
-def test_both_forms_of_a_file_come_back_as_they_were() -> None:
+def test_json_and_csv_files_are_read_as_they_were_written() -> None:
     text = as_json("here", "store", [as_entry(p, commit) for p, commit in sorted(COMMITS.items())])
     assert json.loads(text)["offsets"][0] == {
         "topic": "orders",
@@ -103,6 +103,6 @@ def test_both_forms_of_a_file_come_back_as_they_were() -> None:
     "text",
     ["[1]", '{"offsets": {}}', "[[]]", "a\tb", '"', "topic,partition,offset\n,0,1", "topic,partition,offset\nx,0"],
 )
-def test_a_file_that_is_none_is_told_with_its_name(text: str) -> None:
+def test_the_error_for_an_invalid_file_has_its_name(text: str) -> None:
     with pytest.raises(UsageError, match="offsets.txt"):
         read(text, "offsets.txt")

@@ -1,4 +1,4 @@
-"""``aiokcc replay`` on paper: what it understands, whose functions it finds, and what it says; nothing is started."""
+"""The arguments of ``aiokcc replay``, the functions that they name, and the shares of its workers; nothing is started."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def parsed(*more: str) -> argparse.Namespace:
     return parse([*WORDS, *more], ENVIRONMENT)
 
 
-class TestWords:
-    def test_the_least_that_is_needed(self) -> None:
+class TestArguments:
+    def test_the_defaults(self) -> None:
         given = as_keywords(parsed())
         assert given["store"] == "zk://h/replay"
         assert given["bootstrap_servers"] == "h:9092"
         assert (given["start"], given["end"], given["period"]) == ("earliest", "now", 60_000)
 
-    def test_times(self) -> None:
+    def test_times_are_milliseconds(self) -> None:
         given = as_keywords(parsed("--from", "2026-01-01T00:00Z", "--to", f"{T + 5}"))
         assert (given["start"], given["end"]) == (T, T + 5)
         assert as_keywords(parsed("--follow"))["end"] is None
         assert as_keywords(parsed("--follow", "--caught-up", "1h"))["caught_up"] == 3_600_000
 
-    def test_the_store_may_stand_anywhere_and_kafkas_servers_are_no_store(self) -> None:
+    def test_a_url_is_the_store_unless_it_follows_bootstrap_servers(self) -> None:
         options = parsed("zk://other/x", "--bootstrap-servers", "PLAINTEXT://h:9092")
         assert options.store == "zk://other/x"
         assert options.bootstrap_servers == "PLAINTEXT://h:9092"
 
-    def test_lateness_for_all_or_for_each(self) -> None:
+    def test_lateness_is_for_all_topics_or_for_each(self) -> None:
         assert as_keywords(parsed())["lateness"] is None
         assert as_keywords(parsed("--lateness", "30s"))["lateness"] == 30_000
         each = as_keywords(parsed("--lateness", "orders=30s", "--lateness", "payments=1m"))
@@ -51,7 +51,7 @@ class TestWords:
         with pytest.raises(UsageError, match="TOPIC=TIME"):
             as_keywords(parsed("--lateness", "30s", "--lateness", "1m"))
 
-    def test_settings_of_the_consumer(self) -> None:
+    def test_settings_of_the_consumer_become_keywords(self) -> None:
         given = as_keywords(parsed("--consumer", "fetch_max_bytes=1000", "--consumer", "client_id=me=you"))
         assert (given["fetch_max_bytes"], given["client_id"]) == (1000, "me=you")
 
@@ -75,7 +75,7 @@ class TestWords:
             (["--on-error", "deadletter"], "'deadletter'; did you mean 'dead-letter'?"),
         ],
     )
-    def test_what_is_refused(self, more: list[str], message: str) -> None:
+    def test_an_invalid_argument_is_explained(self, more: list[str], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             parsed(*more)
 
@@ -83,24 +83,24 @@ class TestWords:
         with pytest.raises(UsageError, match="replay has no option --perod; did you mean --period?"):
             parse(["replay", "handlers:handle", "--topic", "orders", "--perod", "1m"], ENVIRONMENT)
 
-    def test_what_is_missing(self) -> None:
+    def test_a_missing_argument_is_named(self) -> None:
         with pytest.raises(UsageError, match="which store.* memory://once"):
             parse(WORDS, {})
         with pytest.raises(UsageError, match="required: --period"):
             parse(["replay", "a:b"], ENVIRONMENT)
 
-    def test_no_topics(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_topics_are_required(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", "a:b", "--period", "1m", "zk://h/x"]) == 2
         assert (
             capsys.readouterr().err == "aiokcc: which topics? Give --topic TOPIC, once for each, or --pattern REGEX\n"
         )
 
-    def test_a_pattern_instead_of_topics(self) -> None:
+    def test_a_pattern_replaces_the_topics(self) -> None:
         options = parse(["replay", "a:b", "--pattern", "orders-.*", "--period", "1m"], ENVIRONMENT)
         assert options.topic is None
         assert as_keywords(options)["pattern"] == "orders-.*"
 
-    def test_the_help_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_the_help_explains_the_handler_stopping_and_resuming(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["replay", "--help"]) == 0
         text = capsys.readouterr().out
         for word in (
@@ -118,14 +118,14 @@ class TestWords:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, on nobody's path."""
+    """Change to an empty directory that is not in sys.path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
     return tmp_path
 
 
 class TestFunctions:
-    def test_the_current_directory_is_looked_at(self, here: Path) -> None:
+    def test_the_current_directory_is_searched(self, here: Path) -> None:
         (here / "mine_a.py").write_text("class Shop:\n    @staticmethod\n    def handle(record): return record\n")
         assert load_function("mine_a:Shop.handle", "a record")(7) == 7
 
@@ -148,7 +148,7 @@ class TestFunctions:
             ("wrong_b:handle", r"wrong_b cannot be imported: SyntaxError: .* \(wrong_b.py, line 1\)"),
         ],
     )
-    def test_what_is_wrong_is_said(self, here: Path, name: str, message: str) -> None:
+    def test_the_error_says_what_is_wrong(self, here: Path, name: str, message: str) -> None:
         (here / "mine_b.py").write_text(
             "from math import floor\nNUMBER = 3\ndef handle(r): pass\ndef two(a, b): pass\ndef many(r): yield r\n"
         )
@@ -158,7 +158,7 @@ class TestFunctions:
         with pytest.raises(UsageError, match=message):
             load_function(name, "a record")
 
-    def test_where_an_error_came_from(self) -> None:
+    def test_the_location_of_an_error_is_its_last_line(self) -> None:
         def fail() -> None:
             raise LookupError
 
@@ -168,7 +168,7 @@ class TestFunctions:
             assert describe_location(error).endswith("in fail")
         assert describe_location(LookupError()) == ""
 
-    def test_the_last_line_in_the_users_own_file_is_named(self, here: Path) -> None:
+    def test_the_location_of_an_error_in_a_library_is_the_users_line(self, here: Path) -> None:
         (here / "own_c.py").write_text(
             "import json\ndef inner(r):\n    json.loads('{')\ndef handle(r):\n    inner(r)\n"
         )
@@ -181,7 +181,7 @@ class TestFunctions:
             assert "decoder.py" in describe_location(caught.value)
 
 
-def test_no_kafka(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_of_kafka_is_required(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("AIOKCC_BOOTSTRAP_SERVERS", raising=False)
     assert main([*WORDS, "zk://h/x"]) == 2
     assert "where is Kafka? Give --bootstrap-servers HOST:PORT" in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_an_exit_code_is_described(code: int, text: str) -> None:
     assert describe_exit(code) == text
 
 
-def test_every_partition_falls_to_one_worker_the_later_ones_too() -> None:
+def test_every_partition_belongs_to_one_worker_also_those_added_later() -> None:
     shares: list[list[Any]] = [[["orders", 0], ["orders", 2]], [["orders", 1]], [["payments", 0]]]
     rules = [partition_rule(shares, number) for number in range(3)]
     for number, share in enumerate(shares):
@@ -207,4 +207,4 @@ def test_every_partition_falls_to_one_worker_the_later_ones_too() -> None:
             assert [rule(topic, partition) for rule in rules] == [n == number for n in range(3)]
     later = [[rule("orders", partition) for rule in rules] for partition in range(3, 100)]
     assert all(sum(ours) == 1 for ours in later)
-    assert all(sum(ours) > 10 for ours in zip(*later, strict=True)), "not all of them to one"
+    assert all(sum(ours) > 10 for ours in zip(*later, strict=True)), "they are spread over the workers"

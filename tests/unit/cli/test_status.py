@@ -1,4 +1,4 @@
-"""The health, the view and the JSON object that ``aiokcc status`` makes of a status; no store is read."""
+"""``aiokcc status`` derives a health, a view and a JSON object from a status; no store is read."""
 
 from __future__ import annotations
 
@@ -53,69 +53,71 @@ def view_of(status: Status, **options: object) -> StatusView:
 
 
 class TestHealth:
-    def judged(self, **changes: object) -> tuple[HealthKind, bool, str]:
-        verdict = assess(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
-        return verdict.kind, verdict.stuck, verdict.text
+    def assessed(self, **changes: object) -> tuple[HealthKind, bool, str]:
+        health = assess(replace(MOVING, **changes), stuck_after=30, now=NOW)  # type: ignore[arg-type]
+        return health.kind, health.stuck, health.text
 
-    def test_a_limit_that_has_just_moved(self) -> None:
-        assert self.judged() == (HealthKind.MOVING, False, "The limit moves; it last did 0.1s ago.")
+    def test_a_limit_that_moved_a_moment_ago_moves(self) -> None:
+        assert self.assessed() == (HealthKind.MOVING, False, "The limit moves; it last did 0.1s ago.")
 
     def test_one_slow_partition_is_named_with_its_member_and_for_how_long(self) -> None:
-        kind, stuck, text = self.judged(waiting_seconds=12.4)
+        kind, stuck, text = self.assessed(waiting_seconds=12.4)
         assert (kind, stuck) == (HealthKind.BLOCKED, False)
         assert text == "Blocked for 12s by payments.0 on beta, which still has records before the limit."
 
-    def test_it_is_stuck_after_a_while(self) -> None:
-        assert self.judged(waiting_seconds=30.0)[:2] == (HealthKind.BLOCKED, True)
+    def test_a_blocked_group_is_stuck_after_a_while(self) -> None:
+        assert self.assessed(waiting_seconds=30.0)[:2] == (HealthKind.BLOCKED, True)
 
     def test_an_unowned_partition_is_named_at_once_with_its_last_owner(self) -> None:
         blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
-        kind, _, text = self.judged(blocking=blocking)
+        kind, _, text = self.assessed(blocking=blocking)
         assert (kind, text) == (HealthKind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
 
-    def test_a_partition_nobody_has_ever_run(self) -> None:
-        assert "nobody has run it yet" in self.judged(blocking=(Blocking("orders.0", None, "unowned", None),))[2]
+    def test_a_partition_that_had_no_owner_yet(self) -> None:
+        assert "nobody has run it yet" in self.assessed(blocking=(Blocking("orders.0", None, "unowned", None),))[2]
 
     def test_many_slow_partitions_are_counted(self) -> None:
         blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(1000))
-        assert self.judged(blocking=blocking, waiting_seconds=61)[2] == "Blocked for 1m1s by 1,000 partitions on alpha."
+        assert (
+            self.assessed(blocking=blocking, waiting_seconds=61)[2] == "Blocked for 1m1s by 1,000 partitions on alpha."
+        )
 
     def test_no_members(self) -> None:
-        kind, stuck, text = self.judged(members=(), leader=None, epoch=None, waiting_seconds=180)
+        kind, stuck, text = self.assessed(members=(), leader=None, epoch=None, waiting_seconds=180)
         assert (kind, stuck) == (HealthKind.NO_MEMBERS, True)
         assert text.startswith("The group has no members. The limit has stood for 3m;")
 
     def test_all_idle_is_not_stuck(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "idle"), PartitionStatus("payments.0", None, "finished"))
-        kind, stuck, _ = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
+        kind, stuck, _ = self.assessed(partitions=partitions, blocking=(), waiting_seconds=9999)
         assert (kind, stuck) == (HealthKind.IDLE, False)
 
     def test_records_of_the_future_wait_for_the_clock(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", int(NOW * 1000) + 86_400_000),)
-        kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=9999)
+        kind, stuck, text = self.assessed(partitions=partitions, blocking=(), waiting_seconds=9999)
         assert (kind, stuck) == (HealthKind.CLOCK, False)
         assert "2026-01-02T20:40:00Z" in text
 
     def test_a_leader_that_does_nothing(self) -> None:
         partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1),)
-        kind, stuck, text = self.judged(partitions=partitions, blocking=(), waiting_seconds=40)
+        kind, stuck, text = self.assessed(partitions=partitions, blocking=(), waiting_seconds=40)
         assert (kind, stuck) == (HealthKind.STALLED, True)
         assert "the leader, alpha, has not moved the limit" in text
 
     @pytest.mark.parametrize(
         ("state", "kind"), [("held", HealthKind.HELD), ("released", HealthKind.RELEASED), ("ended", HealthKind.ENDED)]
     )
-    def test_what_was_asked_for_is_not_stuck(self, state: str, kind: HealthKind) -> None:
-        assert self.judged(state=state, waiting_seconds=9999)[:2] == (kind, False)
+    def test_a_group_that_is_held_released_or_ended_is_not_stuck(self, state: str, kind: HealthKind) -> None:
+        assert self.assessed(state=state, waiting_seconds=9999)[:2] == (kind, False)
 
-    def test_what_cannot_be_read_is_stuck_at_once(self) -> None:
-        kind, stuck, text = self.judged(state="unreadable", problems=("/replay/period holds 'x'",))
+    def test_a_group_with_an_unreadable_node_is_stuck_at_once(self) -> None:
+        kind, stuck, text = self.assessed(state="unreadable", problems=("/replay/period holds 'x'",))
         assert (kind, stuck) == (HealthKind.UNREADABLE, True)
         assert "/replay/period holds 'x'" in text
 
 
 class TestStatusView:
-    def test_who_blocks_comes_first(self) -> None:
+    def test_the_blocking_partition_comes_first(self) -> None:
         text = write_status(view_of(replace(MOVING, waiting_seconds=72)))
         first, second, _, title, heads, row, *_ = text.splitlines()
         assert first == URL
@@ -157,17 +159,17 @@ class TestStatusView:
         assert any(line.startswith("* a.b.0") for line in lines)
         assert len(write_status(view_of(status, everything=True)).splitlines()) > 1024
 
-    def test_of_many_that_block_some_are_listed(self) -> None:
+    def test_of_many_blocking_partitions_ten_are_listed(self) -> None:
         blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(300))
         table = view_of(replace(MOVING, blocking=blocking, waiting_seconds=5)).blocking
         assert table is not None
         assert (len(table.rows), table.note) == (10, "and 290 more")
 
-    def test_a_hold_says_how_to_go_on(self) -> None:
+    def test_a_hold_shows_the_command_that_ends_it(self) -> None:
         view = view_of(replace(MOVING, state="held", period=None), resume="aiokcc period 1m")
         assert "resume with: aiokcc period 1m" in write_status(view)
 
-    def test_one_line_for_a_log(self) -> None:
+    def test_a_line_for_a_log(self) -> None:
         assert write_line(view_of(MOVING)) == "2026-01-01T00:05:00Z  The limit moves; it last did 0.1s ago."
 
 
@@ -212,7 +214,7 @@ class TestTheRun:
         assert self.facts(**held, held_period=120_000)["period"] == "2m before the hold"
         assert "not recorded before the hold; the run began with 1m" in self.facts(**held)["period"]
 
-    def test_the_page_fits_80_columns(self) -> None:
+    def test_the_view_fits_80_columns(self) -> None:
         many = {"offsets_done": 1_234_567_890, "offsets_total": 12_345_678_900}
         now = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
         held = {"state": "held", "period": None, "agreed_period": 366 * 86_400_000 - 1}
@@ -220,14 +222,14 @@ class TestTheRun:
             shown = write_status(view_of(replace(MOVING, **changes)))  # type: ignore[arg-type]
             assert [line for line in shown.splitlines() if len(line) > 80] == []
 
-    def test_without_times_its_share_goes_by_offsets(self) -> None:
+    def test_without_times_the_share_is_computed_from_offsets(self) -> None:
         known = {"start": None, "end": None, "source": "kafka start=committed end=now time=record"}
         facts = self.facts(**known, offsets_done=5, offsets_total=2000)
         assert facts["limit"].endswith("   0.2% of the run")
         assert facts["run"] == "from the committed offsets to where the topics ended when it began"
         assert facts["offsets"] == "5 of 2,000 are processed"
 
-    def test_one_that_follows_has_no_share(self) -> None:
+    def test_a_run_that_follows_has_no_share(self) -> None:
         facts = self.facts(start=None, end=None, source="kafka start=earliest end=none time=record")
         assert "run" not in facts
         assert "of the run" not in facts["limit"]
