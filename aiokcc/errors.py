@@ -10,6 +10,7 @@
     │   └── PipelineMismatchError           a Spark pipeline was started before with another definition
     ├── CoordinationError                   a problem outside this process
     │   ├── CorruptNodeError                the content of a node cannot be read
+    │   │   └── OtherFormatError            an older or newer version of aiokcc founded the group
     │   ├── MissingNodeError                a node of the protocol was deleted while the group ran
     │   ├── KafkaError                      the broker does not answer, or the log has changed
     │   │   └── KafkaRefusedError           the broker refuses us: credentials, or security_protocol
@@ -53,6 +54,7 @@ __all__ = [
     "NoNodeError",
     "NodeExistsError",
     "NotEmptyError",
+    "OtherFormatError",
     "OutcomeUnknownError",
     "PartitionError",
     "PartitionOwnedError",
@@ -113,6 +115,17 @@ class CorruptNodeError(CoordinationError):
         shown = repr(content[:60])[1:] + (f" … ({len(content)} bytes)" if len(content) > 60 else "")
         super().__init__(f"{path} holds {shown}; expected {expected}")
         self.path, self.content, self.expected = path, content, expected
+
+
+class OtherFormatError(CorruptNodeError):
+    """The group was founded by a version of aiokcc whose nodes have another format."""
+
+    def __init__(self, path: str, content: bytes, found: int, ours: int) -> None:
+        super().__init__(path, content, f"format {ours}")
+        older = "an older" if found < ours else "a newer"
+        message = f"{path} was written by {older} version of aiokcc: its format is {found}, and this version has {ours}"
+        self.args = (f"{message}; let all members run the same version, or use another root",)
+        self.found, self.ours = found, ours
 
 
 class MissingNodeError(CoordinationError):

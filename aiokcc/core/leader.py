@@ -14,6 +14,7 @@ after the other, each with its cut.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple, TypeAlias
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.marks import Mark
 from aiokcc.core.partition_progress import PartitionState
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.report import Crossing, Cut, Entry, Report
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 
@@ -71,6 +72,40 @@ class Wait:
 Decision: TypeAlias = Advance | Wait
 
 
+class _Coverage(NamedTuple):
+    """The comparison of some reports with the agreed set."""
+
+    lists: list[PartitionList]
+    """The partitions of each report."""
+    finished: Mapping[Partition, tuple[str, Mark]]
+    reason: str | None
+    """Says why they do not cover exactly the agreed set; None if they do."""
+    gone: list[str]
+    """The lines of a cut for the finished partitions that no report has."""
+
+    @classmethod
+    def of(
+        cls,
+        lists: list[PartitionList],
+        finished: Mapping[Partition, tuple[str, Mark]],
+        agreed: frozenset[Partition],
+    ) -> _Coverage:
+        """Compares the partitions of the reports, and those that have finished, with the agreed set."""
+        covered = frozenset(itertools.chain.from_iterable(lists))
+        left = {p: found for p, found in sorted(finished.items()) if p not in covered}
+        reason: str | None = None
+        if sum(map(len, lists)) != len(covered):
+            reason = "a partition is reported by two members"
+        elif covered - agreed:
+            reason = f"{min(covered - agreed)} is reported and is not in the agreed set"
+        elif agreed - covered - left.keys():
+            reason = f"nobody has reported {min(agreed - covered - left.keys())}"
+        gone: dict[str, dict[Partition, Mark]] = {}
+        for partition, (member, mark) in left.items():
+            gone.setdefault(member, {})[partition] = mark
+        return cls(lists, finished, reason, [Cut.line_of(member, marks) for member, marks in gone.items()])
+
+
 @dataclass(slots=True)
 class Leader:
     """The state of a leader in its term. The fields are facts that it has read; :meth:`decide` is the rule."""
@@ -88,8 +123,7 @@ class Leader:
     """The partitions that have finished in a cut. They need no report any more."""
     reports: dict[str, Report] = field(default_factory=dict)
     """The reports by member; only those that could be read."""
-    _templates: dict[tuple[str, tuple[str, ...]], str] = field(default_factory=dict)
-    _names: frozenset[str] | None = None
+    _coverage: _Coverage | None = field(default=None, repr=False)
 
     def decide(self, now: int) -> Decision:
         """Returns whether the limit may move, and to where. ``now`` is the wall clock in milliseconds since the epoch."""
@@ -136,22 +170,15 @@ class Leader:
 
     def _uncovered(self) -> str | None:
         """Returns why the reports do not cover exactly the agreed set; None if they do."""
-        if self._names is None:
-            self._names = frozenset(map(str, self.settings.partitions))
-        names: set[str] = set()
-        total = 0
-        for report in self.reports.values():
-            names.update(report.names)
-            total += len(report.names)
-        finished = {str(p) for p in self.finished} - names
-        if total != len(names):
-            return "a partition is reported by two members"
-        if names | finished != self._names:
-            outside = sorted(names - self._names)
-            if outside:
-                return f"{outside[0]} is reported and is not in the agreed set"
-            return f"nobody has reported {min(self._names - names - finished)}"
-        return None
+        return self._cover().reason
+
+    def _cover(self) -> _Coverage:
+        """Compares the reports with the agreed set; again only if the partitions of a report have changed, or the finished."""
+        lists = [report.partitions for report in self.reports.values()]
+        known = self._coverage
+        if known is None or known.lists != lists or known.finished is not self.finished:
+            known = self._coverage = _Coverage.of(lists, self.finished, self.settings.partitions)
+        return known
 
     def _advance(self, crossings: Mapping[str, Crossing], least: int, now: int) -> Decision:
         assert self.request is not None
@@ -223,20 +250,8 @@ class Leader:
             )
         ]
         for member, report in sorted(self.reports.items(), key=itemgetter(0)):  # the same bytes for the same reports
-            if not report.names:
-                continue
-            key = (member, report.names)
-            template = self._templates.get(key)
-            if template is None:
-                template = self._templates[key] = Cut.template(member, map(Partition.parse, report.names))
-            lines.append(template % tuple(crossings[member].marks.texts()))
-        covered = {name for report in self.reports.values() for name in report.names} if self.finished else set()
-        gone: dict[str, dict[Partition, Mark]] = {}
-        for partition, (member, mark) in sorted(self.finished.items()):
-            if str(partition) not in covered:
-                gone.setdefault(member, {})[partition] = mark
-        lines += [Cut.template(m, marks) % tuple(map(str, marks.values())) for m, marks in gone.items()]
-        return "\n".join(lines)
+            lines.append(Cut.line(member, report.partitions, crossings[member].marks))
+        return "\n".join(lines + self._cover().gone)
 
     def _newly_finished(self, crossings: Mapping[str, Crossing]) -> dict[Partition, tuple[str, Mark]]:
         newly: dict[Partition, tuple[str, Mark]] = {}
@@ -244,14 +259,14 @@ class Leader:
             marks = crossings[member].marks
             if not marks.any_finished:
                 continue
-            for name, mark in zip(report.names, marks.values(), strict=True):
+            for partition, mark in zip(report.partitions, marks.values(), strict=True):
                 if mark.finished:
-                    newly[Partition.parse(name)] = (member, mark)
+                    newly[partition] = (member, mark)
         return newly
 
     def change_set(self, settings: Settings) -> None:
         """Takes the new settings after partitions were added to the agreed set or removed from it."""
-        self.settings, self._names = settings, None
+        self.settings, self._coverage = settings, None
         self.finished = {p: mark for p, mark in self.finished.items() if p in settings.partitions}
 
     def advanced(self, decision: Advance) -> None:
@@ -265,8 +280,6 @@ class Leader:
             self.finished = {**self.finished, **decision.finished}
         if decision.request is not None:
             self.request = decision.request
-        if len(self._templates) > 4 * len(self.reports) + 16:
-            self._templates.clear()
 
 
 def _least(crossings: Mapping[str, Crossing]) -> int | None:
@@ -302,8 +315,7 @@ def blockers(
     entries: dict[Partition, tuple[str, Report, Entry]] = {}
     disputed: set[Partition] = set()
     for member, report in reports.items():
-        for name, entry in report.entries.items():
-            partition = Partition.parse(name)
+        for partition, entry in report.entries.items():
             if partition in entries:
                 disputed.add(partition)
             entries[partition] = (member, report, entry)

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["MARK", "Mark", "Marks", "Span"]
+__all__ = ["NUMBERS", "Mark", "Marks", "Span"]
 
-MARK: Final = r"(?:[0-9]{1,19}(?:-[0-9]{1,19})?|\?)!?"
-"""A regular expression for the text of one mark."""
-_MARKS: Final = re.compile(f"{MARK}(?:,{MARK})*")
+_MARK: Final = r"(?:[0-9]{1,19}(?:-[0-9]{1,19})?|\?)!?"
+NUMBERS: Final = "[0-9]{1,19}(?:,[0-9]{1,19})*;"
+"""The regular expression of a line of plain numbers: the usual case, faster than one with all alternatives."""
+_MARKS: Final = re.compile(f"{NUMBERS}|{_MARK}(?:,{_MARK})*;")
 
 
 class Span(int):
@@ -80,38 +81,35 @@ class Mark:
 class Marks:
     """The marks of a member's partitions, in the order of its report.
 
-    They go from the report into the cut, and few of them are ever looked at. So they stay the text of a report's line, and
-    become values when somebody asks.
+    They go from the report into the cut, and few of them are ever looked at. So they stay the text that both have, and become
+    values when somebody asks.
     """
 
     text: str
+    """The marks with commas between them, and a semicolon at the end: ``55,9,120!;``."""
 
     @classmethod
     def of(cls, offsets: Sequence[int | None], finished: Sequence[bool] | None = None) -> Marks:
         """Returns the marks of these offsets. ``finished`` says which partitions have finished; None: none has."""
         if finished is not None:
-            return cls(",".join([str(Mark(*mark)) for mark in zip(offsets, finished, strict=True)]))
+            return cls(f"{','.join([str(Mark(*mark)) for mark in zip(offsets, finished, strict=True)])};")
         if None in offsets:
-            return cls(",".join(["?" if offset is None else str(offset) for offset in offsets]))
-        return cls(",".join(map(str, offsets)))
+            return cls(f"{','.join(['?' if offset is None else str(offset) for offset in offsets])};")
+        return cls(f"{','.join(map(str, offsets))};")
 
     @classmethod
     def parse(cls, text: str, count: int) -> Marks:
-        """Returns the marks of a report's line. Raises ValueError unless it has ``count`` well-formed marks."""
-        found = cls(text)
-        if not _MARKS.fullmatch(text) or len(found.texts()) != count:
+        """Returns the marks of this text. Raises ValueError unless it has ``count`` well-formed marks."""
+        if text.count(",") + 1 != count or not _MARKS.fullmatch(text):
             raise ValueError(text)
+        found = cls(text)
         if "-" in text:
-            found.values()
+            found.values()  # raises ValueError if a pair is the wrong way round
         return found
-
-    def texts(self) -> list[str]:
-        """Returns the text of each mark, as a cut has it."""
-        return self.text.split(",") if self.text else []
 
     def values(self) -> list[Mark]:
         """Returns each mark."""
-        return [Mark.parse(text) for text in self.texts()]
+        return [Mark.parse(text) for text in self.text[:-1].split(",")]
 
     @property
     def any_finished(self) -> bool:
@@ -121,4 +119,4 @@ class Marks:
     @property
     def all_finished(self) -> bool:
         """True if all partitions have finished."""
-        return all(text.endswith("!") for text in self.texts())
+        return all(text.endswith("!") for text in self.text[:-1].split(","))

@@ -21,7 +21,7 @@ from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.periods import MAX_LIMIT
 from aiokcc.core.report import Cut, Report
 from aiokcc.core.report_builder import build_report, withheld_report
@@ -68,8 +68,8 @@ class MemberProgress:
         """The number of partitions whose locks we hold and that have not arrived."""
         self._owned: list[PartitionProgress] = []
         """The partitions whose locks we hold, sorted."""
-        self._names: tuple[str, ...] = ()
-        """Their names."""
+        self._listed = PartitionList.of(())
+        """The same partitions, as the report lists them."""
         self._last_report: Report | None = None
         """The last report; None once something has happened that could change it."""
 
@@ -348,10 +348,10 @@ class MemberProgress:
         if not (self.ready or even_running):
             return None
         if self.withheld:
-            return withheld_report(self.generation, self.limit, self._owned)
+            return withheld_report(self.generation, self.limit, self._listed)
         said = self._last_report
         if said is None or said.generation != self.generation or said.limit != self.limit.floor:
-            said = build_report(self.generation, self.limit, self._owned, self._names, self.milestone_interval)
+            said = build_report(self.generation, self.limit, self._listed, self._owned, self.milestone_interval)
             self._last_report = said
         return said
 
@@ -364,8 +364,9 @@ class MemberProgress:
 
     def _recount(self) -> None:
         self._last_report = None
-        self._owned = [progress for progress in self.partitions.values() if progress.owned]
-        self._names = tuple([progress.name for progress in self._owned])
+        owned = [progress for progress in self.partitions.values() if progress.owned]
+        if owned != self._owned:
+            self._owned, self._listed = owned, PartitionList.of(progress.partition for progress in owned)
         self._missing = sum(not progress.arrived(self.limit) for progress in self._owned)
 
     def _set_thresholds(self, progress: PartitionProgress) -> None:

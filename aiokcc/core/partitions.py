@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 from aiokcc.errors import CorruptNodeError, UsageError
 
-__all__ = ["Partition", "decode_partitions", "encode_partitions", "listing", "parse_topics"]
+__all__ = ["Partition", "PartitionList", "decode_partitions", "encode_partitions", "listing", "parse_topics"]
 
 MAX_NUMBER: Final = 2**31 - 1
 """The greatest partition number that Kafka allows."""
@@ -35,6 +38,45 @@ class Partition(NamedTuple):
         if not dot or not topic:
             raise ValueError(text)
         return cls(topic, _number(number))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionList:
+    """Partitions in a fixed order, and their text as reports and cuts have it: ``orders:0,1;payments:0;``.
+
+    Two lists are equal if their texts are. So a text that has not changed need not be parsed again.
+    """
+
+    text: str
+    _partitions: tuple[Partition, ...] = field(compare=False, repr=False)
+
+    @classmethod
+    def of(cls, partitions: Iterable[Partition]) -> PartitionList:
+        """Returns the list of these partitions, in this order."""
+        found = tuple(partitions)
+        runs = itertools.groupby(found, itemgetter(0))
+        return cls("".join([f"{topic}:{','.join([str(p.number) for p in run])};" for topic, run in runs]), found)
+
+    @classmethod
+    def parse(cls, text: str) -> PartitionList:
+        """Returns the list of this text. Raises ValueError if it is malformed, is empty, or names a partition twice."""
+        if not text.endswith(";"):
+            raise ValueError(text)
+        result: list[Partition] = []
+        for part in text[:-1].split(";"):
+            topic, _, numbers = part.partition(":")
+            if not _TOPIC.fullmatch(topic):
+                raise ValueError(topic)
+            result += [Partition(topic, _number(number)) for number in numbers.split(",")]
+        if len(set(result)) != len(result):
+            raise ValueError(text)
+        return cls(text, tuple(result))
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._partitions)
+
+    def __len__(self) -> int:
+        return len(self._partitions)
 
 
 def parse_topics(topics: object) -> frozenset[Partition]:

@@ -1,42 +1,47 @@
 """Reports and cuts: the contents of ``progress/<member>`` and ``cuts/<slot>``.
 
-A report is one text per member: a first line ``generation limit count minimum``, then one entry per partition::
+A report is one text per member, in lines: the generation, the floor and the smallest timestamp; the partitions; the state of
+each partition; its offset::
 
-    3 1700000060000 3 1700000061234
-    orders.0:1700000061234@55;orders.1:idle@9;payments.0:finished@120;
+    3 1700000060000 1700000061234
+    orders:0,1;payments:0;
+    1700000061234,idle,finished;
+    55,9,120!;
 
-An entry has the partition's state: blocked at the timestamp of its next record, *idle* at the end of the log, *finished*
-for good, or *running*, which is only written to show people who is slow. After the ``@`` comes the offset of the next
-record, if the caller gave it. A report counts only if no entry is running. Other modules see typed values (:class:`Entry`,
-:class:`~aiokcc.core.marks.Mark`); only this module and ``marks`` read and write the text.
+A partition is blocked at the timestamp of its next record, *idle* at the end of the log, *finished* for good, or *running*,
+which is only written to show people who is slow. A report counts only if no partition is running. The offset is that of the
+next record, ``?`` if the caller did not give it, and has a ``!`` if the partition has finished.
 
 With lookahead all partitions of a member may have crossed further boundaries. Each of these is one more line: the boundary, the
-smallest timestamp behind it, and where it lies in each partition, in the order of the entries::
+smallest timestamp behind it, and its offset in each partition::
 
-    1700000120000 1700000121500 75,31,120!
+    1700000120000 1700000121500 75,31,120!;
 
 Under a bound on lateness a partition reads past records that it holds back, so one offset does not tell what was processed.
 Then there are two: ``55-60`` says that everything before 55 was processed, and before 60 everything below the boundary. A
 record's period is the first one that ends after its timestamp and whose second offset lies behind it.
 
 A cut has what the reports said when a boundary closed: its number, the boundary before, the boundary, the generation, then a
-line per member with the offsets by topic; ``?`` where an offset is not known, ``!`` behind a partition that has finished::
+line per member with its partitions and their offsets::
 
     17 1700000000000 1700000060000 3
-    worker-1 orders:0@55,1@9;payments:0@120!;
+    worker-1 orders:0,1;payments:0; 55,9,120!;
+
+The partitions change seldom, so the leader parses their line once. The offsets change each period, and the leader copies their
+line from the report into the cut. Other modules see typed values: :class:`Entry`, :class:`~aiokcc.core.marks.Mark`.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
-from aiokcc.core.marks import MARK, Mark, Marks
+from aiokcc.core.marks import NUMBERS, Mark, Marks
 from aiokcc.core.partition_progress import PartitionState
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.periods import MAX_LIMIT, MAX_TIMESTAMP
 from aiokcc.errors import CorruptNodeError
 
@@ -45,13 +50,13 @@ __all__ = ["Crossing", "Cut", "Entry", "Report"]
 _STATES: Final = {state.value: state for state in PartitionState if state is not PartitionState.BLOCKED}
 """The states that an entry names. A blocked one has its timestamp instead."""
 _RUNNING: Final = PartitionState.RUNNING.value
-_BODY: Final = re.compile(
-    r"(?:[A-Za-z0-9._-]+\.[0-9]{1,10}:(?:[0-9]{1,19}|idle|finished|running)(?:@[0-9]{1,19}(?:-[0-9]{1,19})?)?;)*"
+_STOP: Final = f"(?:[0-9]{{1,19}}|{'|'.join(_STATES)})"
+_STOPS: Final = re.compile(f"{NUMBERS}|{_STOP}(?:,{_STOP})*;")
+_REPORT_FORM: Final = (
+    "a first line 'generation limit minimum', then lines of partitions, timestamps and offsets "
+    "like 'orders:0,1;', '1700000061234,idle;' and '55,9;'"
 )
-_ENTRY: Final = re.compile(r"([^:;]+):([^;@]+)@?([^;]*);")
-_REPORT_FORM: Final = "a first line 'generation limit count minimum', then entries like orders.0:1700000061234@55;"
-_CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0@55,1@66!;'"
-_CUT_ITEM: Final = re.compile(f"([0-9]{{1,10}})@({MARK})")
+_CUT_FORM: Final = "a first line 'number previous limit generation', then lines like 'worker-1 orders:0,1; 55,66!;'"
 
 Stop: TypeAlias = int | PartitionState
 """The timestamp of a partition's next record if it is blocked; otherwise its state."""
@@ -106,8 +111,7 @@ class Report:
     generation: int
     limit: int
     """The floor under which it was written. Idle entries hold for this floor only; blocked ones while ``ts >= T``."""
-    names: tuple[str, ...]
-    """The partitions: ``orders.0`` and the like."""
+    partitions: PartitionList
     stops: tuple[Stop, ...]
     """The timestamp of the next record of each partition, or its state if it is not blocked."""
     marks: Marks
@@ -124,22 +128,20 @@ class Report:
     """The boundaries behind the floor that all entries have crossed, ascending."""
 
     @classmethod
-    def of(cls, generation: int, limit: int, entries: Mapping[str, Entry]) -> Report:
-        """Makes a report from its entries."""
-        values = entries.values()
-        stops = tuple([entry.state if entry.ts is None else entry.ts for entry in values])
-        ended = [entry.state is PartitionState.FINISHED for entry in values]
-        marks = Marks.of([entry.offset for entry in values], ended)
-        return cls._of_columns(generation, limit, tuple(entries), stops, marks)
+    def of(cls, generation: int, limit: int, partitions: PartitionList, entries: Sequence[Entry]) -> Report:
+        """Makes a report from the entries of these partitions."""
+        stops = tuple([entry.state if entry.ts is None else entry.ts for entry in entries])
+        ended = [entry.state is PartitionState.FINISHED for entry in entries]
+        return cls._of_columns(generation, limit, partitions, stops, Marks.of([e.offset for e in entries], ended))
 
     @classmethod
     def _of_columns(
-        cls, generation: int, limit: int, names: tuple[str, ...], stops: tuple[Stop, ...], marks: Marks
+        cls, generation: int, limit: int, partitions: PartitionList, stops: tuple[Stop, ...], marks: Marks
     ) -> Report:
         return cls(
             generation,
             limit,
-            names,
+            partitions,
             stops,
             marks,
             min((stop for stop in stops if isinstance(stop, int)), default=None),
@@ -149,19 +151,19 @@ class Report:
         )
 
     @property
-    def entries(self) -> dict[str, Entry]:
-        """The entries by partition. They are made at each call: the leader's rule needs the columns only."""
-        result: dict[str, Entry] = {}
-        for name, stop, mark in zip(self.names, self.stops, self.marks.values(), strict=True):
+    def entries(self) -> dict[Partition, Entry]:
+        """The entries by partition. They are made at each call: the leader's rule does not need them."""
+        result: dict[Partition, Entry] = {}
+        for partition, stop, mark in zip(self.partitions, self.stops, self.marks.values(), strict=True):
             if isinstance(stop, int):
-                result[name] = Entry(PartitionState.BLOCKED, stop, mark.offset)
+                result[partition] = Entry(PartitionState.BLOCKED, stop, mark.offset)
             else:
-                result[name] = Entry(stop, None, mark.offset)
+                result[partition] = Entry(stop, None, mark.offset)
         return result
 
-    def unfinished(self) -> list[str]:
+    def unfinished(self) -> list[Partition]:
         """Returns the partitions that had not finished."""
-        return [name for name, stop in zip(self.names, self.stops, strict=True) if stop is not PartitionState.FINISHED]
+        return [p for p, stop in zip(self.partitions, self.stops, strict=True) if stop is not PartitionState.FINISHED]
 
     def at(self, floor: int) -> Crossing | None:
         """Returns the crossing of this floor; None if the report does not prove that nothing is left before it.
@@ -183,7 +185,7 @@ class Report:
         """
         if written is None or self.generation != written.generation or (self.idle and self.limit != written.limit):
             return True
-        if self.names != written.names:
+        if self.partitions != written.partitions:
             return True
         if self.limit == written.limit or self.running or not written.further:
             return (self.stops, self.marks) != (written.stops, written.marks)
@@ -195,43 +197,42 @@ class Report:
 
     def encode(self) -> bytes:
         """Returns the node's content."""
+        if self.idle or self.running or self.finished:
+            stops = ",".join([str(stop) if isinstance(stop, int) else stop.value for stop in self.stops])
+        else:
+            stops = ",".join(map(str, self.stops))
         lines = [
-            f"{self.generation} {self.limit} {len(self.names)} {self._stated_minimum()}",
-            "".join(self._encode_entries()),
+            f"{self.generation} {self.limit} {self._stated_minimum()}",
+            self.partitions.text,
+            f"{stops};",
+            self.marks.text,
+            *(crossing.encode() for crossing in self.further),
         ]
-        return "\n".join(lines + [crossing.encode() for crossing in self.further]).encode()
-
-    def _encode_entries(self) -> list[str]:
-        columns = zip(self.names, self.stops, self.marks.texts(), strict=True)
-        if not (self.idle or self.running or self.finished or "?" in self.marks.text):  # the usual case, faster
-            return [f"{name}:{ts}@{mark};" for name, ts, mark in columns]
-        result: list[str] = []
-        for name, stop, mark in columns:
-            offset = mark.rstrip("?!")
-            result.append(f"{name}:{stop if isinstance(stop, int) else stop.value}{offset and f'@{offset}'};")
-        return result
+        return "\n".join(lines).encode()
 
     @classmethod
-    def decode(cls, path: str, data: bytes) -> Report | None:
-        """Reads the node's content; None while its member has not reported. Raises CorruptNodeError if it is malformed."""
+    def decode(cls, path: str, data: bytes, before: Report | None = None) -> Report | None:
+        """Reads the node's content; None while its member has not reported. Raises CorruptNodeError if it is malformed.
+
+        ``before`` is an earlier report of the same member, if there is one: it most likely has the same partitions.
+        """
         if not data:
             return None
         try:
-            head, body, *lines = data.decode("ascii").split("\n")
-            generation, limit, count, least = head.split(" ")
-            if not _BODY.fullmatch(body) or not (_is_number(generation) and _is_number(limit) and _is_number(count)):
-                raise ValueError(body)
-            report = cls._decode_entries(int(generation), int(limit), body)
-            if (
-                int(count) != len(report.names)
-                or len(set(report.names)) != len(report.names)
-                or least != report._stated_minimum()
-                or report.limit > MAX_LIMIT
-                or (report.minimum or 0) > MAX_TIMESTAMP
-            ):
+            head, listed, stops, marks, *lines = data.decode("ascii").split("\n")
+            generation, limit, least = head.split(" ")
+            if before is not None and listed == before.partitions.text:
+                partitions = before.partitions
+            else:
+                partitions = PartitionList.parse(listed)
+            count = len(partitions)
+            if not (_is_number(generation) and _is_number(limit)) or int(limit) > MAX_LIMIT:
+                raise ValueError(head)
+            report = cls._of_texts(int(generation), int(limit), partitions, stops, Marks.parse(marks, count))
+            if least != report._stated_minimum() or (report.minimum or 0) > MAX_TIMESTAMP:
                 raise ValueError(head)
             if lines:
-                further = tuple(Crossing.decode(line, len(report.names)) for line in lines)
+                further = tuple(Crossing.decode(line, count) for line in lines)
                 boundaries = [report.limit, *(crossing.boundary for crossing in further)]
                 if report.running or report.idle or any(a >= b for a, b in itertools.pairwise(boundaries)):
                     raise ValueError(lines)
@@ -241,21 +242,23 @@ class Report:
         return report
 
     @classmethod
-    def _decode_entries(cls, generation: int, limit: int, body: str) -> Report:
-        found = _ENTRY.findall(body)
-        if not found:
-            return cls(generation, limit, (), (), Marks(""))
-        names, words, offsets = zip(*found, strict=True)
-        if _STATES.keys().isdisjoint(words) and all(offsets):  # the usual case, faster
-            times, marks = tuple(map(int, words)), Marks(",".join(offsets))
-            report = cls(generation, limit, names, times, marks, min(times))
+    def _of_texts(cls, generation: int, limit: int, partitions: PartitionList, stops: str, marks: Marks) -> Report:
+        if not _STOPS.fullmatch(stops):
+            raise ValueError(stops)
+        words = stops[:-1].split(",")
+        if len(words) != len(partitions):
+            raise ValueError(stops)
+        try:  # the usual case, faster: all of them are blocked
+            times = tuple(map(int, words))
+        except ValueError:
+            mixed = tuple([_STATES[word] if word in _STATES else int(word) for word in words])
+            report = cls._of_columns(generation, limit, partitions, mixed, marks)
         else:
-            stops = tuple([_STATES[word] if word in _STATES else int(word) for word in words])
-            ends = ["!" if stop is PartitionState.FINISHED else "" for stop in stops]
-            marks = Marks(",".join([f"{offset or '?'}{end}" for offset, end in zip(offsets, ends, strict=True)]))
-            report = cls._of_columns(generation, limit, names, stops, marks)
-        if "-" in marks.text:
-            marks.values()  # raises ValueError if a pair is the wrong way round
+            report = cls(generation, limit, partitions, times, marks, min(times))
+        if report.finished or marks.any_finished:
+            ended = [stop is PartitionState.FINISHED for stop in report.stops]
+            if ended != [mark.finished for mark in marks.values()]:
+                raise ValueError(stops)
         return report
 
 
@@ -287,14 +290,17 @@ class Cut:
         return next((marks[partition] for marks in self.marks.values() if partition in marks), None)
 
     @staticmethod
-    def template(member: str, partitions: Iterable[Partition]) -> str:
-        """Returns a member's line with ``%s`` for each mark: the leader keeps it and only fills in the marks each period."""
-        parts: list[str] = []
-        last = None
-        for topic, number in partitions:
-            parts.append(f"{',' if topic == last else ';' * bool(parts) + topic + ':'}{number}@%s")
-            last = topic
-        return f"{member.replace('%', '%%')} {''.join(parts)};"
+    def line(member: str, partitions: PartitionList, marks: Marks) -> str:
+        """Returns a member's line."""
+        return f"{member} {partitions.text} {marks.text}"
+
+    @classmethod
+    def line_of(cls, member: str, marks: Mapping[Partition, Mark]) -> str:
+        """Returns the line of a member with these marks."""
+        partitions = sorted(marks)
+        found = [marks[p] for p in partitions]
+        texts = Marks.of([mark.offset for mark in found], [mark.finished for mark in found])
+        return cls.line(member, PartitionList.of(partitions), texts)
 
     @staticmethod
     def header(number: int, previous: int, limit: int, generation: int) -> str:
@@ -304,11 +310,7 @@ class Cut:
     def encode(self) -> bytes:
         """Returns the node's content."""
         lines = [self.header(self.number, self.previous, self.limit, self.generation)]
-        lines += [
-            self.template(member, sorted(marks)) % tuple(str(marks[p]) for p in sorted(marks))
-            for member, marks in self.marks.items()
-            if marks
-        ]
+        lines += [self.line_of(member, marks) for member, marks in self.marks.items() if marks]
         return "\n".join(lines).encode()
 
     @classmethod
@@ -325,21 +327,13 @@ class Cut:
             marks: dict[str, dict[Partition, Mark]] = {}
             seen: set[Partition] = set()
             for line in lines:
-                member, _, body = line.partition(" ")
-                if not member or not body.endswith(";"):
+                member, listed, texts = line.split(" ")
+                partitions = PartitionList.parse(listed)
+                if not member or not seen.isdisjoint(partitions):
                     raise ValueError(line)
-                mine = marks.setdefault(member, {})
-                for part in body[:-1].split(";"):
-                    topic, _, items = part.partition(":")
-                    for item in items.split(","):
-                        match = _CUT_ITEM.fullmatch(item)
-                        if not topic or match is None:
-                            raise ValueError(item)
-                        partition = Partition(topic, int(match[1]))
-                        if partition in seen:
-                            raise ValueError(item)
-                        seen.add(partition)
-                        mine[partition] = Mark.parse(match[2])
+                seen.update(partitions)
+                values = Marks.parse(texts, len(partitions)).values()
+                marks.setdefault(member, {}).update(zip(partitions, values, strict=True))
         except ValueError:
             raise CorruptNodeError(path, data, _CUT_FORM) from None
         return cls(number, previous, limit, generation, marks)

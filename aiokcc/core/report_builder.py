@@ -9,6 +9,7 @@ from typing import Final
 from aiokcc.core.limit import Limit
 from aiokcc.core.marks import Marks
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
+from aiokcc.core.partitions import PartitionList
 from aiokcc.core.report import Crossing, Entry, Report
 from aiokcc.core.run import MOST_AT_ONCE
 
@@ -27,26 +28,30 @@ def milestone_interval(period: int, lookahead: int) -> int:
 
 
 def build_report(
-    generation: int, limit: Limit, owned: Sequence[PartitionProgress], names: tuple[str, ...], milestone_interval: int
+    generation: int,
+    limit: Limit,
+    partitions: PartitionList,
+    owned: Sequence[PartitionProgress],
+    milestone_interval: int,
 ) -> Report:
-    """Returns the report of these partitions, with their names, under this limit. It counts if all of them have arrived."""
+    """Returns the report of these partitions under this limit; ``owned`` is their progress. It counts if all have arrived."""
     floor = limit.floor
     try:  # the usual case, faster: all of them have crossed the floor
         crossings = [progress.crossings[floor] for progress in owned]
     except KeyError:
-        report = Report.of(generation, floor, {progress.name: _entry(progress, floor) for progress in owned})
+        report = Report.of(generation, floor, partitions, [_entry(progress, floor) for progress in owned])
     else:
         times, offsets = zip(*crossings, strict=True)
-        report = Report(generation, floor, names, times, Marks.of(offsets), min(times))
+        report = Report(generation, floor, partitions, times, Marks.of(offsets), min(times))
     if report.running or report.idle:
         return report
     further = _further(limit, owned, milestone_interval)
     return replace(report, further=further) if further else report
 
 
-def withheld_report(generation: int, limit: Limit, owned: Sequence[PartitionProgress]) -> Report:
+def withheld_report(generation: int, limit: Limit, partitions: PartitionList) -> Report:
     """Returns a report that does not count, whoever reads it: what has arrived is not processed yet."""
-    return Report.of(generation, limit.floor, {progress.name: Entry(PartitionState.RUNNING) for progress in owned})
+    return Report.of(generation, limit.floor, partitions, [Entry(PartitionState.RUNNING)] * len(partitions))
 
 
 def _entry(progress: PartitionProgress, floor: int) -> Entry:

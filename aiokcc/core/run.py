@@ -24,7 +24,7 @@ from aiokcc.core.periods import (
     parse_period,
     parse_time,
 )
-from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
+from aiokcc.errors import CorruptNodeError, GroupMismatchError, OtherFormatError, UsageError
 
 __all__ = ["Bounds", "Generation", "Run", "Settings", "check_member", "encode_member"]
 
@@ -35,6 +35,9 @@ MAX_LOOKAHEAD: Final = 1000
 MANAGED: Final = "assignment=managed"
 """Ends the ``source`` of a managed group, so that a member that claims partitions on its own cannot join it."""
 _MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+FORMAT: Final = 2
+"""The format of all nodes of a group ([one format] in docs/explanation/protocol.md). Since format 2, partitions and offsets
+have lines of their own in reports and cuts."""
 _RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead, source, offsets and state"
 _GENERATION_FORM: Final = "'number leader reason'"
 
@@ -154,7 +157,7 @@ class Run:
         s = self.settings
         return json.dumps(
             {
-                "version": 1,
+                "version": FORMAT,
                 "state": "ended" if self.ended else "running",
                 "start": s.start,
                 "end": s.end,
@@ -172,11 +175,16 @@ class Run:
     def decode(cls, path: str, data: bytes, partitions: frozenset[Partition]) -> Run:
         """Reads the node's content. Raises CorruptNodeError if it is malformed or was written with another set of partitions.
 
+        Raises OtherFormatError if a version of aiokcc with another format wrote it.
         A set that was cut short can still be read, but a leader with that set would not wait for the missing partitions.
         """
         try:
             raw: Any = json.loads(data, object_pairs_hook=_unique)
-            if not isinstance(raw, dict) or raw["version"] != 1 or raw["state"] not in {"running", "ended"}:
+            if not isinstance(raw, dict) or type(raw["version"]) is not int:
+                raise ValueError(raw)
+            if raw["version"] != FORMAT:
+                raise OtherFormatError(path, data, raw["version"], FORMAT)
+            if raw["state"] not in {"running", "ended"}:
                 raise ValueError(raw)
             settings = Settings.check(
                 topics={"unused": 1},

@@ -209,14 +209,15 @@ class LeaderTerm:
         report: Report | None = None
         if isinstance(change.now, Node):
             try:
-                report = Report.decode(self._store.describe(change.path), change.now.data)
+                before = self._leader.reports.get(name)
+                report = Report.decode(self._store.describe(change.path), change.now.data, before)
             except CorruptNodeError as error:
                 log.error("%s; its partitions count as not reported", error)
         if report is None:
             gone, _ = self._leader.reports.pop(name, None), self._versions.pop(name, None)
             left = gone.unfinished() if gone else None
             if left and change.now is None:
-                log.warning("%s is gone; the limit waits for the next owner of %s", name, ", ".join(left))
+                log.warning("%s is gone; the limit waits for the next owner of %s", name, listing(map(str, left)))
         else:
             assert isinstance(change.now, Node)
             self._leader.reports[name] = report

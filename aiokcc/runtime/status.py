@@ -194,7 +194,7 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
         )  # a partition that does not run is more likely the cause
         standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
     told = {member: _told(member, report, limit, number) for member, report in reports.items()}
-    shown = tuple(_partition(str(p), owners.get(p), told, finished.get(p)) for p in sorted(partitions))
+    shown = tuple(_partition(p, owners.get(p), told, finished.get(p)) for p in sorted(partitions))
     done, total = _offsets(run, cut, shown)
     return Status(
         where=store.url,
@@ -314,32 +314,37 @@ def _member(path: str, node: Node, owners: dict[Partition, str], leader: str | N
 
 
 def _partition(
-    name: str, owner: str | None, told: dict[str, dict[str, PartitionStatus]], finished: tuple[str, Mark] | None
+    partition: Partition,
+    owner: str | None,
+    told: dict[str, dict[Partition, PartitionStatus]],
+    finished: tuple[str, Mark] | None,
 ) -> PartitionStatus:
+    name = str(partition)
     if finished is not None:
         return PartitionStatus(name, owner or finished[0], "finished", None, _plain(finished[1].offset))
     if owner is None:
         return PartitionStatus(name, None, "unowned")
-    return told.get(owner, {}).get(name) or PartitionStatus(name, owner, "unreported")
+    return told.get(owner, {}).get(partition) or PartitionStatus(name, owner, "unreported")
 
 
-def _told(owner: str, report: Report, limit: Limit | None, generation: int) -> dict[str, PartitionStatus]:
+def _told(owner: str, report: Report, limit: Limit | None, generation: int) -> dict[Partition, PartitionStatus]:
     """Returns what a member's report says of its partitions under this limit."""
     is_current = limit is not None and report.generation == generation
     crossing = report.at(limit.floor) if limit is not None and is_current else None
-    marks = None if crossing is None else dict(zip(report.names, crossing.marks.values(), strict=True))
-    result: dict[str, PartitionStatus] = {}
-    for name, (state, ts, offset) in report.entries.items():
+    marks = None if crossing is None else dict(zip(report.partitions, crossing.marks.values(), strict=True))
+    result: dict[Partition, PartitionStatus] = {}
+    for partition, (state, ts, offset) in report.entries.items():
+        name = str(partition)
         if ts is None:
             status = PartitionStatus(name, owner, state.value, None, _plain(offset))
         elif limit is not None and is_current and ts >= limit.floor:
             status = PartitionStatus(name, owner, "waiting", ts, _plain(offset))
         elif marks is not None:  # under lookahead: it was past this floor when an earlier one was reported
-            mark = marks[name]
+            mark = marks[partition]
             status = PartitionStatus(name, owner, "finished" if mark.finished else "waiting", None, _plain(mark.offset))
         else:
             status = PartitionStatus(name, owner, "running", ts, _plain(offset))
-        result[name] = status
+        result[partition] = status
     return result
 
 

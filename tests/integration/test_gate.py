@@ -90,7 +90,7 @@ async def test_the_nodes_are_readable_in_any_shell(zk_root: str) -> None:
             paths.PERIOD: "1000",
             paths.GENERATION: f"1 {member_session} took office",
             paths.TOPIC_PARTITIONS: "orders:0,1;",
-            "cuts/1": f"1 0 1000 1\n{member_session} orders:0@1,1@1;",
+            "cuts/1": f"1 0 1000 1\n{member_session} orders:0,1; 1,1;",
         }
         assert (await session.get(paths.owner(Partition("orders", 1)))).data.decode() == member_session
 
@@ -198,7 +198,7 @@ async def test_garbage_in_the_operators_request_holds_the_limit_until_it_is_repl
         await waiting
 
 
-@pytest.mark.parametrize("content", [b"garbage", b"\xff" * 900_000, b"1 1000 1 99999\norders.1:99999@5;"])
+@pytest.mark.parametrize("content", [b"garbage", b"\xff" * 900_000, b"1 1000 99999\norders:1;\n99999;\n5;"])
 async def test_a_report_that_cannot_be_read_never_moves_the_limit(zk_root: str, content: bytes) -> None:
     """The last of them can be read, but its first line and its entries are of another generation."""
     async with (

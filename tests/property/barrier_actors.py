@@ -60,7 +60,7 @@ class CountingLeader(Leader):
     """Leads without the rule "sets, not numbers": it only counts entries, and compares with the number of partitions."""
 
     def _uncovered(self) -> str | None:
-        total = sum(len(report.names) for report in self.reports.values())
+        total = sum(len(report.partitions) for report in self.reports.values())
         return None if total + len(self.finished) >= len(self.settings.partitions) else "somebody has not reported"
 
 

@@ -176,7 +176,8 @@ class BarrierModel(BarrierMembers):
         if m.term is None:
             return
         node = self.tree.get(paths.progress(name))
-        report = None if node is None else Report.decode(name, node.data)
+        before = m.term.leader.reports.get(name)
+        report = None if node is None else Report.decode(name, node.data, before)
         if report is None:
             m.term.leader.reports.pop(name, None)
         elif node is not None:
@@ -263,9 +264,7 @@ class BarrierModel(BarrierMembers):
         self._ends_at_advance.setdefault(partition, len(self.logs[partition]))
         term.leader.generation += 1
         term.generation_version += 1
-        term.leader = replace(
-            term.leader, settings=replace(self.settings, partitions=self.agreed), _names=None, _templates={}
-        )
+        term.leader.change_set(replace(self.settings, partitions=self.agreed))
         return True
 
     # -- the operator and the logs ---------------------------------------------------------------------------------------

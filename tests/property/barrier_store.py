@@ -145,7 +145,7 @@ class BarrierStore(ABC):
             if path.startswith(f"{paths.PROGRESS}/") and before.get(path) != node:
                 report = Report.decode(path, node.data)
                 if report is not None and not report.running:
-                    self._reported |= {(report.generation, name) for name in report.names}
+                    self._reported |= {(report.generation, str(partition)) for partition in report.partitions}
         if before[paths.COORDINATOR] != after[paths.COORDINATOR]:
             assert writer is not None
             old = Limit.decode("c", before[paths.COORDINATOR].data)

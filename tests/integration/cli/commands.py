@@ -152,7 +152,7 @@ class Group:
         async with session_of(self.store) as session:
             names = await session.children("progress")
             beta = next(name for name in names if name.startswith("beta-"))
-            await until_holds(session, f"progress/{beta}", b"payments.0:running")
+            await until_holds(session, f"progress/{beta}", b"running\npayments:0;\nrunning;")
 
 
 @asynccontextmanager

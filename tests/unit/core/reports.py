@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from aiokcc.core.marks import Mark
 from aiokcc.core.partition_progress import PartitionState
+from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.report import Entry, Report
 
 __all__ = ["entry", "report_of", "shown"]
@@ -20,12 +21,13 @@ def entry(text: str) -> Entry:
 
 def report_of(generation: int, limit: int, entries: Mapping[str, str]) -> Report:
     """A report with these entries."""
-    return Report.of(generation, limit, {name: entry(text) for name, text in entries.items()})
+    partitions = PartitionList.of(map(Partition.parse, entries))
+    return Report.of(generation, limit, partitions, [entry(text) for text in entries.values()])
 
 
 def shown(report: Report) -> dict[str, str]:
     """The entries of a report, as :func:`report_of` takes them."""
     return {
-        name: f"{state.value if ts is None else ts}{'' if offset is None else f'@{offset}'}"
-        for name, (state, ts, offset) in report.entries.items()
+        str(partition): f"{state.value if ts is None else ts}{'' if offset is None else f'@{offset}'}"
+        for partition, (state, ts, offset) in report.entries.items()
     }

@@ -66,8 +66,8 @@ def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
     read(member_progress, b, 11, 31, 38)
     report = reported(member_progress)
     assert shown(report) == {"orders.0": "12@1", "orders.1": "11@0"}
-    assert report.further == (Crossing(20, 25, Marks("3,1")), Crossing(30, 31, Marks("4,1")))
-    assert report.encode().splitlines()[2:] == [b"20 25 3,1", b"30 31 4,1"]
+    assert report.further == (Crossing(20, 25, Marks("3,1;")), Crossing(30, 31, Marks("4,1;")))
+    assert report.encode().splitlines()[4:] == [b"20 25 3,1;", b"30 31 4,1;"]
 
 
 def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
@@ -75,15 +75,15 @@ def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
     read(member_progress, a, 12, 25, 33)
     read(member_progress, b, 11)
     member_progress.finish(b, 1)
-    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!")), Crossing(30, 33, Marks("2,1!")))
+    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!;")), Crossing(30, 33, Marks("2,1!;")))
     member_progress.finish(a, 3)
-    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!")), Crossing(30, 33, Marks("2,1!")))
+    assert reported(member_progress).further == (Crossing(20, 25, Marks("1,1!;")), Crossing(30, 33, Marks("2,1!;")))
 
 
 def test_all_have_finished() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 3))
     member_progress.finish(a, None)
-    assert reported(member_progress).further == (Crossing(20, None, Marks("?!")), Crossing(30, None, Marks("?!")))
+    assert reported(member_progress).further == (Crossing(20, None, Marks("?!;")), Crossing(30, None, Marks("?!;")))
 
 
 def test_idle_is_of_one_floor_only() -> None:
@@ -115,50 +115,51 @@ def test_a_report_is_of_a_size_that_the_store_takes() -> None:
         "",
         "20",
         "20 25",
-        "20 25 3,1 ",
-        "20 25 3",
-        "20 25 3,1,4",
-        "20 25 3,x",
-        "20 25 3,-1",
-        "20 25 3,",
-        "20 19 3,1",
-        "20 - 3,1!",
-        "20 - 3,1",
-        "10 25 3,1",
-        "9 25 3,1",
-        "x 25 3,1",
-        "20 x 3,1",
-        f"20 {MAX_TIMESTAMP + 1} 3,1",
-        "20 25 3,1\n20 25 3,1",
-        "30 35 3,1\n20 25 3,1",
+        "20 25 3,1; ",
+        "20 25 3;",
+        "20 25 3,1,4;",
+        "20 25 3,x;",
+        "20 25 3,-1;",
+        "20 25 3,;",
+        "20 25 3,1",  # truncated: it could have been 11
+        "20 19 3,1;",
+        "20 - 3,1!;",
+        "20 - 3,1;",
+        "10 25 3,1;",
+        "9 25 3,1;",
+        "x 25 3,1;",
+        "20 x 3,1;",
+        f"20 {MAX_TIMESTAMP + 1} 3,1;",
+        "20 25 3,1;\n20 25 3,1;",
+        "30 35 3,1;\n20 25 3,1;",
     ],
     ids=brief,
 )
 def test_what_is_no_boundary_is_corrupt(line: str) -> None:
-    head = "3 10 2 11\norders.0:12@1;orders.1:11@0;\n"
-    assert Report.decode("/r", f"{head}20 25 3,1".encode()) is not None
+    head = "3 10 11\norders:0,1;\n12,11;\n1,0;\n"
+    assert Report.decode("/r", f"{head}20 25 3,1;".encode()) is not None
     with pytest.raises(CorruptNodeError, match="/r"):
         Report.decode("/r", f"{head}{line}".encode())
 
 
-@pytest.mark.parametrize("entry", ["idle@0", "running"])
-def test_who_is_not_past_the_floor_is_past_nothing(entry: str) -> None:
-    minimum = "running" if entry == "running" else "11"
+@pytest.mark.parametrize("state", ["idle", "running"])
+def test_who_is_not_past_the_floor_is_past_nothing(state: str) -> None:
+    minimum = "running" if state == "running" else "11"
     with pytest.raises(CorruptNodeError):
-        Report.decode("/r", f"3 10 2 {minimum}\norders.0:{entry};orders.1:11@0;\n20 25 3,1".encode())
+        Report.decode("/r", f"3 10 {minimum}\norders:0,1;\n{state},11;\n0,0;\n20 25 3,1;".encode())
 
 
 def test_what_a_report_says_of_a_floor() -> None:
-    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 35, Marks("3")),))
-    assert report.at(10) == Crossing(10, 12, Marks("1"))
-    assert report.at(20) == Crossing(20, 35, Marks("3"))
+    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 35, Marks("3;")),))
+    assert report.at(10) == Crossing(10, 12, Marks("1;"))
+    assert report.at(20) == Crossing(20, 35, Marks("3;"))
     assert report.at(30) is None, "it tells of others"
     assert report.at(12) is None
     plain = report_of(3, 10, {"orders.0": "35@1"})
-    assert plain.at(10) == plain.at(30) == plain.at(35) == Crossing(10, 35, Marks("1")), "blocked behind them"
+    assert plain.at(10) == plain.at(30) == plain.at(35) == Crossing(10, 35, Marks("1;")), "blocked behind them"
     assert plain.at(36) is None
-    done = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, None, Marks("3!")),))
-    assert done.at(20) == done.at(90) == Crossing(20, None, Marks("3!")), "it has finished, and stays so"
+    done = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, None, Marks("3!;")),))
+    assert done.at(20) == done.at(90) == Crossing(20, None, Marks("3!;")), "it has finished, and stays so"
 
 
 def test_it_is_not_written_again_for_what_it_says_already() -> None:
@@ -210,7 +211,7 @@ def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None
     report = member_progress.report()
     assert report is not None
     assert shown(report) == {"orders.0": "12@0"}
-    assert report.further == (Crossing(20, 25, Marks("1")),)
+    assert report.further == (Crossing(20, 25, Marks("1;")),)
     assert Report.decode("/r", report.encode()) == report
 
 
@@ -354,7 +355,7 @@ def hear(leader: Leader, member: str, limit: int, entry: str, *further: Crossing
 
 
 def at(boundary: int, minimum: int | None, mark: str) -> Crossing:
-    return Crossing(boundary, minimum, Marks(mark))
+    return Crossing(boundary, minimum, Marks(f"{mark};"))
 
 
 def advance(leader: Leader, now: int = NOW) -> Advance:
@@ -480,7 +481,7 @@ def test_one_transaction_takes_no_more_than_the_store_does() -> None:
 
 
 def test_who_has_said_it_before_does_not_block() -> None:
-    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 25, Marks("3")),))
+    report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 25, Marks("3;")),))
     partitions = frozenset({P0})
     assert blockers(chain(20, 3), 3, partitions, {"a": report}, {}, {P0: "a"}) == []
     (blocker,) = blockers(chain(30, 3), 3, partitions, {"a": report}, {}, {P0: "a"})

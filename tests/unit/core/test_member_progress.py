@@ -532,7 +532,7 @@ class MemberProgressMachine(RuleBasedStateMachine):
         if report is not None:
             assert not report.running
             assert report.minimum is None or report.minimum >= self.highest.floor
-            assert set(report.names) == {str(p) for p, progress in self.progress.partitions.items() if progress.owned}
+            assert set(report.partitions) == {p for p, progress in self.progress.partitions.items() if progress.owned}
             assert Report.decode("/r", report.encode()) == report
 
     @invariant()

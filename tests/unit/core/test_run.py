@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aiokcc.core.partitions import parse_topics
 from aiokcc.core.periods import MAX_LIMIT, MAX_PERIOD, MAX_TIMESTAMP
-from aiokcc.core.run import MAX_LOOKAHEAD, Generation, Run, Settings, check_member, encode_member
-from aiokcc.errors import CorruptNodeError, GroupMismatchError, UsageError
+from aiokcc.core.run import FORMAT, MAX_LOOKAHEAD, Generation, Run, Settings, check_member, encode_member
+from aiokcc.errors import CorruptNodeError, GroupMismatchError, OtherFormatError, UsageError
 from tests.unit.naming import brief
 
 AGREED = parse_topics({"orders": 2})
@@ -102,7 +102,8 @@ def changed(**facts: object) -> bytes:
         b'{"version": ' + b"9" * 5000 + b"}",
         b"\x00" * 1_000_000,
         RUN.encode()[:-1] + b', "period": 5}',  # said twice
-        changed(version=2),
+        changed(version="2"),
+        changed(version=True),
         changed(version=...),
         changed(state="paused"),
         changed(state=[]),
@@ -125,6 +126,16 @@ def changed(**facts: object) -> bytes:
 def test_what_is_no_run_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/run holds .*expected JSON with version, start, end"):
         Run.decode("/g/run", data, AGREED)
+
+
+@pytest.mark.parametrize(("version", "said"), [(FORMAT - 1, "an older version"), (FORMAT + 1, "a newer version")])
+def test_a_run_of_another_format_is_refused_and_the_error_says_what_to_do(version: int, said: str) -> None:
+    with pytest.raises(
+        OtherFormatError, match=f"^/g/run was written by {said} of aiokcc: its format is {version}"
+    ) as e:
+        Run.decode("/g/run", json.dumps({"version": version, "whatever": "it holds"}).encode(), AGREED)
+    assert "let all members run the same version, or use another root" in str(e.value)
+    assert (e.value.found, e.value.ours) == (version, FORMAT)
 
 
 @given(

@@ -55,7 +55,7 @@ def test_a_span_the_wrong_way_round_is_refused() -> None:
 
 def test_a_cut_keeps_both_offsets() -> None:
     cut = Cut(3, 0, 60_000, 1, {"w": {ORDERS: Mark(Span.of(55, 60)), Partition("orders", 1): Mark(9, finished=True)}})
-    assert cut.encode() == b"3 0 60000 1\nw orders:0@55-60,1@9!;"
+    assert cut.encode() == b"3 0 60000 1\nw orders:0,1; 55-60,9!;"
     read = Cut.decode("cuts/3", cut.encode())
     assert read is not None
     mark = read.find(ORDERS)
@@ -65,10 +65,13 @@ def test_a_cut_keeps_both_offsets() -> None:
     assert type(read.marks["w"][Partition("orders", 1)].offset) is int
 
 
-@pytest.mark.parametrize("body", [b"w o:0@60-55;", b"w o:0@?-5;", b"w o:0@5-;", b"w o:0@-5;", b"w o:0@5-6-7;"])
+@pytest.mark.parametrize("body", [b"60-55;", b"?-5;", b"5-;", b"-5;", b"5-6-7;"])
 def test_a_damaged_pair_is_a_corrupt_node(body: bytes) -> None:
     with pytest.raises(CorruptNodeError):
-        Cut.decode("cuts/0", b"1 0 10 1\n" + body)
+        Cut.decode("cuts/0", b"1 0 10 1\nw o:0; " + body)
+    with pytest.raises(CorruptNodeError):
+        Report.decode("progress/w", b"1 10 11\no:0;\n11;\n" + body)
+    assert Report.decode("progress/w", b"1 10 11\no:0;\n11;\n5-6;") is not None
 
 
 def test_a_report_carries_the_pair_to_the_cut() -> None:
@@ -89,7 +92,7 @@ def test_a_report_carries_the_pair_to_the_cut() -> None:
     leader.reports["w"] = again
     decision = leader.decide(now=10_000_000)
     assert isinstance(decision, Advance)
-    assert decision.steps[0].cut == "8 0 60000 2\nw orders:0@55-60;"
+    assert decision.steps[0].cut == "8 0 60000 2\nw orders:0; 55-60;"
 
 
 def test_a_pair_whose_upper_offset_moved_is_another_report() -> None:
