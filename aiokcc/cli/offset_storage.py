@@ -146,11 +146,14 @@ async def open_sources(options: argparse.Namespace) -> AsyncIterator[Sources]:
         sources = Sources(options)
         if options.bootstrap_servers and has_aiokafka():
             from aiokcc.kafka.cluster import Cluster
-            from aiokcc.kafka.settings import ReplaySettings
+            from aiokcc.kafka.source_options import SourceOptions
 
-            consumer = dict(options.consumer)
-            settings = ReplaySettings((), options.bootstrap_servers, group_id=options.group_id, consumer=consumer)
-            sources.kafka = await stack.enter_async_context(Cluster(settings, options.timeout).connected())
+            source = SourceOptions(
+                bootstrap_servers=options.bootstrap_servers,
+                group_id=options.group_id,
+                consumer=dict(options.consumer),
+            )
+            sources.kafka = await stack.enter_async_context(Cluster(source, options.timeout).connected())
             if options.group_id:
                 sources.storages["kafka"] = _KafkaOffsets(sources.kafka, options.group_id)
         if options.store:

@@ -92,17 +92,17 @@ def make_replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]
 async def share_partitions(options: argparse.Namespace) -> list[list[Partition]]:
     """Return the partitions of each worker: the biggest first, each to the worker with the fewest records so far."""
     from aiokcc.kafka.cluster import Cluster
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
 
-    settings = ReplaySettings(
-        tuple(options.topic or ()),
-        options.bootstrap_servers,
-        None if options.pattern is None else re.compile(options.pattern),
+    source = SourceOptions(
+        topics=tuple(options.topic or ()),
+        bootstrap_servers=options.bootstrap_servers,
+        pattern=None if options.pattern is None else re.compile(options.pattern),
         isolation_level=options.isolation_level,
         consumer=dict(options.consumer),
     )
-    async with Cluster(settings, options.timeout).connected() as cluster:
-        partitions = await cluster.partitions(await cluster.topics(settings))
+    async with Cluster(source, options.timeout).connected() as cluster:
+        partitions = await cluster.partitions(await cluster.topics())
         if options.assignment == "managed":  # the group assigns them
             return [sorted(partitions), *([] for _ in range(1, options.processes))]
         ends, begins = await cluster.ends(partitions), await cluster.begins(partitions)

@@ -10,7 +10,7 @@
                 ▼
               Group: the barrier; Committer: offsets at period boundaries
 
-* :mod:`~aiokcc.kafka.settings`: the settings of a replay, checked
+* :mod:`~aiokcc.kafka.source_options`: what is read, checked; :mod:`~aiokcc.kafka.consumer_policy`: how records are handled
 * :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends; and
   :mod:`~aiokcc.kafka.refusal`: why a broker refuses a connection
 * :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers; :mod:`~aiokcc.kafka.fast_fetch`: the fast path into aiokafka
@@ -23,6 +23,7 @@
 * :mod:`~aiokcc.kafka.topic_discovery`: new partitions and topics
 * :mod:`~aiokcc.kafka.offset_committer`: commits offsets, to Kafka or to the store
 * :mod:`~aiokcc.kafka.replay`: the ways to read: a handler, one stream (through :mod:`~aiokcc.kafka.handoff`), or whole periods
+  (through :mod:`~aiokcc.kafka.period_collector`); :mod:`~aiokcc.kafka.reader`: starts the tasks, and shuts them down
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, KafkaRefusedError, UsageError
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.refusal import find_refusal
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.source_options import SourceOptions
 
 __all__ = ["Cluster", "consumer_settings", "stopping"]
 
@@ -61,14 +62,14 @@ _ADMIN_SETTINGS: Final = {
 }
 
 
-def consumer_settings(settings: ReplaySettings) -> dict[str, Any]:
+def consumer_settings(source: SourceOptions) -> dict[str, Any]:
     """Return the settings for every consumer of a replay. The user's settings replace our defaults, except for those we fix."""
     return {
         "fetch_max_wait_ms": 50,
         "metadata_max_age_ms": 5000,
-        **settings.consumer,
-        "bootstrap_servers": settings.bootstrap_servers,
-        "isolation_level": settings.isolation_level,
+        **source.consumer,
+        "bootstrap_servers": source.bootstrap_servers,
+        "isolation_level": source.isolation_level,
         "enable_auto_commit": False,
         "auto_offset_reset": "none",
     }
@@ -77,15 +78,15 @@ def consumer_settings(settings: ReplaySettings) -> dict[str, Any]:
 class Cluster:
     """A second connection to the cluster, for questions. Made by :meth:`connected`."""
 
-    def __init__(self, settings: ReplaySettings, timeout: float) -> None:
-        self._settings = settings
+    def __init__(self, source: SourceOptions, timeout: float) -> None:
+        self._source = source
         self._timeout = timeout
-        common = consumer_settings(settings)
+        common = consumer_settings(source)
         admin = {name: value for name, value in common.items() if name in _ADMIN_SETTINGS}
         try:
             # For each new topic the first question fails inside aiokafka, which asks again after the back-off.
-            self._consumer = AIOKafkaConsumer(**{"retry_backoff_ms": 20, **common}, group_id=settings.group_id)
-            self._admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap_servers, **admin)
+            self._consumer = AIOKafkaConsumer(**{"retry_backoff_ms": 20, **common}, group_id=source.group_id)
+            self._admin = AIOKafkaAdminClient(bootstrap_servers=source.bootstrap_servers, **admin)
         except (ValueError, TypeError) as error:  # such as SSL without an ssl_context
             raise UsageError(f"aiokafka refuses a setting: {error}") from error
 
@@ -99,7 +100,7 @@ class Cluster:
 
     async def ask(self, question: Awaitable[T], what: str) -> T:
         """Wait for an answer, with a deadline. Raises KafkaError, which names the servers, if there is none, or an error."""
-        servers = self._settings.bootstrap_servers
+        servers = self._source.bootstrap_servers
         try:
             async with asyncio.timeout(self._timeout):
                 return await question
@@ -108,7 +109,7 @@ class Cluster:
         except AiokafkaError as error:
             if not isinstance(error, KafkaConnectionError):
                 raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
-            refusal = await find_refusal(servers, consumer_settings(self._settings), self._timeout)
+            refusal = await find_refusal(servers, consumer_settings(self._source), self._timeout)
             if refusal is not None:
                 raise KafkaRefusedError(f"could not {what} Kafka at {servers}: {refusal}") from error
             raise KafkaError(f"could not {what} Kafka at {servers}: no broker there") from error
@@ -134,15 +135,16 @@ class Cluster:
             raise KafkaError(f"Kafka does not say whether these topics exist: {', '.join(unclear)}")
         return frozenset(Partition(e["topic"], part["partition"]) for e in answer for part in e["partitions"])
 
-    async def topics(self, settings: ReplaySettings) -> tuple[str, ...]:
+    async def topics(self) -> tuple[str, ...]:
         """Return the topics to replay: those named, or those that match the pattern now. Raises UsageError if none does."""
-        if settings.pattern is None:
-            return settings.topics
+        pattern = self._source.pattern
+        if pattern is None:
+            return self._source.topics
         known = [t for t in await self.ask(self._admin.list_topics(), "list the topics of") if not t.startswith("__")]
-        found = tuple(sorted(topic for topic in known if settings.pattern.fullmatch(topic)))
+        found = tuple(sorted(topic for topic in known if pattern.fullmatch(topic)))
         if not found:
             there = f"it has {', '.join(sorted(known)[:20])}" if known else "it has none"
-            raise UsageError(f"no topic of Kafka matches the pattern {settings.pattern.pattern!r}; {there}")
+            raise UsageError(f"no topic of Kafka matches the pattern {pattern.pattern!r}; {there}")
         return found
 
     async def ends(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
@@ -162,7 +164,7 @@ class Cluster:
         asked = None if partitions is None else [TopicPartition(*p) for p in partitions]
         if asked == []:
             return {}
-        group = self._settings.group_id
+        group = self._source.group_id
         answer = await self._ask_coordinator(
             lambda: self._admin.list_consumer_group_offsets(group, partitions=asked), "ask for committed offsets of"
         )
@@ -174,7 +176,7 @@ class Cluster:
 
     async def group_members(self) -> tuple[str, ...]:
         """Return the names of the present members of Kafka's group; none if there is no such group."""
-        group = self._settings.group_id
+        group = self._source.group_id
         answer = await self._ask_coordinator(
             lambda: self._admin.describe_consumer_groups([group]), "ask for the members of a group of"
         )
@@ -230,7 +232,7 @@ class Cluster:
         if not offsets:
             return found
         wanted = {"key_deserializer": None, "value_deserializer": None, "max_partition_fetch_bytes": 64 * 1024}
-        consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted, "fetch_max_wait_ms": 10})
+        consumer = AIOKafkaConsumer(**{**consumer_settings(self._source), **wanted, "fetch_max_wait_ms": 10})
         async with stopping(consumer):
             try:
                 async with asyncio.timeout(_LOOK_SECONDS):
@@ -251,25 +253,29 @@ class Cluster:
         return found
 
     async def bounds(
-        self, partitions: frozenset[Partition], now: int, committed: Mapping[Partition, CommittedOffset] | None = None
+        self,
+        partitions: frozenset[Partition],
+        policy: ConsumerPolicy,
+        now: int,
+        committed: Mapping[Partition, CommittedOffset] | None = None,
     ) -> dict[Partition, Bounds]:
         """Return the part of each log that is replayed. The member that founds the run resolves it once.
 
-        ``committed`` replaces the start in the settings; a partition without an entry starts at the beginning of its log.
+        ``committed`` replaces the start in the options; a partition without an entry starts at the beginning of its log.
         """
-        settings = self._settings
+        start, end = self._source.start, self._source.end
         ends = await self.ends(partitions)
-        indexed = settings.timestamp is None  # Kafka's index does not know the times that a function returns
-        if committed is not None or not isinstance(settings.start, int) or not indexed:
+        indexed = policy.timestamp is None  # Kafka's index does not know the times that a function returns
+        if committed is not None or not isinstance(start, int) or not indexed:
             starts = await self.begins(partitions)
             starts.update({p: max(starts[p], commit.offset) for p, commit in (committed or {}).items()})
         else:
-            starts = await self.at(settings.start, partitions, ends)
-        if settings.end == "now" or (isinstance(settings.end, int) and settings.end <= now and not indexed):
+            starts = await self.at(start, partitions, ends)
+        if end == "now" or (isinstance(end, int) and end <= now and not indexed):
             stops: Mapping[Partition, int | None] = ends
-        elif isinstance(settings.end, int) and settings.end <= now:
-            latest = max(settings.lateness.values(), default=0)  # an earlier record may lie behind a later one
-            stops = await self._stops(settings.end + latest, partitions, ends)
+        elif isinstance(end, int) and end <= now:
+            latest = max(policy.lateness.values(), default=0)  # an earlier record may lie behind a later one
+            stops = await self._stops(end + latest, partitions, ends)
         else:
             stops = dict.fromkeys(partitions)
         return {p: Bounds(starts[p], stops[p]) for p in partitions}

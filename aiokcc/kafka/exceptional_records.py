@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiokcc.core.periods import format_duration, format_time, looks_like_seconds
 from aiokcc.errors import HandlerError, PoisonTimestampError
-from aiokcc.kafka.settings import check_result
+from aiokcc.kafka.handlers import check_result
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.consumer_policy import ConsumerPolicy
     from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
@@ -31,8 +31,8 @@ log = logging.getLogger("aiokcc.kafka")
 class ExceptionalRecords:
     """Carries out the policies for one partition, and counts in the summary what was done."""
 
-    def __init__(self, settings: ReplaySettings, gate: Gate, member: Member, summary: Summary) -> None:
-        self._settings = settings
+    def __init__(self, policy: ConsumerPolicy, gate: Gate, member: Member, summary: Summary) -> None:
+        self._policy = policy
         self._gate = gate
         self._member = member
         self._summary = summary
@@ -68,17 +68,16 @@ class ExceptionalRecords:
         else:
             wrong = f"the timestamp {ts!r} is none: expected milliseconds since the Unix epoch"
         self._summary.poisoned += 1
-        policy = self._settings.poison
-        if policy == "raise":
+        if self._policy.poison == "raise":
             raise PoisonTimestampError(
                 f'{wrong}; timestamp= can read it from the record, poison="skip", "cap" or "dead-letter" continues without it',
                 record.topic,
                 record.partition,
                 record.offset,
             ) from (ts if isinstance(ts, Exception) else None)
-        if policy == "cap":
+        if self._policy.poison == "cap":
             return capped
-        if policy == "dead-letter":
+        if self._policy.poison == "dead-letter":
             await self._dead_letter(record, wrong)
         else:
             self._summary.skipped += 1
@@ -96,19 +95,18 @@ class ExceptionalRecords:
                 format_duration(self._gate.progress.late_below - ts),
             )
         self._summary.late += 1
-        policy = self._settings.late
-        if policy == "dead-letter":
+        if self._policy.late == "dead-letter":
             await self._dead_letter(record, "its period had closed")
-        elif policy == "drop":
+        elif self._policy.late == "drop":
             self._summary.skipped += 1
-        return policy == "deliver"
+        return self._policy.late == "deliver"
 
     async def retry(self, record: Any, error: Exception, handle: Callable[[Any], Awaitable[Any]]) -> bool:
         """Call the handler again up to ``retries`` times, then do what the policy says. Returns whether a call succeeded.
 
         Raises HandlerError if none did and the policy is ``"raise"``.
         """
-        for _ in range(self._settings.retries):
+        for _ in range(self._policy.retries):
             self._summary.retried += 1
             await wait_until_owned(self._gate, record.offset)
             try:
@@ -118,7 +116,7 @@ class ExceptionalRecords:
             else:
                 check_result(result, record)
                 return True
-        if self._settings.on_error == "dead-letter":
+        if self._policy.on_error == "dead-letter":
             await self._dead_letter(record, repr(error))
             return False
         raise HandlerError(f"the handler raised {error!r}", record.topic, record.partition, record.offset) from error
@@ -126,9 +124,9 @@ class ExceptionalRecords:
     async def _dead_letter(self, record: Any, reason: str) -> None:
         """Call the dead-letter function. Raises HandlerError if that raises."""
         self._summary.dead_lettered += 1
-        assert self._settings.dead_letter is not None
+        assert self._policy.dead_letter is not None
         try:
-            result = self._settings.dead_letter(record, reason)
+            result = self._policy.dead_letter(record, reason)
             if inspect.isawaitable(result):
                 await result
         except Exception as error:

@@ -25,7 +25,7 @@ from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import KafkaError, RecordError, UsageError
-from aiokcc.kafka.fast_fetch import prepare_fetcher
+from aiokcc.kafka.fast_fetch import FetchedRecords, prepare_fetcher
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class FetchLoop:
         member: Member,
         *,
         assigns: bool,
+        fast: bool,
         fetch_ahead: bool,
         batch: int,
     ) -> None:
@@ -72,7 +73,7 @@ class FetchLoop:
         self._coordinator_known = False
         self._last_records_at = monotonic()
         self._fetching: anyio.CancelScope | None = None
-        self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead)
+        self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead) if fast else FetchedRecords()
 
     def wake(self) -> None:
         """Start a new fetch: a partition wants records, or the end of its log, and the running fetch does not include it."""

@@ -20,24 +20,24 @@ from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.partition_tasks import PartitionTasks
 
 if TYPE_CHECKING:
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.runtime.group import Group
 
 __all__ = ["run_kafka_group"]
 
 
 async def run_kafka_group(
-    partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer, settings: ReplaySettings, group: Group
+    partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer, source: SourceOptions, group: Group
 ) -> None:
     """Read the partitions that Kafka assigns to us, until the run has ended for all."""
     member = group.membership
     sender, changes = anyio.create_memory_object_stream[_Change](100)
     starts = {TopicPartition(*p): bounds.start for p, bounds in member.bounds.items()}
-    listener = _Listener(consumer, sender, starts, grows=settings.end is None)
-    if settings.pattern is None:
-        consumer.subscribe(list(settings.topics), listener=listener)
+    listener = _Listener(consumer, sender, starts, grows=source.end is None)
+    if source.pattern is None:
+        consumer.subscribe(list(source.topics), listener=listener)
     else:
-        consumer.subscribe(pattern=f"^(?:{settings.pattern.pattern})$", listener=listener)
+        consumer.subscribe(pattern=f"^(?:{source.pattern.pattern})$", listener=listener)
     # Not before: offsets of partitions that Kafka has taken away cannot be committed.
     partition_tasks.at_close = listener.close
     with changes, sender:

@@ -32,7 +32,7 @@ from aiokcc.stores.port import ANY_VERSION, boottime
 
 if TYPE_CHECKING:
     from aiokcc.kafka.cluster import Cluster
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.member import Member
     from aiokcc.runtime.member_session import MemberSession
@@ -168,13 +168,13 @@ class Committer:
 
 
 def make_committer(
-    settings: ReplaySettings, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
+    source: SourceOptions, consumer: AIOKafkaConsumer, cluster: Cluster, member: Member, summary: Summary
 ) -> Committer:
-    """Return the committer that a replay's settings ask for."""
-    if settings.offset_storage == "store":
+    """Return the committer that a replay's options ask for."""
+    if source.offset_storage == "store":
         offsets = StoreOffsets(member)
-        if settings.commit:
+        if source.commit:
             member.add_listener(offsets)
-        return Committer(offsets, member, summary, enabled=settings.commit)
-    enabled = settings.commit and settings.group_id is not None
+        return Committer(offsets, member, summary, enabled=source.commit)
+    enabled = source.commit and source.group_id is not None
     return Committer(KafkaOffsets(consumer, cluster, member), member, summary, enabled=enabled)

@@ -20,17 +20,18 @@ from aiokcc.core.limit import Mode
 from aiokcc.core.marks import Span
 from aiokcc.errors import HandlerError
 from aiokcc.kafka.exceptional_records import ExceptionalRecords, catching, wait_until_owned
+from aiokcc.kafka.handlers import check_result
 from aiokcc.kafka.lateness_buffer import LatenessBuffer
 from aiokcc.kafka.partition_feed import PartitionFeed
-from aiokcc.kafka.settings import check_result
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
     from aiokcc.core.limit import Limit
     from aiokcc.core.run import Bounds
+    from aiokcc.kafka.consumer_policy import ConsumerPolicy
     from aiokcc.kafka.fetch_loop import FetchLoop
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
@@ -45,7 +46,8 @@ class PartitionConsumer:
 
     def __init__(
         self,
-        settings: ReplaySettings,
+        source: SourceOptions,
+        policy: ConsumerPolicy,
         gate: Gate,
         bounds: Bounds,
         member: Member,
@@ -56,19 +58,19 @@ class PartitionConsumer:
         self.partition = gate.partition
         self._member = member
         self._summary = summary
-        self._timestamp_of = None if settings.timestamp is None else catching(settings.timestamp)
-        self._lateness = settings.lateness.get(gate.partition.topic, 0)
-        self._start = settings.start if isinstance(settings.start, int) else 0
+        self._timestamp_of = None if policy.timestamp is None else catching(policy.timestamp)
+        self._lateness = policy.lateness.get(gate.partition.topic, 0)
+        self._start = source.start if isinstance(source.start, int) else 0
         self.next_offset = int(max(bounds.start, gate.resume_offset or 0, committed))
         """The next offset to process: every record before it is done."""
         until = None
-        if bounds.end is None and isinstance(settings.end, int):  # the end lay in the future when the run was founded
-            until = settings.end + self._lateness
+        if bounds.end is None and isinstance(source.end, int):  # the end lay in the future when the run was founded
+            until = source.end + self._lateness
         self.feed = PartitionFeed(gate, member, self.next_offset, bounds.end, until)
         """The source of the records, filled by the fetch loop."""
         self._greatest = -1
         """The greatest usable timestamp seen."""
-        self._exceptional = ExceptionalRecords(settings, gate, member, summary)
+        self._exceptional = ExceptionalRecords(policy, gate, member, summary)
         self._buffer = LatenessBuffer(self._lateness, self.next_offset)
         """The records past the limit; empty without a bound on lateness."""
         self._wake_timer: Timeout | None = None

@@ -30,15 +30,16 @@ from aiokcc.runtime.assignment_follower import follow_assignment
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
+    from aiokcc.kafka.consumer_policy import ConsumerPolicy
     from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.offset_committer import Committer
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.kafka.summary import Summary
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
 
-__all__ = ["PartitionTasks", "commit_after_release", "run_fixed", "run_managed"]
+__all__ = ["PartitionTasks", "Work", "commit_after_release", "run_fixed", "run_managed"]
 
 log = logging.getLogger("aiokcc.kafka")
 
@@ -60,7 +61,8 @@ class PartitionTasks:
 
     def __init__(
         self,
-        settings: ReplaySettings,
+        source: SourceOptions,
+        policy: ConsumerPolicy,
         group: Group,
         fetch_loop: FetchLoop,
         committer: Committer,
@@ -68,7 +70,8 @@ class PartitionTasks:
         work: Work,
         tasks: anyio.abc.TaskGroup,
     ) -> None:
-        self._settings = settings
+        self._source = source
+        self._policy = policy
         self._group = group
         self._member = group.membership
         self._fetch_loop = fetch_loop
@@ -142,14 +145,14 @@ class PartitionTasks:
         for partition, gate in gates.items():
             bounds = self._member.bounds[partition]
             consumer = PartitionConsumer(
-                self._settings, gate, bounds, self._member, self._summary, committed.get(partition, 0)
+                self._source, self._policy, gate, bounds, self._member, self._summary, committed.get(partition, 0)
             )
             consumer.fetch_loop = self._fetch_loop
             gate.mark = partial(getattr, consumer, "next_offset")
             feeds[partition] = consumer.feed
             self._running[partition] = _Running(gate, consumer)
         self._fetch_loop.add(feeds)
-        if self._settings.group_id is not None and not self._settings.by_group:
+        if self._source.group_id is not None and not self._source.by_group:
             await self._fetch_loop.find_coordinator()
         for partition in feeds:
             self._tasks.start_soon(self._run, self._running[partition])
@@ -209,7 +212,7 @@ class PartitionTasks:
 
         If all partitions have finished, their reports stay. Otherwise we leave early, and release all locks.
         """
-        if self._settings.managed and not self._member.progress.withheld:  # the next owner resumes there
+        if self._source.managed and not self._member.progress.withheld:  # the next owner resumes there
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
                 await self._committer.flush(self.positions())
         running, self._running = self._running, {}

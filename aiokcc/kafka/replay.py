@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
-import anyio
-from aiokafka import AIOKafkaConsumer
+import anyio.abc
 
 from aiokcc.background import Background
-from aiokcc.core.limit import Mode
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, UsageError
-from aiokcc.exception_groups import unwrapped
-from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
-from aiokcc.kafka.fetch_loop import FetchLoop
+from aiokcc.kafka.cluster import Cluster
+from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
+from aiokcc.kafka.handlers import check_handler
 from aiokcc.kafka.handoff import Handoff
-from aiokcc.kafka.kafka_group import run_kafka_group
-from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
-from aiokcc.kafka.partition_tasks import (
-    PartitionTasks,
-    commit_after_release,
-    run_fixed,
-    run_managed,
-)
-from aiokcc.kafka.settings import ReplaySettings, check_handler, consumer_keywords
+from aiokcc.kafka.period_collector import PeriodCollector
+from aiokcc.kafka.reader import Reader
+from aiokcc.kafka.source_options import SourceOptions, consumer_keywords
 from aiokcc.kafka.summary import Period, Summary
-from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, join
-from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.options import GroupOptions
-from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores.port import Store
 
 __all__ = ["Period", "Replay", "Summary", "replay"]
-
-log = logging.getLogger("aiokcc.kafka")
-
-_UNLIMITED_MS: Final = 2**31 - 1
 
 
 @known_keywords("aiokcc.replay", consumer_keywords)
@@ -84,6 +66,7 @@ def replay(
     ahead: str | int | timedelta = "1h",
     buffer_records: int = 200,
     buffer_bytes: int = 1024 * 1024,
+    fast_fetch: bool = True,
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
     member: str | None = None,
     session_timeout: float = 10.0,
@@ -132,13 +115,17 @@ def replay(
     :param buffer_records: how many records of a partition are unpacked at a time, and held at most while it waits
     :param buffer_bytes: how much of a partition is held at most beside them, as the broker has sent it, a single larger batch
         excepted. In a run with an end half of it is used up while the other half is fetched, so it sets aiokafka's
-        ``max_partition_fetch_bytes`` to half of it; elsewhere, with deserializers and in a Kafka group, to all of it
+        ``max_partition_fetch_bytes`` to half of it; elsewhere, with deserializers, in a Kafka group and with
+        ``fast_fetch=False``, to all of it
+    :param fast_fetch: whether records are taken out of aiokafka's fetcher directly, which is faster and relies on its insides.
+        Where the fetcher is not built as this version of aiokcc knows it, and with False, aiokafka's ``getmany`` is used. The
+        records are the same
     :param store_options: for the store behind a URL
     :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
 
     For ``lookahead``, ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
     """
-    settings = ReplaySettings.check(
+    source = SourceOptions.check(
         topics,
         pattern=pattern,
         bootstrap_servers=bootstrap_servers,
@@ -149,6 +136,11 @@ def replay(
         assignment=assignment,
         commit=commit,
         offset_storage=offset_storage,
+        isolation_level=isolation_level,
+        consumer=consumer,
+    )
+    policy = ConsumerPolicy.check(
+        source,
         timestamp=timestamp,
         lateness=lateness,
         late=late,
@@ -158,17 +150,16 @@ def replay(
         dead_letter=dead_letter,
         buffer_records=buffer_records,
         buffer_bytes=buffer_bytes,
-        isolation_level=isolation_level,
-        consumer=consumer,
+        fast_fetch=fast_fetch,
     )
     if store_options is not None and not isinstance(store_options, Mapping):
         raise UsageError(f"store_options is {store_options!r}; expected a mapping of options for the store")
-    if lookahead and any(settings.lateness.values()):
+    if lookahead and any(policy.lateness.values()):
         raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
     options = GroupOptions.check(
         period=period,
-        start=format_time(settings.start) if isinstance(settings.start, int) else None,
-        end=format_time(settings.end) if isinstance(settings.end, int) else None,
+        start=format_time(source.start) if isinstance(source.start, int) else None,
+        end=format_time(source.end) if isinstance(source.end, int) else None,
         lookahead=lookahead,
         caught_up=caught_up,
         ahead=ahead,
@@ -177,10 +168,10 @@ def replay(
         connect_timeout=connect_timeout,
         claim_timeout=claim_timeout,
         clock=clock,
-        source=settings.source,
-        grows=settings.end is None,
-        newer="partitions" if settings.pattern is None else "topics",
-        assignment="managed" if settings.managed else None,
+        source=describe_source(source, policy),
+        grows=source.end is None,
+        newer="partitions" if source.pattern is None else "topics",
+        assignment="managed" if source.managed else None,
         subscription=subscription,
         assignor=assignor,
         weight=weight,
@@ -191,41 +182,43 @@ def replay(
         store = open_by_url(store, **(store_options or {}))
     elif store_options:
         raise UsageError("store_options go with a store's URL; give them to the store you made")
-    return Block(_replaying(settings, options, store), "aiokcc.replay", "replay")
+    return Block(_replaying(source, policy, options, store), "aiokcc.replay", "replay")
 
 
 @asynccontextmanager
-async def _replaying(settings: ReplaySettings, options: GroupOptions, store: Store) -> AsyncIterator[Replay]:
-    cluster, clock = Cluster(settings, options.connect_timeout), options.clock
+async def _replaying(
+    source: SourceOptions, policy: ConsumerPolicy, options: GroupOptions, store: Store
+) -> AsyncIterator[Replay]:
+    cluster, clock = Cluster(source, options.connect_timeout), options.clock
     async with cluster.connected():
-        everything = await cluster.partitions(await cluster.topics(settings))
-        outside = sorted((settings.partitions or everything) - everything)
+        everything = await cluster.partitions(await cluster.topics())
+        outside = sorted((source.partitions or everything) - everything)
         if outside:
             count = sum(p.topic == outside[0].topic for p in everything)
             raise PartitionError(f"{outside[0]} does not exist; {outside[0].topic} has {count} partitions, from 0 up")
-        mine = frozenset(filter(settings.wants, everything))
-        if not mine and settings.end is not None:
+        mine = frozenset(filter(source.wants, everything))
+        if not mine and source.end is not None:
             raise UsageError("partitions= says of no partition that it is ours: this process would have nothing to do")
 
         async def resolve() -> Mapping[Partition, Bounds]:
-            if settings.start != "committed":
-                return await cluster.bounds(everything, clock())
-            if settings.offset_storage == "kafka":
-                return await cluster.bounds(everything, clock(), await cluster.commits(everything))
+            if source.start != "committed":
+                return await cluster.bounds(everything, policy, clock())
+            if source.offset_storage == "kafka":
+                return await cluster.bounds(everything, policy, clock(), await cluster.commits(everything))
             async with store.session(connect_timeout=options.connect_timeout) as session:
                 found = await find_offsets(store, session, everything)
-            return await cluster.bounds(everything, clock(), found)
+            return await cluster.bounds(everything, policy, clock(), found)
 
         async with join(store, options, frozenset(everything), resolve) as group:
-            if settings.end is not None:  # partitions that were created after the run was founded are not part of it
+            if source.end is not None:  # partitions that were created after the run was founded are not part of it
                 mine &= group.membership.settings.partitions
-                newer = sorted((settings.partitions or mine) - mine)
+                newer = sorted((source.partitions or mine) - mine)
                 if newer:
                     raise PartitionError(
                         f"{newer[0]} is newer than the run, and not part of it; leave it out of partitions="
                     )
             async with Background() as background:
-                yield Replay(settings, cluster, group, mine, background.tasks)
+                yield Replay(source, policy, cluster, group, mine, background.tasks)
 
 
 class Replay:
@@ -233,29 +226,24 @@ class Replay:
 
     def __init__(
         self,
-        settings: ReplaySettings,
+        source: SourceOptions,
+        policy: ConsumerPolicy,
         cluster: Cluster,
         group: Group,
         mine: frozenset[Partition],
         tasks: anyio.abc.TaskGroup,
     ) -> None:
-        self._settings = settings
-        self._tasks = tasks
-        self._cluster = cluster
         self.group = group
-        self._member = group.membership
-        self._mine = mine
-        self._used = False
-        self._partition_tasks: PartitionTasks | None = None
-        self._until_stopped = anyio.CancelScope()
-        self._period_lock = anyio.Lock()
-        """Held while the user works on a period: its records are not processed before that ends."""
         self.summary = Summary()
+        self._source = source
+        self._member = group.membership
+        self._reader = Reader(source, policy, cluster, group, mine, self.summary)
+        self._tasks = tasks
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """The partitions that this process runs: those it owns while it reads, and those it will claim before that."""
-        return tuple(sorted(self._mine if self._partition_tasks is None else self._partition_tasks.partitions))
+        return tuple(sorted(self._reader.partitions))
 
     @property
     def busy(self) -> tuple[Partition, ...]:
@@ -281,9 +269,7 @@ class Replay:
         owned again. Their next owner resumes here if offsets are committed, and otherwise where the last period closed. To end
         at once, without waiting for a handler, cancel instead.
         """
-        self._until_stopped.cancel()
-        if self._partition_tasks is not None:
-            self._partition_tasks.revoke()
+        self._reader.stop()
 
     async def run(self, handler: Callable[[Any], Any]) -> Summary:
         """Hand every record to the handler, in one task per partition; return the summary when the run has ended.
@@ -297,7 +283,7 @@ class Replay:
         async def work(consumer: PartitionConsumer) -> None:
             await consumer.run(handler)
 
-        await self._read(work)
+        await self._reader.read(work)
         return self.summary
 
     async def run_batches(self, handler: Callable[[list[Any]], Any]) -> Summary:
@@ -310,7 +296,7 @@ class Replay:
         async def work(consumer: PartitionConsumer) -> None:
             await consumer.run_batches(handler)
 
-        await self._read(work)
+        await self._reader.read(work)
         return self.summary
 
     async def __aiter__(self) -> AsyncGenerator[Any, None]:
@@ -323,7 +309,7 @@ class Replay:
         async def work(consumer: PartitionConsumer) -> None:
             await consumer.run_batches(lambda records: handoff.put((consumer, records)), internal=True)
 
-        self._tasks.start_soon(handoff.run_producer, partial(self._read, work))
+        self._tasks.start_soon(handoff.run_producer, partial(self._reader.read, work))
         try:
             while (item := await handoff.get()) is not None:
                 consumer, records = item
@@ -344,11 +330,10 @@ class Replay:
         """
         if self._member.settings.lookahead:
             raise UsageError("periods() reads one period at a time; leave lookahead out")
-        if self._settings.by_group or self._settings.managed:
+        if self._source.by_group or self._source.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
         handoff = Handoff[Period]()
-        collected: dict[Partition, list[Any]] = {}
-        self._tasks.start_soon(handoff.run_producer, partial(self._collect, collected, handoff))
+        self._tasks.start_soon(handoff.run_producer, PeriodCollector(self._reader, handoff).run)
         try:
             while (period := await handoff.get()) is not None:
                 yield period
@@ -356,158 +341,3 @@ class Replay:
                 handoff.item_done()
         finally:
             await handoff.close()
-
-    async def _collect(self, collected: dict[Partition, list[Any]], handoff: Handoff[Period]) -> None:
-        """Gather records until every partition has arrived, hand the period over, and report only when it is processed."""
-        member_progress, member = self._member.progress, self._member
-        complete = Signal()
-        taken = asyncio.Event()
-
-        async def gather(records: list[Any]) -> None:
-            member_progress.withheld = True
-            where = Partition(records[0].topic, records[0].partition)
-            collected.setdefault(where, []).extend(records)
-            if member_progress.limit.mode is Mode.OPEN:
-                complete.set()
-                await taken.wait()
-
-        async def work(consumer: PartitionConsumer) -> None:
-            await consumer.run_batches(gather, internal=True)
-
-        async def read() -> None:
-            await self._read(work, _Arrivals(complete))
-            tasks.cancel_scope.cancel()
-
-        try:
-            async with unwrapped() as tasks:
-                tasks.start_soon(read)
-                while True:
-                    await complete.wait()
-                    if self._until_stopped.cancel_called:  # the records are no complete period: they are read again
-                        taken.set()
-                        continue
-                    released = member_progress.limit.mode is Mode.OPEN
-                    if not collected or not (member_progress.has_arrived or released):
-                        continue
-                    ready = dict(collected)
-                    cut = {p: r[-1].offset + 1 for p, r in ready.items()} if released else member_progress.positions()
-                    collected.clear()
-                    async with self._period_lock:
-                        await handoff.put(Period(member_progress.late_below, member_progress.limit.value, ready, cut))
-                        taken.set()
-                        taken = asyncio.Event()
-                        if collected:  # an idle partition woke meanwhile
-                            complete.set()
-                        else:
-                            member_progress.withheld = False
-                            member.report_if_due()
-        finally:
-            if member_progress.withheld:  # a period that was not processed must not count as finished
-                await member.release_all()
-            member_progress.withheld = False
-
-    # -- inside ---------------------------------------------------------------------------------------------------------
-
-    async def _read(self, work: Callable[[PartitionConsumer], Awaitable[None]], also: Listener | None = None) -> None:
-        """Read until the end or until stopped. ``also`` is notified while partitions run, and not while they are released."""
-        if self._used:
-            raise UsageError("this replay has been read already; open another one, under another root to run it again")
-        self._used = True
-        began = time.monotonic()
-        settings, member = self._settings, self._member
-        if isinstance(settings.start, int):
-            member.progress.closed(settings.start)
-        fetch_ahead = settings.fetches_ahead
-        size = max(1, settings.buffer_bytes // 2) if fetch_ahead else settings.buffer_bytes
-        bounded = {"max_partition_fetch_bytes": size, **consumer_settings(settings)}
-        # Nothing polls while all partitions wait at the gate or in a handler. aiokafka would leave Kafka's group then, and
-        # would join again only when it is polled, which a process without partitions never does. The store's session shows
-        # that we live.
-        consumer = AIOKafkaConsumer(**bounded, group_id=settings.group_id, max_poll_interval_ms=_UNLIMITED_MS)
-        async with stopping(consumer):
-            await self._cluster.ask(consumer.start(), "connect to")
-            how = {"assigns": not settings.by_group, "fetch_ahead": fetch_ahead}
-            fetch_loop = FetchLoop(consumer, self._cluster, member, **how, batch=settings.buffer_records)
-            commits = make_committer(settings, consumer, self._cluster, member, self.summary)
-            steps = _Steps(self.group, commits, self.summary)
-            steps.limit_moved({})  # the state before it listens
-            member.add_listener(steps)
-            if also is not None:
-                member.add_listener(also)
-            partition_tasks: PartitionTasks | None = None
-            try:
-                async with unwrapped() as tasks:
-                    self._partition_tasks = partition_tasks = PartitionTasks(
-                        settings, self.group, fetch_loop, commits, self.summary, work, tasks
-                    )
-                    tasks.start_soon(commits.run)
-                    tasks.start_soon(fetch_loop.run)
-                    tasks.start_soon(commit_after_release, partition_tasks, commits, member, steps.released)
-                    with self._until_stopped:
-                        await self._until_done(partition_tasks, consumer)
-                    if self._until_stopped.cancel_called:
-                        async with self._period_lock:
-                            await partition_tasks.leave()
-                    else:
-                        await commits.flush(partition_tasks.positions())
-                    tasks.cancel_scope.cancel()
-            finally:
-                member.leave()
-                if also is not None:
-                    member.remove_listener(also)  # a period does not become complete because partitions are released
-                if partition_tasks is not None:
-                    await partition_tasks.close()  # only now: no task waits in a gate any more
-                member.remove_listener(steps)
-                if self.summary.late:
-                    log.warning("%s: %d records came late in this replay", member.name, self.summary.late)
-                if self.summary.outside:
-                    log.info(
-                        "%s: %d records lay before the start of this replay and were left out",
-                        member.name,
-                        self.summary.outside,
-                    )
-                self.summary.seconds += time.monotonic() - began
-
-    async def _until_done(self, partition_tasks: PartitionTasks, consumer: AIOKafkaConsumer) -> None:
-        settings, group = self._settings, self.group
-        grows = settings.end is None
-        async with unwrapped() as tasks:
-            if grows:
-                tasks.start_soon(discover, settings, self._cluster, group)
-            if settings.managed:
-                await run_managed(partition_tasks, group)
-            elif settings.by_group:
-                await run_kafka_group(partition_tasks, consumer, settings, group)
-            elif grows:
-                tasks.start_soon(claim_new, partition_tasks, group, settings.wants)
-                await partition_tasks.wait_done(at_least=1)
-            else:
-                await run_fixed(partition_tasks, self._mine, group)
-            tasks.cancel_scope.cancel()
-
-
-class _Arrivals(Listener):
-    """Sets a signal when all partitions have arrived."""
-
-    def __init__(self, signal: Signal) -> None:
-        self._signal = signal
-
-    def all_arrived(self) -> None:
-        self._signal.set()
-
-
-class _Steps(Listener):
-    """Follows the limit: counts the periods that closed, and has their offsets committed."""
-
-    def __init__(self, group: Group, committer: Committer, summary: Summary) -> None:
-        self._group = group
-        self._committer = committer
-        self._summary = summary
-        self.released = asyncio.Event()
-        """Set when the gate was opened for all."""
-
-    def limit_moved(self, positions: dict[Partition, int]) -> None:
-        self._summary.periods = self._group.membership.closed
-        self._committer.note(positions)
-        if self._group.released:
-            self.released.set()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from aiokcc.kafka.cluster import Cluster
     from aiokcc.kafka.partition_tasks import PartitionTasks
-    from aiokcc.kafka.settings import ReplaySettings
+    from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.runtime.group import Group
 
 __all__ = ["claim_new", "discover"]
@@ -37,9 +37,9 @@ __all__ = ["claim_new", "discover"]
 log = logging.getLogger("aiokcc.kafka")
 
 
-async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> None:
+async def discover(source: SourceOptions, cluster: Cluster, group: Group) -> None:
     """Ask for partitions that are not in the set yet, and add them while we lead. Runs until cancelled."""
-    seconds = settings.consumer.get("metadata_max_age_ms", 5000) / 1000
+    seconds = source.consumer.get("metadata_max_age_ms", 5000) / 1000
     missing = frozenset[Partition]()
     while True:
         await anyio.sleep(seconds)  # time is the event: Kafka does not notify of new partitions
@@ -47,14 +47,14 @@ async def discover(settings: ReplaySettings, cluster: Cluster, group: Group) -> 
             missing = frozenset()
             continue
         try:
-            if settings.managed:
-                found = await cluster.present(await cluster.topics(settings))
+            if source.managed:
+                found = await cluster.present(await cluster.topics())
                 gone = group.partitions - found
                 if gone & missing:
                     group.remove(gone & missing)
                 missing = gone
             else:
-                found = await cluster.partitions(await cluster.topics(settings))
+                found = await cluster.partitions(await cluster.topics())
             new = found - group.partitions
             if new:
                 begins = await cluster.begins(new)

@@ -31,7 +31,8 @@ from aiokcc.errors import (
 )
 from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.group import Group, join
 from aiokcc.runtime.options import GroupOptions
@@ -68,7 +69,8 @@ class Options:
 
     spark: Any
     name: str
-    settings: ReplaySettings
+    source: SourceOptions
+    policy: ConsumerPolicy
     group: GroupOptions
     timestamp: Any
     kafka_options: Mapping[str, str] = field(repr=False)  # a password may be among them
@@ -89,16 +91,16 @@ class Options:
 @asynccontextmanager
 async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
     """Join the group, or found it, and give the replay; leave the group at the end of the block."""
-    settings = options.settings
-    cluster = Cluster(settings, options.group.connect_timeout)
+    source = options.source
+    cluster = Cluster(source, options.group.connect_timeout)
     async with cluster.connected():
-        everything = await cluster.partitions(await cluster.topics(settings))
-        check_topics(everything, settings.partitions, options.subscription)
+        everything = await cluster.partitions(await cluster.topics())
+        check_topics(everything, source.partitions, options.subscription)
 
         async def resolve() -> Mapping[Partition, Bounds]:
-            return await cluster.bounds(everything, options.group.clock())
+            return await cluster.bounds(everything, options.policy, options.group.clock())
 
-        if options.from_scratch and settings.partitions is None:
+        if options.from_scratch and source.partitions is None:
             async with _session(options) as session:
                 await forget_group(options.store, session, 2 * session.timeout)
         joined = join(options.store, options.group, frozenset(everything), resolve)
@@ -157,14 +159,14 @@ class AsyncReplay:
         else:
             target = _as_sink(sink)
         if isinstance(target, KafkaSink):
-            settings = self._options.settings
-            servers = settings.bootstrap_servers.split(",")
-            check_sink_security(settings.consumer, servers, target.servers, target.options, self._options.spark)
+            source = self._options.source
+            servers = source.bootstrap_servers.split(",")
+            check_sink_security(source.consumer, servers, target.servers, target.options, self._options.spark)
         group = self.group
         if group is None:
             await self._confirm_end(target)
             return self.summary
-        options, settings = self._options, self._options.settings
+        options, source = self._options, self._options.source
         member = group.membership
         began = time.monotonic()
         participant = Participant(group, options.store_timeout)
@@ -172,10 +174,10 @@ class AsyncReplay:
         drive = partial(self._drive, participant, spark_thread, function, target, line)
         try:
             async with unwrapped() as tasks:
-                if settings.end is None:
-                    tasks.start_soon(discover, settings, self._cluster, group)
+                if source.end is None:
+                    tasks.start_soon(discover, source, self._cluster, group)
                 if options.subscription is None:
-                    await drive(settings.partitions or group.partitions)
+                    await drive(source.partitions or group.partitions)
                 else:
                     await self._check_group(participant, options.subscription, target)
                     await drive_in_turn(participant, drive)
@@ -201,21 +203,21 @@ class AsyncReplay:
         mine: frozenset[Partition],
     ) -> None:
         """Claim these partitions, fence out the previous driver, and continue where it stopped, to the end of the run."""
-        options, settings = self._options, self._options.settings
+        options, source = self._options, self._options.source
         is_managed = options.subscription is not None
         member = participant.member
-        sampler = RecordSampler(settings)
+        sampler = RecordSampler(source)
         finder = self._finder(spark_thread, participant, sampler)
         checkpoint = Checkpoint(member.store, options.name, participant.session)
         sizer = BatchSizer(options.max_periods, options.target_seconds, options.max_bytes)
         frames = partial(
             read,
             options.spark,
-            bootstrap_servers=settings.bootstrap_servers,
-            options={"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
+            bootstrap_servers=source.bootstrap_servers,
+            options={"kafka.isolation.level": source.isolation_level, **options.kafka_options},
             timestamp=options.timestamp,
-            lateness=settings.lateness or None,
-            start=settings.start if isinstance(settings.start, int) else None,
+            lateness=options.policy.lateness or None,
+            start=source.start if isinstance(source.start, int) else None,
         )
         on_progress = options.progress if callable(options.progress) else line.show
         if options.progress is False:
@@ -225,10 +227,10 @@ class AsyncReplay:
             finder,
             sizer,
             period=options.group.settings.period,
-            start=settings.start if isinstance(settings.start, int) else 0,
-            end=settings.end if isinstance(settings.end, int) else None,
-            lateness=settings.lateness,
-            alone=settings.partitions is None and not is_managed,
+            start=source.start if isinstance(source.start, int) else 0,
+            end=source.end if isinstance(source.end, int) else None,
+            lateness=options.policy.lateness,
+            alone=source.partitions is None and not is_managed,
             clock=options.group.clock,
         )
         pipeline = Pipeline(
@@ -241,9 +243,9 @@ class AsyncReplay:
             sink,
             sizer,
             self.summary,
-            grows=settings.end is None and (is_managed or settings.partitions is None),
+            grows=source.end is None and (is_managed or source.partitions is None),
             retries=options.retries,
-            start=settings.start if isinstance(settings.start, int) else None,
+            start=source.start if isinstance(source.start, int) else None,
             accept_deleted=options.accept_deleted,
             sample=sampler.mean_size,
             on_progress=on_progress,
@@ -272,7 +274,7 @@ class AsyncReplay:
             except KafkaError as error:
                 pending = checkpoint.pending
                 needed = {} if pending is None else pending.batch(options.name).ranges
-                is_followed = is_managed and settings.end is None
+                is_followed = is_managed and source.end is None
                 await explain_kafka_error(
                     error, self._cluster, participant, {p.topic for p in needed}, options.name, is_followed
                 )
@@ -287,7 +289,7 @@ class AsyncReplay:
             member_session = member.member_session
             if member_session is not None:
                 try:
-                    replays = self._options.settings.replays
+                    replays = self._options.source.replays
                     await check_other_pipelines(member.store, session, member_session.name, subscription, replays)
                     await checkpoint.check(session, self._definition(sink))
                 except SessionLostError:
@@ -295,7 +297,7 @@ class AsyncReplay:
                 break
             await member.moved.wait()
         agreed = member.settings.partitions
-        if self._options.settings.end is not None and not participant.whole(agreed):
+        if self._options.source.end is not None and not participant.whole(agreed):
             raise UsageError(
                 f"the group was founded with {', '.join(sorted({p.topic for p in agreed}))}, and none of it is for this "
                 f"pipeline, which takes {subscription}"
@@ -303,7 +305,7 @@ class AsyncReplay:
 
     def _finder(self, spark_thread: SparkThread, participant: Participant, sampler: RecordSampler) -> Finder:
         """Return what finds boundaries: Kafka's index, or a scan if event time is not Kafka's or the index is misleading."""
-        options, settings = self._options, self._options.settings
+        options, source = self._options, self._options.source
 
         def bounds(partition: Partition) -> tuple[int, int | None]:
             track = participant.tracks[partition]
@@ -312,16 +314,22 @@ class AsyncReplay:
         scanner = Scanner(
             options.spark,
             options.timestamp,
-            settings.bootstrap_servers,
-            {"kafka.isolation.level": settings.isolation_level, **options.kafka_options},
+            source.bootstrap_servers,
+            {"kafka.isolation.level": source.isolation_level, **options.kafka_options},
             lambda: options.group.clock() + participant.member.settings.ahead,
         )
-        named = [time for time in (settings.start, settings.end) if isinstance(time, int)]
-        odd = {time + late for time in named for late in (0, *settings.lateness.values())}
+        named = [time for time in (source.start, source.end) if isinstance(time, int)]
+        odd = {time + late for time in named for late in (0, *options.policy.lateness.values())}
 
         def scanning() -> Finder:
             return ScanningFinder(
-                self._cluster, spark_thread, scanner, bounds, options.group.settings.period, settings.lateness, odd
+                self._cluster,
+                spark_thread,
+                scanner,
+                bounds,
+                options.group.settings.period,
+                options.policy.lateness,
+                odd,
             )
 
         if options.timestamp is not None:
@@ -356,17 +364,17 @@ class AsyncReplay:
         options = self._options
         if options.subscription is not None:
             return options.subscription.covers(partition)
-        return options.settings.partitions is None or partition in options.settings.partitions
+        return options.source.partitions is None or partition in options.source.partitions
 
     def _definition(self, sink: Sink) -> dict[str, Any]:
         """Return the definition that is recorded for the pipeline's name."""
-        options, settings = self._options, self._options.settings
-        mine = settings.partitions
+        options, source = self._options, self._options.source
+        mine = source.partitions
         return {
-            "topics": sorted(settings.topics),
+            "topics": sorted(source.topics),
             "partitions": None if mine is None else [str(p) for p in sorted(mine)],
             "period": options.group.settings.period,
-            "source": settings.source,
+            "source": describe_source(source, options.policy),
             "timestamp": None if options.timestamp is None else str(options.timestamp),
             "sink": sink.describe(),
             **({} if options.subscription is None else {"subscription": str(options.subscription)}),

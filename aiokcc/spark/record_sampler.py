@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.cluster import Cluster, consumer_settings, stopping
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.spark.finder import Finder, Found
 
 __all__ = ["CheckedFinder", "RecordSampler"]
@@ -40,8 +40,8 @@ _OVERHEAD: Final = 40
 class RecordSampler:
     """Reads samples through a consumer of its own, which connects at the first call."""
 
-    def __init__(self, settings: ReplaySettings) -> None:
-        self._settings = settings
+    def __init__(self, source: SourceOptions) -> None:
+        self._source = source
         self._consumer: Any = None
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
@@ -107,7 +107,7 @@ class RecordSampler:
     async def _connected(self) -> Any:
         if self._consumer is None:
             wanted = {"max_partition_fetch_bytes": 64 * 1024, "fetch_max_wait_ms": 10}
-            consumer = AIOKafkaConsumer(**{**consumer_settings(self._settings), **wanted}, group_id=None)
+            consumer = AIOKafkaConsumer(**{**consumer_settings(self._source), **wanted}, group_id=None)
             async with AsyncExitStack() as connecting:  # a consumer that could not connect is not kept
                 await connecting.enter_async_context(stopping(consumer))
                 await consumer.start()

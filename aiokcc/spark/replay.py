@@ -17,7 +17,8 @@ from aiokcc.core.periods import format_time
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
-from aiokcc.kafka.settings import ReplaySettings, consumer_keywords
+from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
+from aiokcc.kafka.source_options import SourceOptions, check_count, consumer_keywords
 from aiokcc.runtime.entry import known_keywords
 from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.compute import Periods
@@ -133,43 +134,33 @@ def replay(
         )
     if not hasattr(spark, "read"):
         raise UsageError(f"spark is {spark!r}; expected a SparkSession, such as aiokcc.spark.session() makes")
-    settings = ReplaySettings.check(
+    source = SourceOptions.check(
         topics,
         pattern=pattern,
         bootstrap_servers=bootstrap_servers,
         start=start,
         end=end,
         partitions=partitions,
-        group_id=None,
-        assignment=None,
         commit=False,
         offset_storage=offset_storage,
-        timestamp=None if timestamp is None else _told_by_spark,
-        lateness=lateness,
-        late="deliver",
-        poison="raise",
-        on_error="raise",
-        retries=_count("retries", retries, 0),
-        dead_letter=None,
-        buffer_records=1,
-        buffer_bytes=1,
         isolation_level=isolation_level,
         consumer=consumer,
     )
+    policy = ConsumerPolicy.check(source, timestamp=None if timestamp is None else _told_by_spark, lateness=lateness)
     options = check_options(kafka_options or {})
-    check_security(settings.consumer, options, spark)
-    if settings.rule is not None:
+    check_security(source.consumer, options, spark)
+    if source.rule is not None:
         raise UsageError("partitions is a function; a pipeline's result depends on which they are, so list them")
     wanted = None
     if assignment == "managed":
-        wanted = _pipeline(name, settings, subscription)
-        settings = replace(settings, managed=True)
+        wanted = _pipeline(name, source, subscription)
+        source = replace(source, managed=True)
         if from_scratch:
             raise UsageError(
                 "from_scratch does not go with a managed group, where a driver that stood by would throw away what another one "
                 "has published; give the pipeline another name, or another root"
             )
-    if settings.start == "committed":
+    if source.start == "committed":
         raise UsageError(
             'start="committed" is for consumer groups; a pipeline goes on by its name. Give a time or "earliest"'
         )
@@ -181,8 +172,8 @@ def replay(
     chosen = lookahead if lookahead is not None else LOOKAHEAD if alone else 0
     group = GroupOptions.check(
         period=period,
-        start=format_time(settings.start) if isinstance(settings.start, int) else None,
-        end=format_time(settings.end) if isinstance(settings.end, int) else None,
+        start=format_time(source.start) if isinstance(source.start, int) else None,
+        end=format_time(source.end) if isinstance(source.end, int) else None,
         lookahead=chosen,
         caught_up=caught_up,
         ahead=ahead,
@@ -191,9 +182,9 @@ def replay(
         connect_timeout=connect_timeout,
         claim_timeout=claim_timeout,
         clock=clock,
-        source=settings.source,
+        source=describe_source(source, policy),
         # To a run that has an end belong the topics that matched when it was founded, whatever matches now.
-        grows=settings.end is None or settings.pattern is not None,
+        grows=source.end is None or source.pattern is not None,
         assignment=assignment,
         subscription=subscription if wanted is None else wanted,
         assignor=assignor,
@@ -211,14 +202,15 @@ def replay(
         Options(
             spark,
             name,
-            settings,
+            source,
+            policy,
             group,
             timestamp,
             options,
-            _count("max_periods", max_periods, 1),
+            check_count("max_periods", max_periods, 1),
             float(target_seconds),
             _bytes(max_bytes),
-            retries,
+            check_count("retries", retries, 0),
             bool(from_scratch),
             bool(accept_deleted),
             progress,
@@ -230,23 +222,23 @@ def replay(
     )
 
 
-def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subscription:
+def _pipeline(name: str, source: SourceOptions, subscription: object) -> Subscription:
     """Return what a pipeline of a managed group runs: all topics, those it subscribes to, or the partitions it names."""
-    if settings.partitions is not None:
+    if source.partitions is not None:
         if subscription is not None:
             raise UsageError("partitions and subscription both say what the pipeline runs; give one of them")
-        return Subscription(partitions=settings.partitions, pipeline=name)
+        return Subscription(partitions=source.partitions, pipeline=name)
     if isinstance(subscription, re.Pattern):
         wanted = Subscription.check(pattern=subscription, pipeline=name)
     else:
         wanted = Subscription.check(subscription, pipeline=name)
-    strange = sorted(t for t in {*wanted.topics, *(p.topic for p in wanted.partitions)} if not settings.replays(t))
-    if settings.pattern is not None:
-        replayed = f"what matches {settings.pattern.pattern}"
+    strange = sorted(t for t in {*wanted.topics, *(p.topic for p in wanted.partitions)} if not source.replays(t))
+    if source.pattern is not None:
+        replayed = f"what matches {source.pattern.pattern}"
         matches = True  # which topics exist is checked later
     else:
-        replayed = ", ".join(settings.topics)
-        matches = bool(wanted.partitions) or any(map(wanted.covers_topic, settings.topics))
+        replayed = ", ".join(source.topics)
+        matches = bool(wanted.partitions) or any(map(wanted.covers_topic, source.topics))
     if strange or not matches:
         what = f"names the topic {strange[0]!r}" if strange else f"is {wanted.pattern!r}, which no topic matches"
         raise UsageError(f"subscription {what}; the group replays {replayed}")
@@ -256,12 +248,6 @@ def _pipeline(name: str, settings: ReplaySettings, subscription: object) -> Subs
 def _told_by_spark(record: Any) -> int:
     """Stand for the function that asynchronous members of the group have: event time is not Kafka's own. Never called."""
     raise NotImplementedError
-
-
-def _count(what: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{what} is {value!r}; expected a whole number from {least} up")
-    return value
 
 
 def _bytes(value: object) -> int:

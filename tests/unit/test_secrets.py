@@ -16,7 +16,8 @@ from aiokcc.cli.argument_types import setting
 from aiokcc.cli.arguments import parse
 from aiokcc.core.masking import is_secret, mask_command, mask_settings, mask_text, mask_url
 from aiokcc.errors import UsageError
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.stores import open_store
 from aiokcc.stores.memory import MemoryStore
 from aiokcc.stores.zookeeper import ZooKeeperStore
@@ -174,11 +175,12 @@ def test_a_setting_may_stand_in_the_environment_or_in_a_file(tmp_path: Path, mon
 
 def test_settings_do_not_show_secrets() -> None:
     options = parse([*REPLAY, "--store", "memory://m", "--consumer", f"sasl_plain_password={SECRET}"])
-    settings = ReplaySettings(("t",), "h:1", consumer=dict(options.consumer))
+    settings = SourceOptions(topics=("t",), bootstrap_servers="h:1", consumer=dict(options.consumer))
     assert settings.consumer["sasl_plain_password"] == SECRET
     store = open_store(f"zk://u:{SECRET}@h/x")
     replay = aiokcc.replay("t", bootstrap_servers="h:1", store=store, period="1m", sasl_plain_password=SECRET)
-    for thing in (settings, settings.source, store, store.url, replay, getattr(store, "_ensemble", None)):
+    described = describe_source(settings, ConsumerPolicy())
+    for thing in (settings, described, store, store.url, replay, getattr(store, "_ensemble", None)):
         clean(f"{thing!r} {thing}")
 
 

@@ -33,7 +33,7 @@ def _check(options: argparse.Namespace, action: str) -> None:
     if (needs_kafka or options.consumer) and not has_aiokafka():
         raise UsageError(f"aiokcc offsets {action} needs aiokafka: pip install 'aiokcc[kafka]'")
     if options.consumer:
-        from aiokcc.kafka.settings import check_consumer
+        from aiokcc.kafka.source_options import check_consumer
 
         check_settings(options.consumer)
         check_consumer(dict(options.consumer))

@@ -252,6 +252,32 @@ async def test_a_replay_takes_fetched_records_or_asks_aiokafka(
     assert any(most > 1 for most in taken) is (not unknown)
 
 
+@pytest.mark.parametrize("settings", [{}, {"end": at(15)}, {"lookahead": 3}], ids=["to now", "to a time", "lookahead"])
+async def test_fast_fetch_or_not_a_replay_reads_the_same(
+    kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    name = await topic(kafka, [at(n / 100) for n in range(2000)], [at(n) for n in range(20)])
+    await kafka_topics.write_transaction(kafka.bootstrap, name, [Row(1, at(19), b"aborted")] * 3, abort=True)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(1, at(19), b"last", b"key")])
+    plain: list[object] = []
+    take = _PlainRecords.take
+
+    def noted(self: _PlainRecords, most: int) -> list[Any]:
+        plain.append(self)
+        return take(self, most)
+
+    monkeypatch.setattr(_PlainRecords, "take", noted)
+    seen: dict[bool, list[Any]] = {}
+    for fast in (True, False):
+        plain.clear()
+        async with replaying(kafka, name, fast_fetch=fast, **settings) as replay:
+            records = [record async for record in replay]
+        seen[fast] = sorted(records, key=lambda record: (record.partition, record.offset))
+        assert bool(plain) is fast, "with False nothing of aiokafka is changed"
+    assert seen[True] == seen[False]
+    assert len(seen[True]) == (1500 + 15 if "end" in settings else 2000 + 21)
+
+
 async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
     name = await topic(kafka, [at(n / 100) for n in range(2000)])
     take = _PlainRecords.take

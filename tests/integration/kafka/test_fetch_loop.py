@@ -29,7 +29,7 @@ async def test_partitions_that_come_one_after_the_other_leave_the_group_in_order
     member: Any = SimpleNamespace()
     async with stopping(consumer):
         await consumer.start()
-        loop = FetchLoop(consumer, cluster, member, assigns=True, fetch_ahead=False, batch=10)
+        loop = FetchLoop(consumer, cluster, member, assigns=True, fast=True, fetch_ahead=False, batch=10)
         for number in range(2):
             reader: Any = SimpleNamespace(position=0, complete=False)
             loop.add({Partition(name, number): reader})

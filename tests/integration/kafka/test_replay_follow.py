@@ -88,13 +88,14 @@ async def test_stop_of_periods_ends_with_the_period_in_hand(kafka: local.Kafka, 
                 found.append(sorted((r.partition, r.offset) for records in period.records.values() for r in records))
                 if period.end == stop_at:
                     replay.stop()
-                    await until_given_up(replay)
+                    await until_drained(replay)
     assert found == [[*((0, 20 * m + n) for n in range(20)), (1, m)] for m in range(4)]
 
 
-async def until_given_up(replay: Replay) -> None:
+async def until_drained(replay: Replay) -> None:
     """Wait until all partition tasks have ended, which they do once they are revoked."""
-    while any(not running.ended.is_set() for running in replay._partition_tasks._running.values()):  # type: ignore[union-attr]
+    partition_tasks = replay._reader._partition_tasks
+    while partition_tasks is not None and not partition_tasks.done:
         await replay.group.status()
 
 

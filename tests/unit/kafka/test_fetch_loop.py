@@ -179,7 +179,7 @@ class Setup:
         consumer: Any = self.kafka
         cluster: Any = self.cluster
         member: Any = self.member
-        self.loop = FetchLoop(consumer, cluster, member, assigns=assigns, fetch_ahead=False, batch=BATCH)
+        self.loop = FetchLoop(consumer, cluster, member, assigns=assigns, fast=True, fetch_ahead=False, batch=BATCH)
 
     def partition(self, number: int, *, position: int = 0, end: int | None = None) -> FakePartition:
         return FakePartition(self.loop, number, position=position, end=end)

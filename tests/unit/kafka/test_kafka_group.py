@@ -13,7 +13,7 @@ from aiokafka import TopicPartition
 
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka.kafka_group import run_kafka_group
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.source_options import SourceOptions
 from tests.unit.kafka.test_partition_tasks import ONE, ZERO, Process, bounds, process
 from tests.unit.world import World
 from tests.virtual import settle
@@ -43,11 +43,12 @@ class FakeConsumer:
 
 @asynccontextmanager
 async def kafka_group(world: World, **settings: Any) -> AsyncIterator[tuple[Process, FakeConsumer, asyncio.Task[None]]]:
-    chosen = ReplaySettings(("orders",), "", group_id="g", by_group=True, **{"end": "now", **settings})
+    usual: dict[str, Any] = {"topics": ("orders",), "bootstrap_servers": "", "end": "now", "group_id": "g"}
+    source = SourceOptions(**{**usual, **settings}, by_group=True)
     kafka = FakeConsumer()
     consumer: Any = kafka
     async with process(world, group_id="g", by_group=True) as ours:
-        running = asyncio.create_task(run_kafka_group(ours.partition_tasks, consumer, chosen, ours.group))
+        running = asyncio.create_task(run_kafka_group(ours.partition_tasks, consumer, source, ours.group))
         await settle()
         try:
             yield ours, kafka, running

@@ -11,10 +11,11 @@ import pytest
 import aiokcc
 from aiokcc.core.run import Bounds
 from aiokcc.errors import HandlerError, PoisonTimestampError
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.summary import Summary
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
@@ -43,9 +44,10 @@ class Lists(FetchLoop):
         pass
 
 
-def consumer_of(group: aiokcc.Group, gate: aiokcc.Gate, *timestamps: Any, **settings: Any) -> PartitionConsumer:
-    chosen = ReplaySettings(("orders",), "", **settings)
-    consumer = PartitionConsumer(chosen, gate, Bounds(0, len(timestamps)), group.membership, Summary())
+def consumer_of(group: aiokcc.Group, gate: aiokcc.Gate, *timestamps: Any, **policy: Any) -> PartitionConsumer:
+    source = SourceOptions(topics=("orders",), bootstrap_servers="")
+    bounds = Bounds(0, len(timestamps))
+    consumer = PartitionConsumer(source, ConsumerPolicy(**policy), gate, bounds, group.membership, Summary())
     consumer.fetch_loop = Lists(*timestamps)
     return consumer
 

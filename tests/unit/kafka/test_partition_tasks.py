@@ -14,12 +14,13 @@ import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.exception_groups import unwrapped
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
 from aiokcc.kafka.partition_tasks import PartitionTasks, commit_after_release, run_fixed
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.summary import Summary
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
@@ -77,9 +78,9 @@ class Process:
         self.fetch_loop = FakeFetchLoop(self.events)
         self.storage = FakeStorage(self.events)
         self.committer = Committer(self.storage, group.membership, Summary(), enabled=True)
-        chosen = ReplaySettings(("orders",), "", **settings)
+        source = SourceOptions(topics=("orders",), bootstrap_servers="", **settings)
         self.partition_tasks = PartitionTasks(
-            chosen, group, self.fetch_loop, self.committer, Summary(), self._work, tasks
+            source, ConsumerPolicy(), group, self.fetch_loop, self.committer, Summary(), self._work, tasks
         )
         tasks.start_soon(self.committer.run)
 

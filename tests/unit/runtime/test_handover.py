@@ -18,13 +18,14 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.exception_groups import unwrapped
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.fetch_loop import FetchLoop
 from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
 from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed
-from aiokcc.kafka.replay import _Steps
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.reader import Steps
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
 from tests.unit.runtime.test_assignment_leader import idle_group, member, owners
@@ -55,7 +56,9 @@ class Reader:
 
     def __init__(self, world: World, name: str, *, commits: bool, periods: int) -> None:
         self._world = world
-        self._settings = ReplaySettings(("orders",), "", managed=True, commit=commits, offset_storage="store")
+        self._source = SourceOptions(
+            topics=("orders",), bootstrap_servers="", managed=True, commit=commits, offset_storage="store"
+        )
         self._periods = periods
         self._name = name
         self.begun: dict[int, tuple[float, int]] = {}
@@ -81,13 +84,13 @@ class Reader:
             own = self.group.membership
             consumer: Any = None
             cluster: Any = None
-            commits: Committer = make_committer(self._settings, consumer, cluster, own, Summary())
-            own.add_listener(_Steps(self.group, commits, Summary()))
+            commits: Committer = make_committer(self._source, consumer, cluster, own, Summary())
+            own.add_listener(Steps(self.group, commits, Summary()))
             partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
                     partition_tasks = PartitionTasks(
-                        self._settings, self.group, NoFetchLoop(), commits, Summary(), self._work, tasks
+                        self._source, ConsumerPolicy(), self.group, NoFetchLoop(), commits, Summary(), self._work, tasks
                     )
                     tasks.start_soon(commits.run)
                     self.ready.set()

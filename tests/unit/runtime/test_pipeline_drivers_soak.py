@@ -25,7 +25,8 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
 from aiokcc.errors import AiokccError, FencedError, UsageError
-from aiokcc.kafka.settings import ReplaySettings
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.topic_discovery import discover
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.options import GroupOptions
@@ -76,8 +77,8 @@ class Cluster:
     def __init__(self, soak: Soak) -> None:
         self._soak = soak
 
-    async def topics(self, settings: ReplaySettings) -> tuple[str, ...]:
-        return settings.topics
+    async def topics(self) -> tuple[str, ...]:
+        return self._soak.source.topics
 
     async def present(self, _: object) -> frozenset[Partition]:
         return frozenset(self._soak.there)
@@ -162,7 +163,13 @@ class Soak:
         self.consumed: set[tuple[Partition, int]] = set()
         end = None if follows else "now"
         looks = {"metadata_max_age_ms": 2000}
-        self.settings = ReplaySettings(("orders", "payments"), "nowhere", end=end, managed=True, consumer=looks)  # type: ignore[arg-type]
+        self.source = SourceOptions(
+            topics=("orders", "payments"),
+            bootstrap_servers="nowhere",
+            end=end,  # type: ignore[arg-type]
+            managed=True,
+            consumer=looks,
+        )
         self.live: dict[str, aiokcc.Group] = {}
         self.tasks: dict[str, asyncio.Task[Any]] = {}
         self.published: dict[int, Batch] = {}
@@ -250,7 +257,7 @@ class Soak:
         cluster: Any = Cluster(self)
         async with anyio.create_task_group() as tasks:
             if self.follows:
-                tasks.start_soon(discover, self.settings, cluster, group)
+                tasks.start_soon(discover, self.source, cluster, group)
             await group.share(run)
             tasks.cancel_scope.cancel()
 
@@ -258,7 +265,8 @@ class Soak:
         options: Any = SimpleNamespace(
             spark=None,
             name="p",
-            settings=self.settings,
+            source=self.source,
+            policy=ConsumerPolicy(),
             group=GroupOptions.check(period=PERIOD, session_timeout=6, connect_timeout=10_000, clock=lambda: FAR),
             timestamp=None,
             kafka_options={},

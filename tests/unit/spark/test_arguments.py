@@ -14,6 +14,7 @@ import pytest
 import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Subscription
+from aiokcc.kafka.consumer_policy import describe_source
 from aiokcc.spark.driver import AsyncReplay, Options
 from aiokcc.spark.replay import replay
 from aiokcc.spark.security import check_sink_security
@@ -37,7 +38,7 @@ def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: An
 def test_a_managed_pipeline_subscribes_by_pattern(changed: dict[str, Any], wanted: Subscription) -> None:
     chosen = options(pattern="orders-.*", assignment="managed", offset_storage="store", **changed)
     assert chosen.subscription == wanted
-    assert chosen.settings.source.startswith("kafka pattern=orders-.* offsets=zookeeper ")
+    assert describe_source(chosen.source, chosen.policy).startswith("kafka pattern=orders-.* offsets=zookeeper ")
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -128,7 +129,7 @@ SECURE: list[tuple[dict[str, Any], dict[str, str], dict[str, str]]] = [
 async def test_missing_credentials_of_a_kafka_sink_are_reported_at_once(missing: str) -> None:
     """The sink writes to the servers that the pipeline reads from, and these require a login."""
     chosen = options("orders", kafka_options=SPARK_SASL, **SASL)
-    servers = chosen.settings.bootstrap_servers.split(",")
+    servers = chosen.source.bootstrap_servers.split(",")
     cluster: Any = None
     sink = KafkaSink("results", bootstrap_servers=servers, kafka_options=without(missing))
     with pytest.raises(aiokcc.UsageError, match=f"KafkaSink writes to {servers[0]} too, .* lack {missing}") as refused:

@@ -15,6 +15,8 @@ from aiokcc.core.report import Cut
 from aiokcc.core.run import CUT_SLOTS, Bounds, Run, Settings
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import PipelineMismatchError, RunEnded
+from aiokcc.kafka.consumer_policy import ConsumerPolicy
+from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
@@ -33,7 +35,8 @@ def driver(store: Store, *, from_scratch: bool = False, subscription: Subscripti
         group=GroupOptions.check(period=10),
         timestamp=None,
         subscription=subscription,
-        settings=SimpleNamespace(topics=["t"], partitions=None, source={}),
+        source=SourceOptions(topics=("t",), bootstrap_servers="h:1"),
+        policy=ConsumerPolicy(),
     )
     cluster: Any = None
     return AsyncReplay(options, cluster, None, RunEnded("over"))

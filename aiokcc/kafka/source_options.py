@@ -1,28 +1,24 @@
-"""The settings of a replay, checked before anything is connected."""
+"""The options that say which records a replay reads, and from where. They are checked once, where they enter."""
 
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib.util
 import inspect
 import re
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
 from aiokafka import AIOKafkaConsumer
 
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition, check_topic
-from aiokcc.core.periods import format_duration, format_time, parse_duration, parse_time
+from aiokcc.core.periods import parse_time
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.errors import HandlerError, UsageError
-from aiokcc.runtime.entry import warn_of_milliseconds
+from aiokcc.errors import UsageError
 
-__all__ = ["ReplaySettings", "Timestamp", "check_consumer"]
-
-Timestamp: TypeAlias = "Callable[[Any], int]"
+__all__ = ["MAX_BYTES", "SourceOptions", "check_choice", "check_consumer", "check_count", "consumer_keywords"]
 
 _STARTS: Final = ("earliest", "committed")
 _FIXED_SETTINGS: Final = {
@@ -34,7 +30,7 @@ _FIXED_SETTINGS: Final = {
     "max_poll_interval_ms": "a partition is not polled while it waits for the others, however long that takes",
     "consumer_timeout_ms": "a replay waits for the group, not for a clock",
 }
-_MAX_BYTES: Final = 2**31 - 1
+MAX_BYTES: Final = 2**31 - 1
 """Kafka's protocol has 32 bits for the size of a fetch. With a larger value aiokafka fetches nothing and raises nothing."""
 _IN_32_BITS: Final = ("max_partition_fetch_bytes", "fetch_max_bytes", "fetch_min_bytes", "fetch_max_wait_ms")
 _CHOICES: Final = {
@@ -43,11 +39,11 @@ _CHOICES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplaySettings:
-    """The consumer's side of a replay; the barrier's settings go to :func:`aiokcc.connect`."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceOptions:
+    """What is read: topics and partitions of a cluster, between two places in their logs; and where offsets are committed."""
 
-    topics: tuple[str, ...]
+    topics: tuple[str, ...] = ()
     """The topics to replay; empty if there is a pattern."""
     bootstrap_servers: str
     pattern: re.Pattern[str] | None = None
@@ -64,38 +60,15 @@ class ReplaySettings:
     """True if the group's own leader assigns the partitions."""
     commit: bool = True
     offset_storage: str = "kafka"
-    timestamp: Timestamp | None = None
-    lateness: Mapping[str, int] = field(default_factory=dict)
-    """The bound on lateness in milliseconds, by topic."""
-    late: str = "deliver"
-    poison: str = "raise"
-    on_error: str = "raise"
-    retries: int = 0
-    dead_letter: Callable[..., Any] | None = None
-    buffer_records: int = 200
-    buffer_bytes: int = 1024 * 1024
     isolation_level: str = "read_committed"
     consumer: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Further settings of the aiokafka consumer. Not in the repr: a password may be among them."""
 
     @property
-    def fetches_ahead(self) -> bool:
-        """True if a partition is fetched while its last fetch is still being used up."""
+    def can_fetch_ahead(self) -> bool:
+        """True if a partition may be fetched while its last fetch is still being used up."""
         plain = not any(self.consumer.get(name) for name in ("key_deserializer", "value_deserializer"))
         return plain and self.end is not None and not self.by_group
-
-    @property
-    def source(self) -> str:
-        """The settings that all members must share, as text. It stands in the ``run`` node, and members compare it."""
-        start = self.start if isinstance(self.start, str) else format_time(self.start)
-        end = self.end if self.end is None or isinstance(self.end, str) else format_time(self.end)
-        lateness = ",".join(f"{topic}:{format_duration(ms)}" for topic, ms in sorted(self.lateness.items()) if ms)
-        time = "record" if self.timestamp is None else "function"
-        what = "" if self.pattern is None else f" pattern={self.pattern.pattern}"
-        late = lateness or "none"
-        if self.offset_storage != "kafka":
-            what += " offsets=zookeeper"  # the run node has this word for "store"
-        return f"kafka{what} start={start} end={end or 'none'} time={time} lateness={late} {self.isolation_level}"
 
     def replays(self, topic: str) -> bool:
         """Return whether the topic is replayed."""
@@ -114,26 +87,17 @@ class ReplaySettings:
         *,
         pattern: object = None,
         bootstrap_servers: object,
-        start: object,
-        end: object,
-        partitions: object,
-        group_id: object,
-        assignment: object,
-        commit: object,
+        start: object = "earliest",
+        end: object = "now",
+        partitions: object = None,
+        group_id: object = None,
+        assignment: object = None,
+        commit: object = True,
         offset_storage: object = "kafka",
-        timestamp: object,
-        lateness: object,
-        late: object,
-        poison: object,
-        on_error: object,
-        retries: object,
-        dead_letter: object,
-        buffer_records: object,
-        buffer_bytes: object,
-        isolation_level: object,
+        isolation_level: object = "read_committed",
         consumer: Mapping[str, Any],
-    ) -> ReplaySettings:
-        """Return the settings from the user's arguments. Raises UsageError for the first invalid one."""
+    ) -> SourceOptions:
+        """Return the options from the user's arguments. Raises UsageError for the first invalid one."""
         if pattern is not None:
             if topics:
                 raise UsageError("name the topics or give a pattern, not both")
@@ -146,16 +110,7 @@ class ReplaySettings:
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
         for topic in topics:
             check_topic(topic)
-        listed = bootstrap_servers if isinstance(bootstrap_servers, list | tuple) else [bootstrap_servers]
-        if not listed or not all(isinstance(server, str) and server for server in listed):
-            shown = mask_url(repr(bootstrap_servers))
-            raise UsageError(f'bootstrap_servers is {shown}; expected "host:port" or a list of them')
-        for server in map(str, listed):
-            if "@" in server or mask_url(server) != server:  # a password behind which the '@' was forgotten, too
-                raise UsageError(
-                    f'bootstrap_servers has {mask_url(server)!r}; expected "host:port". Credentials are settings of their own: '
-                    f"sasl_plain_username and sasl_plain_password"
-                )
+        servers = _servers(bootstrap_servers)
         begin = start if start in _STARTS else _time(start, "start", _STARTS)
         finish = end if end is None or end == "now" else _time(end, "end", ("now",))
         if isinstance(begin, int) and isinstance(finish, int) and finish <= begin:
@@ -163,7 +118,7 @@ class ReplaySettings:
         if group_id is not None and (not isinstance(group_id, str) or not group_id):
             raise UsageError(f"group_id is {group_id!r}; expected the name of a Kafka consumer group")
         if assignment is not None:
-            _choice("assignment", assignment, ("managed", "group", "fixed"))
+            check_choice("assignment", assignment, ("managed", "group", "fixed"))
         if assignment == "group" and (group_id is None or partitions is not None):
             raise UsageError('assignment="group" needs group_id, and no partitions: Kafka says which are ours')
         if assignment == "managed" and partitions is not None:
@@ -172,56 +127,53 @@ class ReplaySettings:
             )
         if offset_storage == "zookeeper":
             raise UsageError('offset_storage is "zookeeper"; write "store", which names any store')
-        _choice("offset_storage", offset_storage, ("kafka", "store"))
+        check_choice("offset_storage", offset_storage, ("kafka", "store"))
         if begin == "committed" and group_id is None and offset_storage == "kafka":
             raise UsageError(
                 'start="committed" needs group_id, for offsets in Kafka, or offset_storage="store", for those under the root'
             )
-        if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
-            raise UsageError(
-                f"timestamp is {timestamp!r}; expected a plain function of a record that gives milliseconds"
-            )
-        _choice("late", late, ("deliver", "drop", "dead-letter"))
-        _choice("poison", poison, ("raise", "skip", "cap", "dead-letter"))
-        _choice("on_error", on_error, ("raise", "dead-letter"))
-        _choice("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
-        if "dead-letter" in (late, poison, on_error) and not callable(dead_letter):
-            raise UsageError("a policy says dead-letter: give dead_letter=, a function of (record, reason)")
-        if dead_letter is not None and not callable(dead_letter):
-            raise UsageError(f"dead_letter is {dead_letter!r}; expected a function of (record, reason)")
+        check_choice("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
         if not isinstance(commit, bool):
             raise UsageError(f"commit is {commit!r}; expected True or False")
         check_consumer(consumer)
         return cls(
-            tuple(topics),
-            ",".join(map(str, listed)),
-            wanted if isinstance(wanted, re.Pattern) else None,
-            begin,  # type: ignore[arg-type]
-            finish,  # type: ignore[arg-type]
-            None if callable(partitions) else _partitions(wanted, partitions),
-            _rule(partitions) if callable(partitions) else None,
-            group_id,
-            assignment in {None, "group"} and group_id is not None and partitions is None,
-            assignment == "managed",
-            commit,
-            str(offset_storage),
-            timestamp,
-            _lateness(wanted, lateness),
-            str(late),
-            str(poison),
-            str(on_error),
-            _count("retries", retries, 0),
-            dead_letter,
-            _count("buffer_records", buffer_records, 1),
-            _count("buffer_bytes", buffer_bytes, 1, _MAX_BYTES),
-            str(isolation_level),
-            dict(consumer),
+            topics=tuple(topics),
+            bootstrap_servers=servers,
+            pattern=wanted if isinstance(wanted, re.Pattern) else None,
+            start=begin,  # type: ignore[arg-type]
+            end=finish,  # type: ignore[arg-type]
+            partitions=None if callable(partitions) else _partitions(wanted, partitions),
+            rule=_rule(partitions) if callable(partitions) else None,
+            group_id=group_id,
+            by_group=assignment in {None, "group"} and group_id is not None and partitions is None,
+            managed=assignment == "managed",
+            commit=commit,
+            offset_storage=str(offset_storage),
+            isolation_level=str(isolation_level),
+            consumer=dict(consumer),
         )
+
+    def check_replayed(self, what: str, topic: object) -> None:
+        """Raise UsageError for a topic that is not replayed. ``what`` is the argument that names it."""
+        _check_replayed(what, topic, self.topics if self.pattern is None else self.pattern)
 
 
 def _pattern(value: object) -> re.Pattern[str]:
     """Return the compiled pattern. Like a subscription it has no flags, so that all members of a group can compare it."""
     return re.compile(Subscription.check(pattern=value).pattern or "")
+
+
+def _servers(value: object) -> str:
+    listed = value if isinstance(value, list | tuple) else [value]
+    if not listed or not all(isinstance(server, str) and server for server in listed):
+        raise UsageError(f'bootstrap_servers is {mask_url(repr(value))}; expected "host:port" or a list of them')
+    for server in map(str, listed):
+        if "@" in server or mask_url(server) != server:  # a password behind which the '@' was forgotten, too
+            raise UsageError(
+                f'bootstrap_servers has {mask_url(server)!r}; expected "host:port". Credentials are settings of their own: '
+                f"sasl_plain_username and sasl_plain_password"
+            )
+    return ",".join(map(str, listed))
 
 
 def _check_replayed(what: str, topic: object, wanted: Sequence[str] | re.Pattern[str]) -> None:
@@ -247,36 +199,6 @@ def consumer_keywords() -> frozenset[str]:
     return frozenset(inspect.signature(AIOKafkaConsumer).parameters) - {"topics", "loop"}
 
 
-def check_handler(handler: object, method: str, gets: str) -> None:
-    """Raise UsageError if this cannot be called with records, before anything is read."""
-    if not callable(handler):
-        raise UsageError(
-            f"{method}() got {handler!r}, which cannot be called; expected a function of {gets}, with or without async"
-        )
-    bare: object = handler
-    while isinstance(bare, functools.partial):
-        bare = bare.func
-    for function in (bare, type(bare).__call__):  # an object is called by the method of its class
-        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
-            name = getattr(bare, "__qualname__", repr(bare))
-            raise UsageError(
-                f"{name} is a generator: it has a yield in it, so a call would do nothing; leave out the yield"
-            )
-
-
-def check_result(result: object, record: Any) -> None:
-    """HandlerError if a handler has returned a generator for this record: nothing of it has run, and nobody would run it."""
-    if isinstance(result, Generator | AsyncGenerator):
-        name = getattr(result, "__qualname__", repr(result))
-        raise HandlerError(
-            f"the handler has returned a generator, {name}, so nothing was done with the record; leave out the yield in it, "
-            f"or run it in the handler: '{'async ' * isinstance(result, AsyncGenerator)}for _ in {name}(...): pass'",
-            record.topic,
-            record.partition,
-            record.offset,
-        )
-
-
 def check_consumer(settings: Mapping[str, Any]) -> None:
     """Raise UsageError for settings that aiokafka does not have, or that we fix. aiokafka checks the others on connecting."""
     known = consumer_keywords()
@@ -288,9 +210,9 @@ def check_consumer(settings: Mapping[str, Any]) -> None:
             hint = f"; {near[0]}?" if near else ""
             raise UsageError(f"{name} is no setting of aiokafka's consumer, nor one of replay's{hint}")
         if name in _CHOICES:
-            _choice(name, value, _CHOICES[name])
+            check_choice(name, value, _CHOICES[name])
         if name in _IN_32_BITS:
-            _count(name, value, 0, _MAX_BYTES)
+            check_count(name, value, 0, MAX_BYTES)
     if settings.get("sasl_mechanism") == "GSSAPI" and importlib.util.find_spec("gssapi") is None:
         raise UsageError(
             "sasl_mechanism is 'GSSAPI', for which aiokafka needs the package gssapi: pip install gssapi "
@@ -298,34 +220,19 @@ def check_consumer(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _choice(what: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(what: str, value: object, choices: Sequence[str]) -> None:
+    """Raise UsageError for a value that is not among the choices."""
     if value not in choices:
         raise UsageError(f"{what} is {value!r}; expected one of {', '.join(map(repr, choices))}")
 
 
-def _count(what: str, value: object, least: int, most: int | None = None) -> int:
+def check_count(what: str, value: object, least: int, most: int | None = None) -> int:
+    """Return a whole number within bounds. Raises UsageError for any other value."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{what} is {value!r}; expected a whole number from {least} up")
     if most is not None and value > most:
         raise UsageError(f"{what} is {value!r}; expected at most {most}")
     return value
-
-
-def _lateness(wanted: Sequence[str] | re.Pattern[str], value: object) -> dict[str, int]:
-    if value is None:
-        return {}
-    if isinstance(value, Mapping):
-        for topic in value:
-            _check_replayed("lateness", topic, wanted)
-            warn_of_milliseconds("lateness", value[topic])
-        return {topic: parse_duration(bound, what=f"lateness of {topic}", least=0) for topic, bound in value.items()}
-    bound = parse_duration(value, what="lateness", least=0)
-    warn_of_milliseconds("lateness", value)
-    if isinstance(wanted, re.Pattern):
-        if bound:
-            raise UsageError("with a pattern, give lateness by topic: the topics are not known yet")
-        return {}
-    return dict.fromkeys(wanted, bound)
 
 
 def _rule(value: Callable[..., Any]) -> Callable[[str, int], object]:

@@ -19,7 +19,8 @@ from aiokcc.cli.replay_options import as_keywords
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
 from aiokcc.kafka.cluster import describe_missing
-from aiokcc.kafka.settings import ReplaySettings, check_consumer
+from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
+from aiokcc.kafka.source_options import SourceOptions, check_consumer
 from aiokcc.spark.replay import replay as spark_replay
 
 
@@ -37,28 +38,15 @@ def test_the_library_and_the_command_line_have_the_same_end_by_default() -> None
     assert [typed["end"], *defaults] == ["now"] * 3
 
 
-def settings_of(*topics: str, **changed: Any) -> ReplaySettings:
-    given: dict[str, Any] = {
-        "bootstrap_servers": "h:1",
-        "start": "earliest",
-        "end": None,
-        "partitions": None,
-        "group_id": None,
-        "assignment": None,
-        "commit": True,
-        "timestamp": None,
-        "lateness": None,
-        "late": "deliver",
-        "poison": "raise",
-        "on_error": "raise",
-        "retries": 0,
-        "dead_letter": None,
-        "buffer_records": 10,
-        "buffer_bytes": 10,
-        "isolation_level": "read_committed",
-        "consumer": {},
-    }
-    return ReplaySettings.check(topics, **{**given, **changed})
+def source_of(*topics: str, **changed: Any) -> SourceOptions:
+    return SourceOptions.check(topics, **{"bootstrap_servers": "h:1", "end": None, "consumer": {}, **changed})
+
+
+def described(*topics: str, **changed: Any) -> str:
+    """Return what stands in the run node for these arguments."""
+    policy = {name: changed.pop(name) for name in list(changed) if name in ConsumerPolicy.__slots__}
+    source = source_of(*topics, **changed)
+    return describe_source(source, ConsumerPolicy.check(source, **policy))
 
 
 def test_good_settings_connect_nothing() -> None:
@@ -75,9 +63,8 @@ def test_good_settings_connect_nothing() -> None:
 
 def test_offsets_in_the_store_need_no_group() -> None:
     check(start="committed", offset_storage="store")
-    kept = settings_of("orders", offset_storage="store")
-    assert "offsets=zookeeper" in kept.source
-    assert kept.source != settings_of("orders").source
+    assert "offsets=zookeeper" in described("orders", offset_storage="store")
+    assert "offsets=" not in described("orders")
 
 
 async def _coroutine(_: Any) -> int:
@@ -143,6 +130,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"dead_letter": "orders-dead"}, "dead_letter is 'orders-dead'"),
     ({"retries": -1}, "retries is -1; expected a whole number from 0 up"),
     ({"retries": True}, "retries is True"),
+    ({"fast_fetch": 1}, "fast_fetch is 1; expected True or False"),
     ({"buffer_records": 0}, "buffer_records is 0; expected a whole number from 1 up"),
     ({"buffer_bytes": 1.5}, "buffer_bytes is 1.5"),
     ({"buffer_bytes": 2**31}, "buffer_bytes is 2147483648; expected at most 2147483647"),
@@ -215,33 +203,32 @@ def test_a_wrong_pattern_or_what_does_not_match_it(changed: dict[str, Any], mess
 
 
 def test_a_pattern_matches_whole_names() -> None:
-    settings = settings_of(
-        pattern=re.compile("orders-.*|bills"), lateness={"bills": "1s"}, partitions={"orders-x": [0]}
-    )
-    assert [topic for topic in ("orders-x", "orders", "bills", "bills-x") if settings.replays(topic)] == [
+    source = source_of(pattern=re.compile("orders-.*|bills"), partitions={"orders-x": [0]})
+    assert [topic for topic in ("orders-x", "orders", "bills", "bills-x") if source.replays(topic)] == [
         "orders-x",
         "bills",
     ]
-    assert settings.lateness == {"bills": 1000}
-    assert settings_of(pattern="orders", lateness=0).lateness == {}
-    assert settings_of(pattern="orders").source != settings_of(pattern="bills").source
+    assert ConsumerPolicy.check(source, lateness={"bills": "1s"}).lateness == {"bills": 1000}
+    assert ConsumerPolicy.check(source, lateness=0).lateness == {}
+    assert described(pattern="orders") != described(pattern="bills")
 
 
 def test_servers_may_be_a_list() -> None:
-    assert settings_of("orders", bootstrap_servers=["a:1", "b:2"]).bootstrap_servers == "a:1,b:2"
+    assert source_of("orders", bootstrap_servers=["a:1", "b:2"]).bootstrap_servers == "a:1,b:2"
 
 
 def test_partitions_may_be_a_mapping_or_pairs() -> None:
     wanted = frozenset([Partition("orders", 0), Partition("orders", 2)])
-    assert settings_of("orders", partitions={"orders": [0, 2]}).partitions == wanted
-    assert settings_of("orders", partitions=[("orders", 2), ("orders", 0)]).partitions == wanted
-    assert settings_of("orders", partitions={"orders": range(0, 3, 2)}).partitions == wanted
+    assert source_of("orders", partitions={"orders": [0, 2]}).partitions == wanted
+    assert source_of("orders", partitions=[("orders", 2), ("orders", 0)]).partitions == wanted
+    assert source_of("orders", partitions={"orders": range(0, 3, 2)}).partitions == wanted
 
 
 def test_lateness_is_for_all_topics_or_by_topic() -> None:
-    assert settings_of("a", "b", lateness="30s").lateness == {"a": 30_000, "b": 30_000}
-    assert settings_of("a", "b", lateness=timedelta(seconds=1)).lateness == {"a": 1000, "b": 1000}
-    assert settings_of("a", "b", lateness={"a": 5}).lateness == {"a": 5}
+    source = source_of("a", "b")
+    assert ConsumerPolicy.check(source, lateness="30s").lateness == {"a": 30_000, "b": 30_000}
+    assert ConsumerPolicy.check(source, lateness=timedelta(seconds=1)).lateness == {"a": 1000, "b": 1000}
+    assert ConsumerPolicy.check(source, lateness={"a": 5}).lateness == {"a": 5}
 
 
 @pytest.mark.parametrize(
@@ -255,28 +242,28 @@ def test_lateness_is_for_all_topics_or_by_topic() -> None:
     ],
 )
 def test_settings_that_all_members_must_share_are_in_the_source(changed: dict[str, Any]) -> None:
-    assert settings_of("orders", **changed).source != settings_of("orders").source
+    assert described("orders", **changed) != described("orders")
 
 
 @pytest.mark.parametrize("changed", [{"lateness": 0}, {"retries": 3}, {"late": "drop"}, {"buffer_records": 99}])
 def test_settings_of_one_member_are_not_in_the_source(changed: dict[str, Any]) -> None:
-    assert settings_of("orders", **changed).source == settings_of("orders").source
+    assert described("orders", **changed) == described("orders")
 
 
 def test_a_rule_selects_partitions() -> None:
-    settings = settings_of("orders", "payments", partitions=lambda topic, number: topic == "orders" and number % 2)
+    settings = source_of("orders", "payments", partitions=lambda topic, number: topic == "orders" and number % 2)
     assert settings.partitions is None
     assert [settings.wants(Partition("orders", n)) for n in range(3)] == [False, True, False]
     assert not settings.wants(Partition("payments", 1))
-    assert not settings_of("orders", "payments", partitions=lambda *_: True, group_id="shop").by_group, (
+    assert not source_of("orders", "payments", partitions=lambda *_: True, group_id="shop").by_group, (
         "we say so, and not Kafka"
     )
 
 
 def test_a_list_selects_partitions_and_without_either_all_are_ours() -> None:
-    assert settings_of("orders", "payments").wants(Partition("orders", 9))
-    assert settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 1))
-    assert not settings_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 0))
+    assert source_of("orders", "payments").wants(Partition("orders", 9))
+    assert source_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 1))
+    assert not source_of("orders", "payments", partitions=[("orders", 1)]).wants(Partition("orders", 0))
 
 
 async def _generates(record: Any) -> AsyncIterator[Any]:
