@@ -16,7 +16,6 @@ one expression that has to be avoided. So the result passes through a condition 
 
 from __future__ import annotations
 
-import bisect
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -27,7 +26,7 @@ from aiokcc.spark.batch import Batch
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["PERIOD", "PeriodOffsets", "label", "period_of", "period_offsets_of"]
+__all__ = ["PERIOD", "PeriodOffsets", "label", "period_offsets_of"]
 
 PERIOD: Final = "period"
 """The name of the added column. It holds the start of the row's period."""
@@ -78,22 +77,6 @@ def _add(begins: PeriodOffsets, offset: int, number: int) -> None:
         begins.numbers.append(number)
 
 
-def period_of(batch: Batch, partition: Partition, offset: int, ts: int | None = None) -> int | None:
-    """Return the start of the period that a record belongs to; None if it belongs to no period of the batch.
-
-    This is :func:`label` for one record, without Spark. ``ts`` is given only under a bound on lateness.
-    """
-    begins = period_offsets_of(batch)[partition]
-    number = begins.numbers[bisect.bisect_right(begins.offsets, offset) - 1]
-    if ts is not None:
-        number = max(number, bisect.bisect_right(_boundaries(batch), ts))
-    return batch.periods[number - 1].start if 0 < number <= len(batch.periods) else None
-
-
-def _boundaries(batch: Batch) -> list[int]:
-    return [batch.start, *(period.end for period in batch.periods)]
-
-
 # -- as Spark does it --------------------------------------------------------------------------------------------------
 
 
@@ -120,7 +103,7 @@ def label(
         frame.withColumn(_TS, millis), F.col("offset"), {p: begins.offsets for p, begins in by_partition.items()}
     )
     found = found.withColumn(_NUMBER, _at_index({p: begins.numbers for p, begins in by_partition.items()}))
-    by_time = [_LOWEST, *_boundaries(batch)]
+    by_time = [_LOWEST, batch.start, *(period.end for period in batch.periods)]
     found = _search(found, F.col(_TS), {p: by_time for p in by_partition})  # noqa: C420 - only read
     found = found.withColumn(_NUMBER, _sealed(F.greatest(_NUMBER, _INDEX)))
     found = found.where((F.col(_NUMBER) > 0) & (F.col(_NUMBER) <= len(starts)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from aiokcc.core.partitions import Partition
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
-from aiokcc.spark.period_column import period_of
+from aiokcc.spark.period_column import period_offsets_of
 from aiokcc.spark.scan import ScanGroup, ScanIndex
 
 ORDERS = Partition("orders", 0)
@@ -26,6 +27,19 @@ def logs(draw: st.DrawFn) -> Log:
     gaps = draw(st.lists(st.integers(1, 3), min_size=len(times), max_size=len(times)))
     first = draw(st.integers(0, 5))
     return [(first + offset, ts) for offset, ts in zip(itertools.accumulate(gaps, initial=0), times, strict=False)]
+
+
+def period_of(batch: Batch, partition: Partition, offset: int, ts: int | None = None) -> int | None:
+    """Return the start of the period that a record belongs to; None if it belongs to no period of the batch.
+
+    This is what `period_column.label` computes, for one record and without Spark. ``ts`` is given only with lateness.
+    """
+    begins = period_offsets_of(batch)[partition]
+    number = begins.numbers[bisect.bisect_right(begins.offsets, offset) - 1]
+    if ts is not None:
+        boundaries = [batch.start, *(period.end for period in batch.periods)]
+        number = max(number, bisect.bisect_right(boundaries, ts))
+    return batch.periods[number - 1].start if 0 < number <= len(batch.periods) else None
 
 
 def periods_of_a_stream(log: Log, lateness: int) -> dict[int, int]:

@@ -18,11 +18,11 @@ from aiokcc.errors import PoisonTimestampError, UsageError
 from aiokcc.spark import source
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.finder import Found
-from aiokcc.spark.period_column import PERIOD, label, period_of
+from aiokcc.spark.period_column import PERIOD, label
 from aiokcc.spark.scan import ScanGroup, ScanIndex, Scanner, summarize
 from tests import kafka_topics
 from tests.kafka_topics import Row
-from tests.property.test_spark_frames import grouped, periods_of_a_stream
+from tests.property.test_spark_frames import grouped, period_of, periods_of_a_stream
 from tests.replays import BASE, MINUTE, append, at, topic
 
 if TYPE_CHECKING:
