@@ -17,6 +17,7 @@ from benchmarks import (
     period_latency,
     rebalance,
     resume,
+    simulation,
     skew,
     spark,
     throughput,
@@ -38,6 +39,7 @@ class Benchmark(Protocol):
 BENCHMARKS: dict[str, Benchmark] = {
     "period-latency": period_latency,  # type: ignore[dict-item]
     "members": members,  # type: ignore[dict-item]
+    "simulation": simulation,  # type: ignore[dict-item]
     "gate": gate,  # type: ignore[dict-item]
     "throughput": throughput,  # type: ignore[dict-item]
     "skew": skew,  # type: ignore[dict-item]

@@ -164,6 +164,18 @@ async def test_members_are_measured_by_their_number_and_a_wrong_number_is_refuse
     assert "whole numbers from 2 up" in capsys.readouterr().err
 
 
+async def test_a_simulated_period_costs_one_operation_per_host() -> None:
+    code, out, errors = await benchmark("simulation", "--quick", "--hosts", "5", "--processes", "7", "--json", "-")
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "simulation")
+    operations, largest, cpu = found["results"]
+    assert operations["case"] == {"hosts": 5, "processes": 7, "partitions": 1}
+    assert operations["ours"]["p50"] == 6  # a report of each host, and the advance of the leader
+    assert largest["ours"]["p50"] > 35  # the cut has all partitions
+    assert 0 < cpu["ours"]["p50"] < cpu["anchors"]["all"]["p50"]
+
+
 async def test_gate_measures_all_ways_of_asking(zk_root: str) -> None:
     code, out, errors = await benchmark("gate", "--quick", "--rounds", "3", "--url", zk_root, "--json", "-")
     assert code == 0, errors
