@@ -6,6 +6,7 @@
     ├── UsageError (also a ValueError)      an error of the caller: the message says what would be right
     │   ├── GroupMismatchError              this member's settings are not those of the running group
     │   ├── MemberExistsError               another live process has this member's id
+    │   ├── NoGroupError                    there is no group under the root
     │   ├── PartitionError                  a partition outside the agreed set, or opened twice
     │   └── PipelineMismatchError           a Spark pipeline was started before with another definition
     ├── CoordinationError                   a problem outside this process
@@ -51,6 +52,7 @@ __all__ = [
     "MemberExistsError",
     "MissingNodeError",
     "NoAuthError",
+    "NoGroupError",
     "NoNodeError",
     "NodeExistsError",
     "NotEmptyError",
@@ -59,6 +61,7 @@ __all__ = [
     "PartitionError",
     "PartitionOwnedError",
     "PartitionRevoked",
+    "PipelineBusyError",
     "PipelineMismatchError",
     "PoisonTimestampError",
     "PositionLostError",
@@ -83,6 +86,10 @@ class UsageError(AiokccError, ValueError):
 
 class GroupMismatchError(UsageError):
     """This member brings other settings than the group that is running under the same root."""
+
+
+class NoGroupError(UsageError):
+    """There is no group under the root. A member founds one when it connects."""
 
 
 class MemberExistsError(UsageError):
@@ -176,6 +183,17 @@ class SparkJobError(CoordinationError):
 
 class FencedError(CoordinationError):
     """Another driver of the same pipeline has begun since. This one must not publish any more."""
+
+
+class PipelineBusyError(CoordinationError):
+    """A driver of the pipeline, or another restatement, is at work."""
+
+    def __init__(self, pipeline: str, what: str, waited: float) -> None:
+        super().__init__(
+            f"the pipeline {pipeline!r} {what or 'is busy'}, also after {waited:g} s; stop that one, or wait for its end. "
+            f"Nothing was changed"
+        )
+        self.pipeline = pipeline
 
 
 class LocalServiceError(CoordinationError):

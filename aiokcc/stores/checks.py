@@ -98,6 +98,12 @@ def check_timeouts(timeout: float, connect_timeout: float | None) -> None:
 
 def check_op(op: Op) -> Op:
     """Return the operation. Raises UsageError if its path, data or version is invalid."""
+    kind = type(op)
+    if kind is Check or (kind is Set and type(op.data) is bytes):  # type: ignore[union-attr]  # the usual case, faster
+        version, path = op.version, op.path  # type: ignore[union-attr]
+        valid = type(version) is int and ANY_VERSION <= version <= _MAX_VERSION
+        if valid and type(path) is str and _find_problem(path) is None:
+            return op
     if not isinstance(op, _OPS):
         raise UsageError(f"a transaction is made of Check, Set, Create and Delete, not of {op!r}")
     check_path(op.path)

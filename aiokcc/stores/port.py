@@ -21,10 +21,11 @@ Every implementation guarantees the following (``tests/conformance`` checks both
 from __future__ import annotations
 
 import abc
+import asyncio
 import enum
 import functools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -159,6 +160,11 @@ class Watch(abc.ABC):
     cancelled at any time; the next call reports what the cancelled one would have reported.
     """
 
+    listener: Callable[[Change], bool] | None = None
+    """Called with a change where the store learns of it, if nothing before it is unreported. If it returns True, ``changes()``
+    does not report the change. It neither waits nor raises, and adds and removes no paths. It saves the trip to the task that
+    awaits ``changes()``; a store that learns of changes in that task does not call it."""
+
     @abc.abstractmethod
     def add(self, path: str) -> None:
         """Watch a node's existence and data from now on. Adding twice changes nothing."""
@@ -218,6 +224,10 @@ class Session(abc.ABC):
     that depends on the session may start, although the session may still be alive: the next answer sets a later time.
     ``-inf`` once the session is lost."""
     state: SessionState
+    requests: int = 0
+    """The number of requests that a server has answered; 0 where there is no server."""
+    request_seconds: float = 0.0
+    """The time from sending each of them to its answer, added up."""
 
     @abc.abstractmethod
     async def find(self, path: str) -> Node | None:
@@ -230,6 +240,14 @@ class Session(abc.ABC):
     @abc.abstractmethod
     async def children(self, path: str) -> tuple[str, ...]:
         """Return the sorted names of a node's children. Raises NoNodeError if the node does not exist."""
+
+    @abc.abstractmethod
+    async def sync(self) -> None:
+        """Wait until this session reads nothing older than any write that was answered, to any session, before this call.
+
+        Without it a read may miss the newest writes of others. The protocol needs it nowhere: who has written reads its own
+        write and everything before it, and whoever is behind reads a limit that is too low.
+        """
 
     @abc.abstractmethod
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
@@ -250,6 +268,18 @@ class Session(abc.ABC):
     @abc.abstractmethod
     async def commit(self, *ops: Op) -> list[OpResult]:
         """Apply all operations or none, atomically. Raises the error of the first that failed; ``index`` is its position."""
+
+    def send_commit(self, *ops: Op) -> asyncio.Future[list[OpResult]] | None:
+        """As :meth:`commit`, without waiting: send now, and return the future of the answer.
+
+        A callback may call it. Returns None, and does nothing, if it cannot be sent now: then a task calls :meth:`commit`.
+        Raises what commit raises before it sends. Cancelling the future leaves the write as a cancelled commit does.
+        """
+        return None
+
+    def send_set(self, path: str, data: bytes, version: int) -> asyncio.Future[int] | None:
+        """As :meth:`set`, without waiting; see :meth:`send_commit`."""
+        return None
 
     @abc.abstractmethod
     async def ensure(self, path: str) -> None:

@@ -1,19 +1,24 @@
 """One suite for all stores. ``store`` is each of them in turn, with a root that no other test uses.
 
-The ZooKeeper half needs the real server of ``tests/conftest.py``; ``-m "not service"`` leaves it out.
+ZooKeeper and Kafka are the real servers of ``tests/conftest.py``; ``-m "not service"`` leaves them out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import pytest
 
 from aiokcc.stores import Session, Store, open_store
+from aiokcc.stores.kafka.client import LogClient, LogSlice
 from tests.conformance.kept import kept
+
+LAG = 0.03
+"""So many seconds later a session on a lagging Kafka reads what others have written."""
 
 
 def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
@@ -21,36 +26,54 @@ def new_store(kind: str, request: pytest.FixtureRequest) -> Store:
     unique = uuid.uuid4().hex[:12]
     if kind == "memory":
         return open_store(f"memory://conformance-{unique}/root")
+    if kind == "kafka":
+        return open_store(f"kafka://{request.getfixturevalue('kafka').bootstrap}/conformance-{unique}")
     return open_store(f"zk://{request.getfixturevalue('zookeeper').connection}/conformance-{unique}")
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.service)])
-def store(request: pytest.FixtureRequest) -> Store:
+@pytest.fixture(
+    params=[
+        "memory",
+        pytest.param("zookeeper", marks=pytest.mark.service),
+        pytest.param("kafka", marks=pytest.mark.service),
+    ]
+)
+def store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "kafka":
+        let_readers_lag(monkeypatch)
     return new_store(request.param, request)
 
 
-@asynccontextmanager
-async def held(opening: AbstractAsyncContextManager[Session]) -> AsyncIterator[Session]:
-    """Give a session that is entered and left in one task of its own.
+def let_readers_lag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every session read records of others LAG seconds late, and its own at once with all that is before them.
 
-    The two halves of an async fixture run in different tasks, and the task group in a session must be left in the same task.
+    A store promises no more than that. So a test that reads what another session has written, without a ``sync()`` or a watch,
+    fails every time and not once in a thousand runs.
     """
-    opened: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
-    leave = asyncio.Event()
+    append, fetch = LogClient.append, LogClient.fetch
+    own: defaultdict[LogClient, set[bytes]] = defaultdict(set)
+    appended: defaultdict[LogClient, asyncio.Event] = defaultdict(asyncio.Event)
 
-    async def hold() -> None:
-        async with opening as session:
-            opened.set_result(session)
-            await leave.wait()
+    async def noted_append(self: LogClient, values: Sequence[bytes]) -> None:
+        own[self].update(values)
+        await append(self, values)
+        appended[self].set()
 
-    holder = asyncio.create_task(hold())
-    await asyncio.wait((holder, opened), return_when=asyncio.FIRST_COMPLETED)
-    try:
-        if opened.done():
-            yield opened.result()
-    finally:
-        leave.set()
-        await holder
+    async def late_fetch(self: LogClient, offset: int, wait: float) -> LogSlice:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as late:
+                while True:
+                    appended[self].clear()
+                    found = await fetch(self, offset, wait)
+                    if not found.entries or not own[self].isdisjoint(entry.raw or b"" for entry in found.entries):
+                        return found
+                    if late.when() is None:
+                        late.reschedule(asyncio.get_running_loop().time() + LAG)
+                    await appended[self].wait()
+        return found
+
+    monkeypatch.setattr(LogClient, "append", noted_append)
+    monkeypatch.setattr(LogClient, "fetch", late_fetch)
 
 
 @pytest.fixture

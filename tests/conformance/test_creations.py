@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiokafka.conn import CloseReason
 
 from aiokcc.errors import SessionLostError
 from aiokcc.stores import ANY_VERSION, Change, Create, Created, Delete, Session, SessionState, Set, Store
+from aiokcc.stores.kafka.session import KafkaSession
 from aiokcc.stores.memory.store import MemoryStore
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
+from tests.conformance.conftest import LAG
 from tests.conformance.seen import PATIENCE, Seen
 
 IN_PLACE = Created("d")
@@ -39,6 +42,13 @@ async def break_connection(store: Store, session: Session) -> None:
     if isinstance(store, MemoryStore):
         store.server.suspend(session)
         store.server.resume(session)
+    elif isinstance(session, KafkaSession):
+        suspended = asyncio.create_task(session.until(SessionState.SUSPENDED))
+        while not suspended.done():  # it notices only if it is reading at this moment
+            for connection in session._client._client._conns.values():
+                connection.close(reason=CloseReason.CONNECTION_BROKEN)
+            await asyncio.wait((suspended,), timeout=2 * LAG)
+        await session.until(SessionState.CONNECTED)
     else:
         assert isinstance(session, ZooKeeperSession)
         assert session._connection is not None

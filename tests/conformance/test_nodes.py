@@ -17,6 +17,7 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.stores import ANY_VERSION, Session, Store, open_store
+from aiokcc.stores.kafka import KafkaStore
 
 NOT_PATHS = ["/a", "a/", "a//b", "//", ".", "..", "a/../b", "a/./b", "a\0b", "a\nb", "\x7f", "\ud800", "\ue000", "🧀"]
 
@@ -28,6 +29,7 @@ def number(path: str) -> int:
 async def test_a_created_node_is_visible_to_all_sessions(session: Session, other: Session) -> None:
     assert await session.create("a", b"one") == "a"
     for reader in (session, other):
+        await reader.sync()
         node = await reader.get("a")
         assert (node.path, node.data, node.version, node.owner) == ("a", b"one", 0, 0)
         assert await reader.find("a") == node
@@ -198,6 +200,7 @@ async def test_a_node_with_children_cannot_be_deleted(session: Session) -> None:
 
 async def test_an_ephemeral_node_has_the_id_of_its_owner(session: Session, other: Session) -> None:
     await session.create("mine", b"x", ephemeral=True)
+    await other.sync()
     assert (await other.get("mine")).owner == session.id != other.id
 
 
@@ -205,6 +208,7 @@ async def test_an_ephemeral_node_may_be_written_and_deleted_by_others(session: S
     await session.create("mine", b"x", ephemeral=True)
     assert await other.set("mine", b"y", 0) == 1
     await other.delete("mine", 1)
+    await session.sync()
     assert await session.find("mine") is None
 
 
@@ -283,6 +287,7 @@ async def test_concurrent_sequential_nodes_are_all_different(session: Session, o
     await session.create("d")
     made = await asyncio.gather(*(who.create("d/c-", sequential=True) for who in (session, other) for _ in range(20)))
     assert sorted(map(number, made)) == list(range(40))
+    await session.sync()
     assert len(await session.children("d")) == 40
 
 
@@ -389,7 +394,11 @@ async def test_stores_of_one_url_share_a_tree_and_other_roots_do_not(store: Stor
         assert (await one.get("a")).data == b"x"
         assert await two.find("a") is None
         await two.ensure("b")
-        assert await session.children("below") == ("b",)
+        await session.sync()
+        if isinstance(store, KafkaStore):  # each root has a topic of its own
+            assert await session.find("below") is None
+        else:
+            assert await session.children("below") == ("b",)
 
 
 async def test_a_store_describes_its_nodes_for_people(store: Store) -> None:

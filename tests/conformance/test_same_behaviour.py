@@ -1,4 +1,4 @@
-"""The memory store is a verified fake: random programs run on memory and on ZooKeeper, with the same results.
+"""The memory store is a verified fake: random programs run on memory, on ZooKeeper and on Kafka, with the same results.
 
 Each program is run by two sessions of each store, step by step. After every step the results are the same, with errors
 compared by kind and attributes. At the end, and whenever the program says ``look``, the trees are the same too, and the
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from aiokcc.errors import NodeError
 from aiokcc.stores import ANY_VERSION, Check, Create, Delete, Node, Op, Session, Set, Store
-from tests.conformance.conftest import new_store
+from tests.conformance.conftest import let_readers_lag, new_store
 from tests.conformance.kept import kept
 from tests.conformance.seen import PATIENCE, Seen
 
@@ -122,6 +122,7 @@ class World:
         if step.verb == "commit":
             return await session.commit(*step.ops)
         if step.verb != "op":
+            await session.sync()
             return await getattr(session, step.verb)(step.path)
         match step.ops[0]:
             case Create(path, content, ephemeral, sequential):
@@ -147,6 +148,8 @@ class World:
 
     async def tree(self, session: Session, path: str = "") -> dict[str, Node]:
         """Return every node below a path, as one session reads it."""
+        if not path:
+            await session.sync()
         node = await session.find(path)
         if node is None:
             return {}
@@ -201,15 +204,19 @@ def below(path: str, tree: dict[str, Node]) -> tuple[str, ...] | None:
 
 
 @pytest.mark.service
-def test_random_programs_behave_alike_on_memory_and_zookeeper(request: pytest.FixtureRequest) -> None:
-    request.getfixturevalue("zookeeper")  # started before the first example, which is timed by Hypothesis otherwise
+@pytest.mark.parametrize("kind", ["zookeeper", "kafka"])
+def test_random_programs_behave_alike_on_memory_and_a_real_server(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_readers_lag(monkeypatch)  # those of Kafka
+    request.getfixturevalue(kind)  # started before the first example, which is timed by Hypothesis otherwise
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60 if kind == "zookeeper" else 30, deadline=None, suppress_health_check=list(HealthCheck))
     @given(program=programs)
     def check(program: list[Step]) -> None:
         async def run() -> None:
             async with asyncio.timeout(PATIENCE):
-                await compare(program, (new_store("memory", request), new_store("zookeeper", request)))
+                await compare(program, (new_store("memory", request), new_store(kind, request)))
 
         asyncio.run(run())
 

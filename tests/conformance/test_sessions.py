@@ -40,6 +40,7 @@ async def test_a_closed_session_is_lost_for_ever(store: Store) -> None:
         session.delete("a", 0),
         session.commit(Check("a", 0), Create("b")),
         session.ensure("b"),
+        session.sync(),
         watch.changes(),
     ):
         with pytest.raises(SessionLostError):
@@ -131,10 +132,11 @@ async def test_reads_and_writes_keep_their_order_too(session: Session) -> None:
         assert found is None
 
 
-async def test_an_answered_write_is_visible_to_other_sessions(session: Session, other: Session) -> None:
+async def test_an_answered_write_is_visible_to_other_sessions_after_a_sync(session: Session, other: Session) -> None:
     await session.create("a")
     for number in range(30):
         version = await session.set("a", b"", number)
+        await other.sync()
         assert (await other.get("a")).version == version
 
 

@@ -160,6 +160,7 @@ async def test_of_two_transactions_that_write_one_version_one_succeeds(session: 
 async def test_nobody_sees_half_of_a_transaction(session: Session, other: Session) -> None:
     await session.create("a", b"0")
     await session.create("b", b"0")
+    await other.sync()
 
     async def write() -> None:
         for n in range(1, 31):

@@ -301,6 +301,7 @@ async def test_a_cancelled_wait_loses_nothing(session: Session, other: Session) 
 
 async def test_changes_can_be_iterated_over(session: Session, other: Session) -> None:
     await session.create("a", b"0")
+    await other.sync()
     with session.watch() as watch:
         watch.add("a")
         numbers = itertools.count(1)

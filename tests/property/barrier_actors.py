@@ -47,6 +47,10 @@ RULES: Final = frozenset(
         "clamp",
         "monotone",
         "generation in report",
+        "one transaction",
+        "whole limit",
+        "next version",
+        "read when in place",
     }
 )
 NOW: Final = 10**12
@@ -73,14 +77,14 @@ class WaitingMemberProgress(MemberProgress):
 
 
 class HastyMemberProgress(MemberProgress):
-    """Works without the rule "withheld": a late report holds what has arrived, also if it is not processed yet."""
+    """Works without the rule "withheld": a report holds what has arrived, also if it is not processed yet."""
 
     def report(self, *, even_running: bool = False) -> Report | None:
-        withheld, self.withheld = self.withheld, False if even_running else self.withheld
+        withheld, self.withheld_from = self.withheld_from, None
         try:
             return super().report(even_running=even_running)
         finally:
-            self.withheld = withheld
+            self.withheld_from = withheld
 
 
 @dataclass(eq=False)
@@ -97,6 +101,8 @@ class Write:
     generation: int = 0
     """Of the leader that sent it."""
     report: Report | None = None
+    own: Report | None = None
+    """Of the leader, for an advance: it counts, and is not written."""
     decision: Advance | None = None
     landed: bool | None = None
     """Whether it was applied; None while it flies."""
@@ -104,6 +110,8 @@ class Write:
     """Whether its sender still waits for the answer."""
     version: int = 0
     """Of the generation, for a take-over."""
+    announcement: str = ""
+    """Without the rule "one transaction": what it announces, whatever becomes of the write."""
 
 
 @dataclass(eq=False)
@@ -131,8 +139,14 @@ class Member:
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
     claimed: set[Partition] = field(default_factory=set)
     """Locks taken, with the limit not read since."""
-    inbox: list[Limit] = field(default_factory=list)
-    """Limits that were read, and not seen yet."""
+    version: int | None = None
+    """Of the limit that it has seen last."""
+    inbox: list[tuple[Limit, int]] = field(default_factory=list)
+    """Limits that were read, with their versions, and not seen yet."""
+    listening: bool = False
+    """Whether its watch for announcements is in place."""
+    announced: list[str] = field(default_factory=list)
+    """Names that were created while it was, and not seen yet, in order."""
     requests: list[Request] = field(default_factory=list)
     wanted: frozenset[Partition] = frozenset()
     written: Report | None = None

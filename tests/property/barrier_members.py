@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from aiokcc.core import paths
+from aiokcc.core.announcement import Announcement
+from aiokcc.core.limit import Limit
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Cut
@@ -34,7 +36,8 @@ class BarrierMembers(BarrierStore):
         m.overdue = False
         m.claimed.clear()
         self.see_generation(m)
-        m.progress.see(self.limit)
+        m.listening = True
+        self.see(m)
 
     def expire(self, m: Member) -> None:
         """End the session at the store. By then the member's own clock is certainly past the deadline."""
@@ -58,6 +61,7 @@ class BarrierMembers(BarrierStore):
         m.written = m.reporting = m.taking = m.term = None
         m.claimed.clear()
         m.progress.lose()
+        self.disconnect(m)
 
     def crash(self, m: Member) -> None:
         """End the process with all its knowledge; its session stays until it expires."""
@@ -72,13 +76,57 @@ class BarrierMembers(BarrierStore):
 
     def read_limit(self, m: Member) -> None:
         """Read the limit; the member sees it later."""
-        m.inbox.append(self.limit)
+        m.inbox.append((self.limit, self.tree.read(paths.COORDINATOR).version))
 
     def see_limit(self, m: Member, n: int = 0, *, keep: bool = False) -> None:
         """Let one of the limits that were read arrive; with ``keep`` it will arrive once more."""
         if m.inbox:
             n %= len(m.inbox)
-            m.progress.see(m.inbox[n] if keep else m.inbox.pop(n))
+            self.see(m, *(m.inbox[n] if keep else m.inbox.pop(n)))
+
+    def see(self, m: Member, limit: Limit | None = None, version: int | None = None) -> None:
+        """Let a limit arrive; by default the one in the store."""
+        if limit is None or version is None:
+            limit, version = self.limit, self.tree.read(paths.COORDINATOR).version
+        m.version = version if m.version is None else max(m.version, version)
+        m.progress.see(limit)
+
+    def disconnect(self, m: Member) -> None:
+        """Break the connection: announcements that have not arrived are lost, and so are those that come now."""
+        m.listening = False
+        m.announced.clear()
+
+    def connect(self, m: Member) -> None:
+        """Let the watch for announcements be in place, for the first time or again."""
+        if not m.listening:
+            m.listening = True
+            if self.has("read when in place"):
+                self.read_limit(m)
+
+    def see_announcement(self, m: Member) -> None:
+        """Let the next announcement arrive. A member that cannot tell the limit by it reads, and sees that later."""
+        if not m.announced:
+            return
+        announcement = Announcement.parse(m.announced.pop(0))
+        if announcement is None or (self.has("next version") and not announcement.follows(m.version)):
+            self.read_limit(m)
+        elif not self.has("whole limit"):
+            self.see(m, Limit((m.progress.limit.value + self.settings.period,)), announcement.version)
+        else:
+            assert announcement.limit is not None
+            self.see(m, announcement.limit, announcement.version)
+
+    def create_by_hand(self, path: str) -> None:
+        """Let somebody who is no member create a node."""
+        self._commit(Create(path))
+
+    def catch_up(self, m: Member) -> None:
+        """Let everything arrive that members are told of without asking."""
+        self.connect(m)
+        while m.announced:
+            self.see_announcement(m)
+        while m.inbox:
+            self.see_limit(m)
 
     def see_generation(self, m: Member) -> None:
         """Let the present generation arrive."""
@@ -95,7 +143,7 @@ class BarrierMembers(BarrierStore):
             p for p, name in self.assignment.items() if name == m.name or m.name in self.standbys.get(p, ())
         )
         for partition in [p for p in m.progress.partitions if p not in m.wanted]:
-            self._give_up(m, partition)
+            self._release(m, partition)
         for partition in m.wanted:
             if partition not in m.progress.partitions:
                 m.progress.add(partition)
@@ -104,7 +152,7 @@ class BarrierMembers(BarrierStore):
         """Release a partition that the member runs, for any other member; it may want it again itself."""
         progress = m.progress.partitions.get(partition)
         if progress is not None and progress.owned and not m.overdue and m.session in self.tree.sessions:
-            self._give_up(m, partition)
+            self._release(m, partition)
 
     def leave(self, m: Member) -> None:
         """End the process and its session. That takes back what it reported and no cut holds."""
@@ -113,7 +161,7 @@ class BarrierMembers(BarrierStore):
             self.tree.expire(m.session)
         self.crash(m)
 
-    def _give_up(self, m: Member, partition: Partition) -> None:
+    def _release(self, m: Member, partition: Partition) -> None:
         """Stop and commit; then write the report without the partition and delete the lock, in one transaction."""
         if m.progress.partitions[partition].owned and partition in m.positions:
             self.commit(m, partition)
@@ -149,10 +197,10 @@ class BarrierMembers(BarrierStore):
 
     def start(self, m: Member) -> None:
         """Read limit and cut after the claim, and start there."""
-        if m.session not in self.tree.sessions:
+        if m.session not in self.tree.sessions or not m.claimed:
             return
         cut = self.last_cut()
-        m.progress.see(self.limit)
+        self.see(m)
         if cut is not None:
             m.progress.closed(cut.limit)
         for partition in sorted(m.claimed):

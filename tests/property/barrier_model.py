@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from aiokcc.core import paths
+from aiokcc.core.announcement import Announcement
 from aiokcc.core.leader import Advance, Leader
 from aiokcc.core.limit import OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.partitions import Partition, encode_partitions
@@ -64,6 +65,8 @@ class BarrierModel(BarrierMembers):
         else:
             write.landed = True
             write.version = self.tree.read(paths.GENERATION).version
+        if write.announcement and self.tree.get(write.announcement) is None:
+            self._commit(Create(write.announcement))
         if not write.awaited:
             self.writes.remove(write)
         return write.landed
@@ -102,9 +105,7 @@ class BarrierModel(BarrierMembers):
             assert write.decision is not None
             m.term.flying = None
             m.term.leader.advanced(write.decision)
-            if write.report is not None:
-                m.written = write.report
-            m.progress.see(write.decision.limit)
+            self.see(m, write.decision.limit, m.term.leader.version)
 
     def _unknown(self, m: Member, write: Write) -> None:
         if write.kind == "report":
@@ -154,7 +155,7 @@ class BarrierModel(BarrierMembers):
             finished={} if cut is None or not self.has("finished in cut") else cut.finished(),
         )
         m.term = LeaderTerm(leader, write.version, request.version)
-        m.progress.see(self.limit)
+        self.see(m)
         self.see_generation(m)
 
     def read_again(self, m: Member) -> None:
@@ -223,11 +224,13 @@ class BarrierModel(BarrierMembers):
                 [name for name in leader.reports if name != m.member_session] if self.has("check of reports") else []
             )
             ops += [Check(paths.progress(name), term.versions[name]) for name in others]
-        if own is not None:
-            ops.append(Set(paths.progress(m.member_session), own.encode()))
+        announcement = paths.limit(Announcement(leader.version + len(decision.steps), decision.limit).name)
+        if self.has("one transaction"):
+            ops.append(Create(announcement))
+            announcement = ""
         if decision.limit.mode is Mode.END:
             ops.append(Set(paths.RUN, Run(self.settings, ended=True).encode()))
-        facts = {"generation": leader.generation, "report": own, "decision": decision}
+        facts = {"generation": leader.generation, "own": own, "decision": decision, "announcement": announcement}
         term.flying = self._send(m, "advance", ops, **facts)
         return term.flying
 
@@ -330,7 +333,7 @@ class BarrierModel(BarrierMembers):
         self.answer(m)
         self.join(m)
         self.see_generation(m)
-        m.progress.see(self.limit)
+        self.catch_up(m)
         self.see_assignment(m)
         self.claim(m)
         self.start(m)

@@ -39,6 +39,7 @@ class BarrierStore(ABC):
         start: int | None = 0,
         end: int | None = None,
         lookahead: int = 0,
+        max_apart: int | None = None,
         bounded: Iterable[Partition] = (),
         standbys: Mapping[Partition, Iterable[str]] | None = None,
         without: Iterable[str] = (),
@@ -49,7 +50,7 @@ class BarrierStore(ABC):
         self.ends: dict[Partition, int | None] = {p: len(log) if p in set(bounded) else None for p, log in logs.items()}
         self.committed: dict[Partition, int] = dict.fromkeys(logs, 0)
         self.processed: dict[Partition, set[int]] = {p: set() for p in logs}
-        self.settings = Settings(frozenset(assignment), period, start, end, lookahead)
+        self.settings = Settings(frozenset(assignment), period, start, end, lookahead, max_apart=max_apart)
         self.standbys = {partition: frozenset(names) for partition, names in (standbys or {}).items()}
         """The members that want a partition besides the one that it is assigned to: whoever takes the lock runs it."""
         names = set(assignment.values()).union(*self.standbys.values())
@@ -60,7 +61,7 @@ class BarrierStore(ABC):
         self._reported: set[tuple[int, str]] = set()
         self.tree = Tree()
         self._sessions_opened = 0
-        limit = Limit.first(start, period, lookahead, end)
+        limit = Limit.first(start, period, self.settings.first_lookahead, end)
         self._ends_at_advance = {p: len(log) for p, log in self.logs.items()}
         found = {
             paths.GENERATION: Generation(0, "-", "founded").encode(),
@@ -139,6 +140,11 @@ class BarrierStore(ABC):
     def _witness(self, before: dict[str, Node], after: dict[str, Node], writer: Write | None) -> None:
         if paths.COORDINATOR not in before:
             return
+        for path in after.keys() - before.keys():
+            if path.startswith(f"{paths.LIMITS}/"):
+                for m in self.members.values():
+                    if m.listening and m.session in self.tree.sessions:
+                        m.announced.append(path.removeprefix(f"{paths.LIMITS}/"))
         if before[paths.GENERATION] != after[paths.GENERATION]:
             self.leading_session = Generation.decode("g", after[paths.GENERATION].data).leader
         for path, node in after.items():
@@ -148,6 +154,8 @@ class BarrierStore(ABC):
                     self._reported |= {(report.generation, str(partition)) for partition in report.partitions}
         if before[paths.COORDINATOR] != after[paths.COORDINATOR]:
             assert writer is not None
+            if writer.own is not None:
+                self._reported |= {(writer.own.generation, str(partition)) for partition in writer.own.partitions}
             old = Limit.decode("c", before[paths.COORDINATOR].data)
             assert writer.decision is not None
             for step in writer.decision.steps:
@@ -175,6 +183,11 @@ class BarrierStore(ABC):
             raise Broken(f"monotony: {old} became {new}")
         if new.mode is Mode.GATED and (new.floor <= old.floor or new.value < old.value):
             raise Broken(f"monotony: {old} became {new}")
+        apart = self.settings.max_apart
+        if apart is not None and new.mode is Mode.GATED and new.value - new.floor >= apart:
+            raise Broken(f"bound: {new} lets partitions lie further apart than {apart}")
+        if apart is not None and not new.fits(self.settings.lookahead, self.settings.end, least=0):
+            raise Broken(f"bound: members do not accept {new}")
 
     def _check_cut(self, text: str, generation: int, old: Limit, new: Limit) -> Cut:
         floor, last = old.floor, self.cuts[-1] if self.cuts else None

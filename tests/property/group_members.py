@@ -48,7 +48,7 @@ class Process:
     agreed: frozenset[Partition] = frozenset()
     seen: dict[str, tuple[int, frozenset[Partition]]] = field(default_factory=dict)
     opened: set[Partition] = field(default_factory=set)
-    """What it has tried to claim and not given up: it may hold these, whether it knows or not."""
+    """The partitions that it has tried to claim and not released: it may hold these, whether it knows or not."""
     running: dict[Partition, int] = field(default_factory=dict)
     drained: dict[Partition, int] = field(default_factory=dict)
     """Ended, and to be committed before the lock goes back."""

@@ -39,6 +39,7 @@ class WorldMachine(RuleBasedStateMachine):
         start=st.sampled_from([None, 0, 0, 15]),
         end=st.sampled_from([None, None, 45]),
         lookahead=st.integers(0, 4),
+        chooses=st.booleans(),
         gathers=st.sampled_from([0, 0, 20, 30]),
         bounded=st.sets(st.sampled_from(PARTITIONS)),
         before=st.integers(0, 4),
@@ -52,6 +53,7 @@ class WorldMachine(RuleBasedStateMachine):
         start: int | None,
         end: int | None,
         lookahead: int,
+        chooses: bool,
         gathers: int,
         bounded: set[Partition],
         before: int,
@@ -63,6 +65,7 @@ class WorldMachine(RuleBasedStateMachine):
             start=start,
             end=end,
             lookahead=lookahead,
+            max_apart=10 * (lookahead + 1) if chooses and lookahead else None,
             bounded=bounded,
             standbys=standbys,
             without=self.without,
@@ -112,7 +115,16 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(name=names)
     def see_everything(self, name: str) -> None:
         """Let the limit arrive."""
-        self.model.members[name].progress.see(self.model.limit)
+        self.model.see(self.model.members[name])
+
+    @rule(
+        name=names, step=st.sampled_from(["see_announcement", "see_announcement", "catch_up", "disconnect", "connect"])
+    )
+    def announcements(self, name: str, step: str) -> None:
+        """Let announcements arrive, or be missed."""
+        m = self.model.members[name]
+        if m.session is not None:
+            getattr(self.model, step)(m)
 
     @rule(name=st.sampled_from(["?", "?", "?", "x", "y"]), end=st.sampled_from(["land", "land", "fly", "lost"]))
     def lead(self, name: str, end: str) -> None:
@@ -194,6 +206,13 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(name=names, step=st.sampled_from(["take_over", "hear_request", "decide", "read_again"]))
     def term(self, name: str, step: str) -> None:
         getattr(self.model, step)(self.model.members[name])
+
+    @rule(name=names, lookahead=st.integers(0, 5))
+    def choose(self, name: str, lookahead: int) -> None:
+        """Let the leader choose another lookahead, if the run leaves it to the leader. Each leader may choose another one."""
+        term = self.model.members[name].term
+        if term is not None:
+            term.leader.chosen = lookahead
 
     @rule(name=names, n=which)
     def hear(self, name: str, n: int) -> None:

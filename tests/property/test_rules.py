@@ -34,7 +34,12 @@ def take_part(model: BarrierModel, m: Member, *, idle: bool = False) -> None:
     """Join, claim and process what passes; read the end and report idle, if asked to; report, if there is something new."""
     model.join(m)
     model.see_generation(m)
-    m.progress.see(model.limit)
+    model.see(m)
+    work(model, m, idle=idle)
+
+
+def work(model: BarrierModel, m: Member, *, idle: bool = False) -> None:
+    """Do the same in a member that has joined, and under the limit that it has seen."""
     model.see_assignment(m)
     model.claim(m)
     model.start(m)
@@ -496,18 +501,39 @@ def test_withheld(lookahead: int) -> None:
         x, y = model.members["x"], model.members["y"]
         elect(model, y)
         take_part(model, y)
-        x.progress.withheld = True
+        x.progress.withheld_from = 0
         take_part(model, x)
         assert x.progress.has_arrived
         late = model.report(x, late=True)
-        done(model, late)
+        assert late is not None or not model.has("withheld")
+        if late is not None:
+            done(model, late)
         if advance(model, y):
             raise Broken("completeness: a period closed whose records are not processed")
-        x.progress.withheld = False
+        x.progress.withheld_from = None
         done(model, model.report(x))
         assert advance(model, y)
 
     both(history, "withheld", "whose records are not processed", two([2, 35], [3, 37], lookahead=lookahead))
+
+
+def test_withheld_under_lookahead() -> None:
+    """X has processed a period and gathered the next two. It reports the first one only, and a crash loses nothing."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, y)
+        take_part(model, y)
+        x.progress.withheld_from = 20
+        take_part(model, x)
+        assert advance(model, y)
+        if model.limit.floor > 20:
+            raise Broken("completeness: a period closed whose records are not processed")
+        assert model.limit.floor == 20
+        model.crash(x)
+        model.tree.expire(x.session or 0)
+
+    both(history, "withheld", "whose records are not processed", two([2, 12, 25], [3, 13, 27], lookahead=3))
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
@@ -601,3 +627,107 @@ def test_generation_in_report() -> None:
         advance(model, x)
 
     both(history, "generation in report", "a.1 was not reported under the generation 2", two([12, 25], [13, 27]))
+
+
+def test_one_transaction() -> None:
+    """The advance of a former leader is refused; a name that it announces all the same opens a period that is not complete."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, x)
+        take_part(model, y)
+        take_part(model, x)
+        hear(model, x)
+        flying = model.decide(x)
+        assert flying is not None
+        elect(model, y)  # x is frozen and does not know it
+        assert not model.land(flying)
+        model.catch_up(y)
+        work(model, y)
+
+    both(history, "one transaction", "alignment: y started", two([12, 25], [13, 26]))
+
+
+@pytest.mark.parametrize("periods", [(10, 5), (10, 10)])
+def test_whole_limit(periods: tuple[int, int]) -> None:
+    """An event that only means "one period on" is not true after a shorter period, nor after a limit near the end of a run."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, x)
+        take_part(model, y)
+        take_part(model, x)
+        model.ask(Request.every(periods[1]))
+        assert advance(model, x)
+        model.catch_up(y)
+        work(model, y)
+
+    logs = {P0: [11, 25], P1: [12, 17]}
+    end = None if periods[1] < periods[0] else 15
+    both(
+        history,
+        "whole limit",
+        "alignment: y started",
+        lambda off: BarrierModel(logs, {P0: "x", P1: "y"}, without=off, end=end),
+    )
+
+
+@pytest.mark.parametrize("name", ["99:90", "0:90", "nonsense", "7", "99:open"])
+def test_next_version(name: str) -> None:
+    """Somebody creates a node by hand. A member that takes any name for the limit runs past the one in the store."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, x)
+        take_part(model, y)
+        take_part(model, x)
+        model.create_by_hand(paths.limit(name))
+        model.catch_up(y)
+        work(model, y)
+
+    if name in {"99:90", "0:90", "99:open"}:
+        both(history, "next version", "alignment: y started", two([12, 25], [13, 26]))
+    else:
+        model = two([12, 25], [13, 26])(frozenset())
+        history(model)
+        model.settle()
+
+
+def test_read_when_in_place() -> None:
+    """The connection of y breaks, and the limit moves. Nobody announces it again, and the limit waits for y for ever."""
+
+    def history(model: BarrierModel) -> None:
+        x, y = model.members["x"], model.members["y"]
+        elect(model, x)
+        take_part(model, y)
+        take_part(model, x)
+        model.disconnect(y)
+        assert advance(model, x)
+        model.connect(y)
+        model.catch_up(y)
+        work(model, y)
+
+    both(history, "read when in place", "liveness", two([12, 25], [13, 26]))
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_a_member_that_is_only_told_goes_through_the_whole_run(lookahead: int) -> None:
+    """It never reads the limit after it has joined, over jumps, a changed period and the end."""
+    model = two([3, 12, 25, 47, 48, 90, 101], [4, 13, 26, 47, 81, 90, 95], lookahead=lookahead)(frozenset())
+    x, y = model.members["x"], model.members["y"]
+    model.ends[P0] = model.ends[P1] = 7
+    elect(model, x)
+    take_part(model, x)
+    take_part(model, y)
+    y.inbox.clear()
+    for n in range(30):
+        if n == 3:
+            model.ask(Request.every(5))
+        take_part(model, x)
+        advance(model, x)
+        while y.announced:
+            model.see_announcement(y)
+            assert not y.inbox, "nothing is read"
+        assert y.progress.limit == model.limit
+        work(model, y)
+    assert model.over

@@ -42,8 +42,8 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 from aiokcc.errors import OutcomeUnknownError, StoreUnreachableError, UsageError
 from aiokcc.stores.memory.broadcast import Broadcast
-from aiokcc.stores.memory.tree import Key, Tree, TreeOp, split_path
 from aiokcc.stores.port import Node, Op, Session, boottime
+from aiokcc.stores.tree import Key, Tree, TreeOp, split_path
 
 if TYPE_CHECKING:
     from aiokcc.stores.memory.session import MemorySession

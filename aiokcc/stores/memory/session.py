@@ -16,17 +16,15 @@ import math
 import uuid
 from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiokcc.errors import AiokccError, NodeError, NoNodeError, OutcomeUnknownError, SessionLostError, UsageError
 from aiokcc.stores.checks import check_op, check_path, check_size
 from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.server import Call, MemoryServer
-from aiokcc.stores.memory.tree import TreeError, TreeOp
 from aiokcc.stores.memory.watch import MemoryWatch
 from aiokcc.stores.port import (
     STOP_FRACTION,
-    Check,
     Children,
     Create,
     Delete,
@@ -38,6 +36,7 @@ from aiokcc.stores.port import (
     Set,
 )
 from aiokcc.stores.state_waiters import StateWaiters
+from aiokcc.stores.tree import TreeError, TreeOp, tree_op
 
 __all__ = ["MemorySession"]
 
@@ -95,6 +94,9 @@ class MemorySession(Session):
 
         return await self._call("children", (path,), (), apply)
 
+    async def sync(self) -> None:
+        await self._call("sync", ("",), (), lambda: None)
+
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
         (created,) = await self._submit("create", Create(path, data, ephemeral=ephemeral, sequential=sequential))
         assert isinstance(created, str)
@@ -110,6 +112,12 @@ class MemorySession(Session):
 
     async def commit(self, *ops: Op) -> list[OpResult]:
         return await self._submit("commit", *ops)
+
+    def send_set(self, path: str, data: bytes, version: int) -> asyncio.Future[int] | None:
+        return self._send("set", (Set(path, data, version),), lambda results: results[0])
+
+    def send_commit(self, *ops: Op) -> asyncio.Future[list[OpResult]] | None:
+        return self._send("commit", ops, lambda results: results)
 
     async def ensure(self, path: str) -> None:
         full = self._full(path)
@@ -142,15 +150,38 @@ class MemorySession(Session):
     async def _call(self, verb: str, paths: tuple[str, ...], ops: tuple[Op, ...], apply: Callable[[], T]) -> T:
         self._check_usable()
         if self._queue or self._server._hooks or not self._can_receive:
-            return await self._call_through_hooks(Call(self, verb, paths, ops), apply)
+            return await self._call_through_hooks(Call(self, verb, paths, ops), apply, self._enter_queue())
         try:
             return apply()
         finally:
             await asyncio.sleep(0)
 
-    async def _call_through_hooks(self, call: Call, apply: Callable[[], T]) -> T:
-        ticket, sent = object(), False
-        self._queue.append(ticket)
+    def _send(
+        self, verb: str, ops: tuple[Op, ...], answer: Callable[[list[OpResult]], Any]
+    ) -> asyncio.Future[Any] | None:
+        """Send a write without waiting; its answer comes in a later turn of the loop. Hooks are run by a task."""
+        self._check_loop()
+        if not ops or not self._can_receive:
+            return None
+        apply = self._writer(verb, ops)
+        if not (self._queue or self._server._hooks):
+            future: asyncio.Future[Any] = self._loop.create_future()
+            try:
+                self._loop.call_soon(_settle, future, answer(apply()), None)
+            except NodeError as error:
+                self._loop.call_soon(_settle, future, None, error)
+            return future
+        call, ticket = Call(self, verb, tuple(op.path for op in ops), ops), self._enter_queue()
+
+        async def through() -> object:
+            return answer(await self._call_through_hooks(call, apply, ticket))
+
+        task = self._loop.create_task(through())
+        task.add_done_callback(lambda _: self._leave_queue(ticket))  # it may be cancelled before it has begun
+        return task
+
+    async def _call_through_hooks(self, call: Call, apply: Callable[[], T], ticket: object) -> T:
+        sent = False
         scope: asyncio.Timeout | None = None
         try:
             async with asyncio.timeout(None) as scope:
@@ -185,6 +216,11 @@ class MemorySession(Session):
     async def _wait_until(self, true: Callable[[], bool]) -> None:
         while not true():
             await self._changed.wait()
+
+    def _enter_queue(self) -> object:
+        ticket = object()
+        self._queue.append(ticket)
+        return ticket
 
     def _leave_queue(self, ticket: object) -> None:
         if ticket in self._queue:
@@ -228,6 +264,11 @@ class MemorySession(Session):
         return None if found is None else Children(path, tuple(sorted(found.children)))
 
     async def _submit(self, verb: str, *ops: Op) -> list[OpResult]:
+        apply = self._writer(verb, ops)  # first: it refuses what is no operation
+        return await self._call(verb, tuple(op.path for op in ops), ops, apply)
+
+    def _writer(self, verb: str, ops: tuple[Op, ...]) -> Callable[[], list[OpResult]]:
+        """Check a write, and return the function that applies it."""
         for op in ops:
             check_op(op)
         check_size(self._root, *ops)
@@ -242,20 +283,13 @@ class MemorySession(Session):
                 raise error.kind(ops[index].path, index if verb == "commit" else None) from None
             return [result[prefix:] if isinstance(result, str) else result for result in results]
 
-        return await self._call(verb, tuple(op.path for op in ops), ops, apply)
+        return apply
 
     def _tree_op(self, op: Op) -> TreeOp:
-        full = self._full(op.path)
-        match op:
-            case Check():
-                return TreeOp("check", full, version=op.version)
-            case Set():
-                return TreeOp("set", full, op.data, op.version)
-            case Create():
-                name = f"{full}{uuid.uuid4().hex}-" if op.sequential else full
-                return TreeOp("create", name, op.data, owner=self.id if op.ephemeral else 0, sequential=op.sequential)
-            case Delete():
-                return TreeOp("delete", full, version=op.version)
+        path = self._full(op.path)
+        if isinstance(op, Create) and op.sequential:
+            path = f"{path}{uuid.uuid4().hex}-"
+        return tree_op(op, path, self.id)
 
     # The state
 
@@ -308,3 +342,12 @@ class MemorySession(Session):
         self._changed.notify_all()
         for watch in self._watches:
             watch._wakeup.notify_all()
+
+
+def _settle(future: asyncio.Future[Any], answer: object, error: NodeError | None) -> None:
+    if future.done():
+        return  # it was cancelled
+    if error is None:
+        future.set_result(answer)
+    else:
+        future.set_exception(error)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from aiokcc.errors import SessionLostError
 from aiokcc.stores.memory.broadcast import Broadcast
 from aiokcc.stores.memory.server import Call
-from aiokcc.stores.memory.tree import Key
 from aiokcc.stores.port import Change, Created, SessionState, Watch
+from aiokcc.stores.tree import Key
 
 if TYPE_CHECKING:
     from aiokcc.stores.memory.session import MemorySession
@@ -83,6 +83,8 @@ class MemoryWatch(Watch):
             self._mark_changed(Created(path))
 
     def _mark_changed(self, key: Key | Created) -> None:
+        if self.listener is not None and not self._unreported and not self._session._loop.is_closed():
+            self._session._loop.call_soon(self._offer)  # not at once: we are inside of somebody's write
         self._unreported[key] = None
         self._wakeup.notify_all()
 
@@ -95,7 +97,7 @@ class MemoryWatch(Watch):
                 raise self._closed_error()
             if self._unreported and session._can_receive:
                 if session._server._hooks:
-                    if changes := await self._report_through_hooks():
+                    if changes := self._not_heard(await self._report_through_hooks()):
                         return changes
                 elif waited:
                     return list(self._take().values())
@@ -131,6 +133,25 @@ class MemoryWatch(Watch):
             raise
         return [change for key, change in taken.items() if self._is_watched(key)]
 
+    def _offer(self) -> None:
+        """Offer the unreported changes to the listener. What it does not take, and what hooks delay, ``changes()`` reports."""
+        listener, session = self.listener, self._session
+        while self._unreported and listener is not None and session._can_receive and not session._server._hooks:
+            key = next(iter(self._unreported))
+            del self._unreported[key]  # before the call: it may write, and this path may change again
+            if not listener(self._read(key)):
+                self._unreported = {key: None} | self._unreported
+                return
+
+    def _not_heard(self, changes: list[Change]) -> list[Change]:
+        """Offer the changes to the listener, in order. Return the first that it does not take, and all after it."""
+        if self.listener is not None:
+            for number, change in enumerate(changes):
+                if not self.listener(change):
+                    return changes[number:]
+            return []
+        return changes
+
     def _path(self, key: Key | Created) -> str:
         return key.path if isinstance(key, Created) else self._paths[key]
 
@@ -138,17 +159,15 @@ class MemoryWatch(Watch):
         return key.path in self._creations.values() if isinstance(key, Created) else key in self._paths
 
     def _take(self) -> dict[Key | Created, Change]:
-        session = self._session
-        taken: dict[Key | Created, Change] = {}
-        for key in self._unreported:
-            if isinstance(key, Created):
-                taken[key] = key
-                continue
-            full, names = key
-            path = self._paths[key]
-            taken[key] = Change(path, session._read_children(path, full) if names else session._read(path, full))
+        taken = {key: self._read(key) for key in self._unreported}
         self._unreported.clear()
         return taken
+
+    def _read(self, key: Key | Created) -> Change:
+        if isinstance(key, Created):
+            return key
+        session, (full, names), path = self._session, key, self._paths[key]
+        return Change(path, session._read_children(path, full) if names else session._read(path, full))
 
     def _closed_error(self) -> SessionLostError:
         if self._session.state is SessionState.LOST:

@@ -56,8 +56,11 @@ _PRESETS: Final[dict[str, tuple[Acl, ...]]] = {
 }
 
 
-def resolve_acl(choice: AclChoice, *, authenticated: bool) -> tuple[Acl, ...]:
-    """Return the rules of a choice. Raises UsageError if it is unknown, or if the server would refuse it."""
+def resolve_acl(choice: AclChoice, *, authenticated: bool, by_certificate: bool = False) -> tuple[Acl, ...]:
+    """Return the rules of a choice. Raises UsageError if it is unknown, or if the server would refuse it.
+
+    Under TLS the server may also know us by our certificate.
+    """
     if choice is None:
         choice = "creator" if authenticated else "open"
     if isinstance(choice, str):
@@ -68,6 +71,6 @@ def resolve_acl(choice: AclChoice, *, authenticated: bool) -> tuple[Acl, ...]:
         rules = (choice,) if isinstance(choice, Acl) else tuple(choice)
     if not rules or not all(isinstance(rule, Acl) for rule in rules):
         raise UsageError("acl is 'open', 'creator', 'readable', an Acl, or a list of at least one Acl")
-    if not authenticated and any(rule.scheme == "auth" for rule in rules):
+    if not authenticated and not by_certificate and any(rule.scheme == "auth" for rule in rules):
         raise UsageError("an access list for the creator needs one: give the store auth=(user, password)")
     return rules

@@ -15,10 +15,12 @@ session at once, in order.
 from __future__ import annotations
 
 import asyncio
+import ssl
 import struct
 from collections import deque
 from typing import Any, Final, Protocol
 
+from aiokcc.credentials import explain_tls_error
 from aiokcc.stores.port import boottime
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.pending import ConnectionDroppedError, PendingRequest
@@ -45,6 +47,9 @@ class ConnectionListener(Protocol):
 
     def on_answer(self, sent_at: float) -> None:
         """A request sent at this time was answered."""
+
+    def on_requests_answered(self, number: int, seconds: float) -> None:
+        """So many requests were answered; ``seconds`` is the time from sending each of them, added up."""
 
     def on_watch_event(self, kind: int, name: str, zxid: int) -> None:
         """A watch has fired, by this transaction; servers before 3.9 say -1 instead."""
@@ -80,6 +85,8 @@ class Connection(asyncio.Protocol):
         """True if the server has answered more than the handshake, so it does not close every connection at once."""
         self.malformed = False
         """True if it ended because of a malformed reply; the next connection may fail in the same way."""
+        self.refused_by_tls = False
+        """True if the server ended the connection with a TLS alert, such as for our certificate."""
         self.closed = asyncio.Event()
         self.reason = ""
         """The reason why the connection ended."""
@@ -177,6 +184,7 @@ class Connection(asyncio.Protocol):
         at = 0
         size = len(data)
         newest_answered = -1.0
+        answers, sent_in_all = 0, 0.0
         pending = self.pending
         last_seen = self._last_seen
         self._need = 4
@@ -222,6 +230,8 @@ class Connection(asyncio.Protocol):
                 if pending and pending[0] is request:
                     pending.popleft()
                 newest_answered = request.sent_at
+                answers += 1
+                sent_in_all += newest_answered
                 self.answered = True
             elif xid == wire.EVENT_XID:
                 if self.listener is not None:
@@ -237,6 +247,8 @@ class Connection(asyncio.Protocol):
                 raise wire.MalformedReplyError(f"an answer to request {xid}, which was not asked")
         if newest_answered >= 0 and self.listener is not None:
             self.listener.on_answer(newest_answered)
+            if answers:
+                self.listener.on_requests_answered(answers, answers * boottime() - sent_in_all)
         return at
 
     def _authenticated(self, code: int) -> None:
@@ -253,7 +265,11 @@ class Connection(asyncio.Protocol):
     # -- Ending ---------------------------------------------------------------------------------------------------------
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._end(f"{error}" if error is not None else "closed by the server")
+        if isinstance(error, ssl.SSLError):
+            self.refused_by_tls = True
+            self._end(explain_tls_error(error))
+        else:
+            self._end(f"{error}" if error is not None else "closed by the server")
 
     def abort(self, reason: str) -> None:
         """End the connection without waiting for anything."""

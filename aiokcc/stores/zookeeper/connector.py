@@ -21,6 +21,7 @@ from typing import Final
 
 import anyio
 
+from aiokcc.credentials import explain_tls_error
 from aiokcc.stores.port import boottime
 from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.connection import Connection, LastSeenZxid
@@ -91,6 +92,11 @@ class Connector:
                     return await self._try_server(server, timeout, session_id, password)
             except TimeoutError:
                 self.errors[server] = f"no answer within {attempt_timeout:.3g} s"
+            except ConnectionResetError as error:
+                no_tls = self._ensemble.ssl is not None and not error.errno
+                self.errors[server] = (
+                    "does not speak TLS on this port; zk:// is without TLS" if no_tls else _reason(error)
+                )
             except (OSError, UnicodeError, ConnectionDroppedError, wire.MalformedReplyError) as error:
                 self.errors[server] = _reason(error)
 
@@ -108,8 +114,11 @@ class Connector:
             try:
                 handshake = await connection.handshake(frame)
             except ConnectionDroppedError as error:
+                if connection.refused_by_tls:  # in TLS 1.3 the server looks at our certificate after its own handshake
+                    raise
+                other = "" if ensemble.ssl is not None else ", or by one that expects TLS on this port (zks://)"
                 raise ConnectionDroppedError(
-                    f"{error} during the handshake, as by a server that starts or lags behind"
+                    f"{error} during the handshake, as by a server that starts or lags behind{other}"
                 ) from None
             if not handshake.session_id and not session_id:
                 raise ConnectionDroppedError("the server refused to open a session")
@@ -123,6 +132,8 @@ class Connector:
 
 def _reason(error: Exception) -> str:
     """Return the text of an error. For a system error, not asyncio's text, which repeats the address and omits the reason."""
-    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError | socket.gaierror):
+    if isinstance(error, ssl.SSLError):
+        return explain_tls_error(error)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return str(error) or type(error).__name__

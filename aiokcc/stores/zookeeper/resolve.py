@@ -53,9 +53,9 @@ class Outcome(enum.Enum):
     """The outcome of an operation in doubt."""
 
     APPLIED = enum.auto()
-    """It was applied; the caller gets its result."""
+    """The operation was applied; the caller gets its result."""
     NOT_APPLIED = enum.auto()
-    """It was not applied and never will be; it is sent again."""
+    """The operation was not applied and never will be; it is sent again."""
     UNKNOWN = enum.auto()
     """The node does not show whether it was applied."""
 

@@ -42,7 +42,7 @@ from aiokcc.errors import (
     StoreUnreachableError,
     TooLargeError,
 )
-from aiokcc.stores.checks import check_op, check_size
+from aiokcc.stores.checks import MAX_REQUEST, check_op, check_size
 from aiokcc.stores.port import (
     STOP_FRACTION,
     Create,
@@ -71,8 +71,10 @@ from aiokcc.stores.zookeeper.pending import (
 )
 from aiokcc.stores.zookeeper.watch import WatchRegistry, ZooKeeperWatch
 
-log = logging.getLogger("aiokcc.stores.zookeeper")
+log = logging.getLogger("aiokcc.stores")
 
+_SMALL: Final = MAX_REQUEST // 3
+"""A request of so many bytes at most need not be checked: the size counts a character of a name as three bytes at most."""
 CLOSE_TIMEOUT: Final = 1.0
 """Closing waits this many seconds for the server's confirmation."""
 
@@ -122,6 +124,9 @@ class ZooKeeperSession(Session):
         names: tuple[str, ...] = await self._request(request, wire.decode_names, path)
         return names
 
+    async def sync(self) -> None:
+        await self._request(wire.sync_request(wire.encode_path(self._root, "")), wire.decode_nothing, "")
+
     def _request(self, payload: bytes, decode: wire.Decoder, path: str) -> asyncio.Future[Any]:
         """Send a request that may be sent twice, or queue it, and return the future of its answer."""
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -141,24 +146,41 @@ class ZooKeeperSession(Session):
         assert isinstance(written, int)
         return written
 
+    def send_set(self, path: str, data: bytes, version: int) -> asyncio.Future[int] | None:
+        if self._direct is None:
+            return None
+        op = Set(path, data, version)
+        check_op(op)
+        check_size(self._root, op)
+        return self._send_write(op, wire.decode_version)
+
     async def delete(self, path: str, version: int) -> None:
         await self._write(Delete(path, version), wire.decode_nothing)
 
     async def commit(self, *ops: Op) -> list[OpResult]:
-        for op in ops:
-            check_op(op)
-        check_size(self._root, *ops)
         if not ops:
             await checkpoint()
             return []
         if not self._knows_acl and any(isinstance(op, Create) for op in ops):
             await self._inherit_acl()
+        return await self._send_transaction(ops)
+
+    def send_commit(self, *ops: Op) -> asyncio.Future[list[OpResult]] | None:
+        if self._direct is None or not ops or not self._knows_acl:
+            return None
+        return self._send_transaction(ops)
+
+    def _send_transaction(self, ops: tuple[Op, ...]) -> asyncio.Future[list[OpResult]]:
+        for op in ops:
+            check_op(op)
         sent = [_with_unique_id(op) for op in ops]
-        payload = self._check_frame_size(ops, wire.multi_request(self._root, sent, self._acl))
-        future = self._loop.create_future()
+        payload = wire.multi_request(self._root, sent, self._acl)
+        if len(payload) > _SMALL:
+            check_size(self._root, *ops)
+            self._check_frame_size(ops, payload)
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._submit(PendingTransaction(future, payload, sent, ops, self._root))
-        results: list[OpResult] = await future
-        return results
+        return future
 
     async def ensure(self, path: str) -> None:
         name = wire.encode_path(self._root, path)
@@ -206,11 +228,14 @@ class ZooKeeperSession(Session):
         check_size(self._root, op)
         if not self._knows_acl and isinstance(op, Create):
             await self._inherit_acl()
+        return await self._send_write(op, decode)
+
+    def _send_write(self, op: Set | Create | Delete, decode: wire.Decoder) -> asyncio.Future[Any]:
         sent = _with_unique_id(op)
         payload = self._check_frame_size((op,), wire.op_request(self._root, sent, self._acl))
-        future = self._loop.create_future()
+        future: asyncio.Future[Any] = self._loop.create_future()
         self._submit(PendingWrite(future, payload, decode, op.path, (sent,)))
-        return await future
+        return future
 
     def _check_frame_size(self, ops: tuple[Op, ...], payload: bytes) -> bytes:
         """Return the payload. Raises TooLargeError if its frame is too large, as with very many small operations."""
@@ -247,6 +272,10 @@ class ZooKeeperSession(Session):
         if sent_at > self.confirmed_at and self.state is not SessionState.LOST:
             self.confirmed_at = sent_at
             self.stop_at = sent_at + STOP_FRACTION * self.timeout
+
+    def on_requests_answered(self, number: int, seconds: float) -> None:
+        self.requests += number
+        self.request_seconds += seconds
 
     def on_watch_event(self, kind: int, name: str, zxid: int) -> None:
         self._watches.on_event(kind, name, zxid)
@@ -376,4 +405,4 @@ class ZooKeeperSession(Session):
 
 def _with_unique_id(op: Op) -> Op:
     """Return the operation as it is sent: the name of a sequential node gets a unique id, by which ``resolve`` finds it."""
-    return replace(op, path=f"{op.path}{uuid.uuid4().hex}-") if isinstance(op, Create) and op.sequential else op
+    return replace(op, path=f"{op.path}{uuid.uuid4().hex}-") if type(op) is Create and op.sequential else op

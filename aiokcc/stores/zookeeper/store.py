@@ -1,16 +1,16 @@
-"""The store for ``zk://`` URLs: the servers, the root, and how to open a session there."""
+"""The store for ``zk://`` and ``zks://`` URLs: the servers, the root, and how to open a session there."""
 
 from __future__ import annotations
 
-import re
+import copy
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from ssl import SSLContext
-from typing import Final, NoReturn, Self
-from urllib.parse import unquote
+from typing import Any, Self
 
 from aiokcc.background import Background
-from aiokcc.core.masking import mask_url
+from aiokcc.credentials import make_tls_context, read_secret
+from aiokcc.credentials.tls import read_pem
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
 from aiokcc.stores.port import Session, Store
@@ -18,13 +18,9 @@ from aiokcc.stores.zookeeper import wire
 from aiokcc.stores.zookeeper.acl import AclChoice, resolve_acl
 from aiokcc.stores.zookeeper.connector import Ensemble, ServerAddress
 from aiokcc.stores.zookeeper.session import ZooKeeperSession
+from aiokcc.stores.zookeeper.url import FORM, TLS_OPTIONS, parse_url
 
-__all__ = ["DEFAULT_PORT", "ZooKeeperStore"]
-
-DEFAULT_PORT: Final = 2181
-_SCHEME: Final = "zk://"
-_FORM: Final = "write zk://[user:password@]host[:port][,host[:port]…][/root], as in 'zk://127.0.0.1:2181/replay'"
-_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<name>[^\s\[\]:@/?#,]+))(?::(?P<port>.*))?")
+__all__ = ["ZooKeeperStore"]
 
 
 class ZooKeeperStore(Store):
@@ -38,7 +34,8 @@ class ZooKeeperStore(Store):
     * ``acl``: who may use the nodes created: ``"creator"`` (only ``auth``'s user; the default with ``auth``), ``"open"``
       (everybody; the default without), ``"readable"`` (everybody may look), or a list of :class:`Acl`. Under a root that a
       group uses already, nodes get the access list of that group.
-    * ``ssl``: the context for TLS connections.
+    * ``ssl``: the context for TLS connections. :meth:`from_url` makes one for ``zks://`` URLs, from the PEM files ``ca`` (by
+      default the authorities of this machine), ``cert`` and ``key`` (the client's own) and ``key_password``.
 
     A cancelled create may have been applied; an ephemeral node then exists until the session ends. A session never reads an
     older state than an earlier session of the same store has read.
@@ -55,7 +52,7 @@ class ZooKeeperStore(Store):
     ) -> None:
         self.servers = tuple(dict.fromkeys(ServerAddress(host, port) for host, port in servers))
         if not self.servers:
-            raise UsageError(f"no server is given; {_FORM}")
+            raise UsageError(f"no server is given; {FORM}")
         if auth is not None and not (
             isinstance(auth, tuple) and len(auth) == 2 and all(isinstance(part, str) and part for part in auth)
         ):
@@ -65,8 +62,8 @@ class ZooKeeperStore(Store):
         if ssl is not None and not isinstance(ssl, SSLContext):
             raise UsageError("ssl is an ssl.SSLContext, as made by ssl.create_default_context()")
         self.root = check_root(root)
-        self.url = f"{_SCHEME}{','.join(map(str, self.servers))}{self.root}"
-        self._acl = wire.encode_acl(resolve_acl(acl, authenticated=auth is not None))
+        self.url = f"{'zk' if ssl is None else 'zks'}://{','.join(map(str, self.servers))}{self.root}"
+        self._acl = wire.encode_acl(resolve_acl(acl, authenticated=auth is not None, by_certificate=ssl is not None))
         self._ensemble = Ensemble(self.servers, ssl, auth)
 
     @classmethod
@@ -74,15 +71,54 @@ class ZooKeeperStore(Store):
         cls,
         url: str,
         *,
-        auth: tuple[str, str] | None = None,
+        auth: tuple[str, str] | str | None = None,
         acl: AclChoice = None,
         ssl: SSLContext | None = None,
+        ca: str | None = None,
+        cert: str | None = None,
+        key: str | None = None,
+        key_password: str | None = None,
     ) -> Self:
-        """Return the store for a URL. The default port is 2181, the default root ``/aiokcc/default``."""
-        servers, root, found = _parse(url)
-        if found is not None and auth is not None:
+        """Return the store for a URL, such as ``zks://zk1:2281/replay?ca=ca.pem&auth=env:ZK_AUTH``.
+
+        The options may stand in the URL, where secrets are named (``env:NAME``, ``file:PATH``), or be given as arguments.
+        ``auth`` may be a text, ``user:password``, or say where that is found. The default port is 2181, with TLS 2281; the
+        default root ``/aiokcc/default``. Raises UsageError for invalid options and for files that cannot be read.
+        """
+        parsed = parse_url(url)
+        given: dict[str, Any] = {
+            "auth": auth,
+            "acl": acl,
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+            "key_password": key_password,
+        }
+        for name, value in parsed.options.items():
+            if given[name] is not None:
+                raise UsageError(f"the URL has the option {name}, and {name} is given as well: leave one of them out")
+            given[name] = value
+        if parsed.auth is not None and given["auth"] is not None:
             raise UsageError("the URL has a user and a password, and auth is given as well: leave one of them out")
-        return cls(servers, root, auth=auth or found, acl=acl, ssl=ssl)
+        files = [name for name in TLS_OPTIONS if given[name] is not None]
+        if files and (ssl is not None or not parsed.tls):
+            other = (
+                "ssl, which says the same, is given as well"
+                if ssl is not None
+                else "the URL does not begin with zks://"
+            )
+            raise UsageError(f"{files[0]} is an option for TLS, but {other}")
+        if parsed.tls and ssl is None:
+            ssl = _context(given)
+        credentials = parsed.auth or _read_auth(given["auth"])
+        return cls(parsed.servers, parsed.root, auth=credentials, acl=given["acl"], ssl=ssl)
+
+    def at(self, root: str) -> Self:
+        """Return the store of another root on the same servers, with the same credentials; ``""`` is the top."""
+        other = copy.copy(self)
+        other.root = check_root(root) if root else ""
+        other.url = f"{self.url.removesuffix(self.root)}{other.root}"
+        return other
 
     def __repr__(self) -> str:
         return f"<ZooKeeperStore {self.url}>"
@@ -105,43 +141,22 @@ class ZooKeeperStore(Store):
             yield session
 
 
-def _parse(url: str) -> tuple[list[tuple[str, int]], str, tuple[str, str] | None]:
-    """Return the servers, the root and the credentials of a URL. Its errors never contain the password."""
-    if not isinstance(url, str) or not url.startswith(_SCHEME):
-        _refuse(url, f"it does not begin with {_SCHEME}")
-    rest = url.removeprefix(_SCHEME)
-    # A '@' or '/' in the password is written %40 or %2F.
-    authority, slash, root = rest.partition("/")
-    secret, at, hosts = authority.rpartition("@")
-    auth = None
-    if at:
-        user, colon, password = secret.partition(":")
-        if not (user and colon and password):
-            _refuse(url, "before the '@' there must be a user and a password, 'user:password@'")
-        auth = unquote(user), unquote(password)
-    if unexpected := re.search(r"[?#]", hosts + slash + root):
-        _refuse(url, f"it contains a '{unexpected.group()}'; options are given as arguments")
-    servers = []
-    if not at and "@" in root and not all(map(_is_server, hosts.split(","))):
-        _refuse(url, "a '/' in the user or the password is written %2F")
-    for host in hosts.split(","):
-        found = _HOST.fullmatch(host)
-        if found is None:
-            _refuse(url, f"{mask_url(host)!r} is not a host and port" if host else "a host is missing")
-        port = found["port"]
-        if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            # What does not look like a port may be a password behind which the '@' is missing.
-            shown = repr(port) if re.fullmatch("[0-9]{0,5}", port) else "what stands behind the ':'"
-            _refuse(url, f"{shown} is not a port number from 1 to 65535")
-        servers.append((found["six"] or found["name"], DEFAULT_PORT if port is None else int(port)))
-    return servers, check_root(slash + root), auth
+def _context(given: dict[str, Any]) -> SSLContext:
+    wrong = next((name for name in TLS_OPTIONS if not isinstance(given[name], str | None)), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{wrong} is {type(given[wrong]).__name__}; expected a text: the path of a PEM file, or the password"
+        )
+    ca, cert, key = (None if given[n] is None else read_pem(given[n], n) for n in ("ca", "cert", "key"))
+    password = None if given["key_password"] is None else read_secret(given["key_password"], "key_password")
+    return make_tls_context(ca=ca, certificate=cert, key=key, password=password)
 
 
-def _is_server(host: str) -> bool:
-    found = _HOST.fullmatch(host)
-    return found is not None and (found["port"] or "1").isdecimal()
-
-
-def _refuse(url: object, problem: str) -> NoReturn:
-    shown = repr(mask_url(url)) if isinstance(url, str) else mask_url(repr(url))
-    raise UsageError(f"{shown} is not the URL of a ZooKeeper: {problem}; {_FORM}")
+def _read_auth(given: Any) -> Any:
+    """Return user and password of the text ``user:password``, or of where that is found; any other value as it is."""
+    if not isinstance(given, str):
+        return given
+    user, colon, password = read_secret(given, "auth").partition(":")
+    if not (user and colon and password):
+        raise UsageError("auth has to be user:password, or env:NAME or file:PATH that holds it; there is no ':' in it")
+    return user, password

@@ -272,7 +272,7 @@ class WatchRegistry:
             self._fetch(watched)
         elif watched.value is not _UNREAD and not watched.fetching and self._send is not None:
             # It was read on this connection and no event has come: the value is current.
-            watch.mark_changed(watched)
+            watch.mark_unreported(watched)
         watched.watches[watch] = None
         return watched
 
@@ -284,7 +284,7 @@ class WatchRegistry:
             if self._send is not None:
                 self._send(CreationsRequest(creations, wire.add_watch_request(name)))
         elif creations.in_place or creations.error is not None:
-            watch.mark_created(Created(path))
+            watch.mark_unreported(Created(path))
         creations.watches[watch] = None
         return creations
 
@@ -354,11 +354,22 @@ class ZooKeeperWatch(Watch):
             self._watches.remove_created(self, creations)
 
     def mark_created(self, change: Created) -> None:
-        self._unreported[change] = None
-        self._wakeup.set()
+        listener, error = self.listener, self._creations[change.path].error
+        if listener is None or error is not None or self._unreported or not listener(change):
+            self.mark_unreported(change)
 
     def mark_changed(self, watched: WatchedPath) -> None:
-        self._unreported[watched] = None
+        listener, value = self.listener, watched.value
+        if listener is not None and not self._unreported and isinstance(value, Node):
+            if self._reported.get(watched, _UNREAD) == value:
+                return
+            if listener(Change(watched.path, value)):
+                self._reported[watched] = value
+                return
+        self.mark_unreported(watched)
+
+    def mark_unreported(self, change: WatchedPath | Created) -> None:
+        self._unreported[change] = None
         self._wakeup.set()
 
     async def changes(self) -> list[Change]:

@@ -56,9 +56,13 @@ _PAIR: Final = struct.Struct("!ii")
 _STAT: Final = struct.Struct("!qqqqiiiqiiq")
 _MULTI_HEADER: Final = struct.Struct("!i?i")
 _MULTI_END: Final = _MULTI_HEADER.pack(-1, True, -1)
+_MULTI_GOES_ON: Final = b"\0\xff\xff\xff\xff"
 
 _CREATE, _DELETE, _EXISTS, _GET, _SET, _GET_ACL, _CHILDREN, _CHECK, _MULTI = 1, 2, 3, 4, 5, 6, 8, 13, 14
 _ADD_WATCH: Final = 106
+_MULTI_OP: Final = LENGTH.pack(_MULTI)
+_MULTI_CHECK: Final = LENGTH.pack(_CHECK) + _MULTI_GOES_ON
+_MULTI_SET: Final = LENGTH.pack(_SET) + _MULTI_GOES_ON
 _PERSISTENT_RECURSIVE: Final = 1
 _RUNTIME_INCONSISTENCY: Final = -2
 
@@ -178,10 +182,18 @@ def op_request(root: str, op: Op, acl: bytes) -> bytes:
 
 
 def multi_request(root: str, ops: Sequence[Op], acl: bytes) -> bytes:
-    parts = [LENGTH.pack(_MULTI)]
+    parts = [_MULTI_OP]
+    pack = LENGTH.pack
     for op in ops:
-        request = op_request(root, op, acl)
-        parts += (request[:4], b"\0\xff\xff\xff\xff", request[4:])
+        kind = type(op)
+        if kind is Check:  # the frequent ones, faster
+            parts += (_MULTI_CHECK, encode_path(root, op.path), pack(op.version))  # type: ignore[union-attr]
+        elif kind is Set:
+            data = op.data  # type: ignore[union-attr]
+            parts += (_MULTI_SET, encode_path(root, op.path), pack(len(data)), data, pack(op.version))  # type: ignore[union-attr]
+        else:
+            request = op_request(root, op, acl)
+            parts += (request[:4], _MULTI_GOES_ON, request[4:])
     parts.append(_MULTI_END)
     return b"".join(parts)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 import pytest
 
 from aiokcc.errors import UsageError
 from aiokcc.stores import open_store
 from aiokcc.stores.zookeeper import Acl, ZooKeeperStore
+from tests.certificates import Authority
 
 
 def parse(url: str, **options: object) -> ZooKeeperStore:
@@ -52,8 +54,8 @@ def test_a_url_names_servers_and_a_root(url: str, servers: list[str], root: str)
         ("zk://::1/a", "is not a host and port"),
         ("zk://[::1/a", "is not a host and port"),
         ("zk://h 1/a", "is not a host and port"),
-        ("zk://h/a?timeout=3", "options are given as arguments"),
-        ("zk://h/a#b", "options are given as arguments"),
+        ("zk://h/a?timeout=3", "there is no option 'timeout'"),
+        ("zk://h/a#b", "contains a '#'"),
         ("zk://h/a//b", "root"),
         ("zk://h/a/../b", "root"),
         ("zk://user@h/a", "user and a password"),
@@ -79,7 +81,7 @@ def test_the_password_is_kept_and_never_shown() -> None:
             assert "hunter" not in text
 
 
-@pytest.mark.parametrize("auth", ["user:password", ("user",), ("", "x"), ("user", ""), ("us:er", "x"), (b"u", b"p")])
+@pytest.mark.parametrize("auth", ["user", ("user",), ("", "x"), ("user", ""), ("us:er", "x"), (b"u", b"p")])
 def test_credentials_must_be_two_strings(auth: object) -> None:
     with pytest.raises(UsageError, match="auth"):
         parse("zk://h/a", auth=auth)
@@ -123,3 +125,49 @@ def test_a_timeout_must_be_a_positive_number(timeout: float) -> None:
     if timeout != float("inf"):
         with pytest.raises(UsageError, match="connect_timeout"):
             parse("zk://h/a").session(connect_timeout=timeout)
+
+
+def test_a_tls_url_has_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    mine = authority.issue("me")
+    monkeypatch.setenv("AUTH", "al:hunter2")
+    store = parse(f"zks://h1,h2:3/a?ca={authority.file}&cert={mine.cert}&key={mine.key}&auth=env:AUTH&acl=readable")
+    assert store.url == "zks://h1:2281,h2:3/a"
+    assert store._ensemble.auth == ("al", "hunter2")
+    assert store._ensemble.ssl is not None
+    same = parse("zks://h1,h2:3/a", ca=str(authority.file), cert=str(mine.both), auth="al:hunter2", acl="readable")
+    assert (same.url, same._ensemble.auth, same._acl) == (store.url, store._ensemble.auth, store._acl)
+    assert parse("zks://h?acl=open").root == "/aiokcc/default"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("zks://h/a?cret=x", "there is no option 'cret'; did you mean cert?"),
+        ("zks://h/a?ca=/none.pem", "ca: the file /none.pem cannot be read: No such file"),
+        ("zks://h/a?ca=x&ca=y", "the option ca is given twice"),
+        ("zks://h/a?ca=", "the option ca is empty"),
+        ("zks://h/a?ca", "not a list of options"),
+        ("zk://h/a?ca=x", "the option ca is for TLS; write zks://"),
+        ("zk://h/a?auth=al:hunter2", "auth=env:NAME or auth=file:PATH"),
+        ("zks://h/a?key_password=hunter2", "key_password=env:NAME"),
+        ("zk://h/a?auth=env:NONE", "auth: the environment variable NONE is not set"),
+        ("zk://al:hunter2@h/a?auth=env:X", "and the option auth as well"),
+        ("zk://h/a?acl=creator", "needs one: give the store auth"),
+        ("zk://h/a?acl=closed", "acl='closed' is not known"),
+    ],
+)
+def test_wrong_options_are_explained(url: str, says: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(url)
+    assert says in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_option_in_the_url_and_as_an_argument_is_refused() -> None:
+    with pytest.raises(UsageError, match="the URL has the option acl, and acl is given as well"):
+        parse("zk://h/a?acl=open", acl="open")
+    with pytest.raises(UsageError, match="the URL does not begin with zks://"):
+        parse("zk://h/a", ca="x")
+    with pytest.raises(UsageError, match="ssl, which says the same, is given as well"):
+        parse("zks://h/a", ca="x", ssl=ssl.create_default_context())

@@ -1,4 +1,4 @@
-"""A tree of nodes with ZooKeeper's semantics, without sessions, waiting or clock.
+"""A tree of nodes with ZooKeeper's semantics, without sessions, waiting or clock. The memory and the Kafka store hold one.
 
 These are the rules of a ZooKeeper server:
 
@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aiokcc.errors import BadVersionError, EphemeralParentError, NodeError, NodeExistsError, NoNodeError, NotEmptyError
-from aiokcc.stores.port import ANY_VERSION
+from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Op, Set
 
-__all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode", "split_path"]
+__all__ = ["Key", "Tree", "TreeError", "TreeOp", "ZNode", "split_path", "tree_op"]
 
 Key: TypeAlias = tuple[str, bool]
 """The key of a watch: a path, and True for the names of its children or False for the node itself."""
@@ -61,6 +61,19 @@ class TreeOp:
     sequential: bool = False
 
 
+def tree_op(op: Op, path: str, session: int) -> TreeOp:
+    """Return the operation of a session, on an absolute path."""
+    match op:
+        case Check():
+            return TreeOp("check", path, version=op.version)
+        case Set():
+            return TreeOp("set", path, op.data, op.version)
+        case Create():
+            return TreeOp("create", path, op.data, owner=session if op.ephemeral else 0, sequential=op.sequential)
+        case Delete():
+            return TreeOp("delete", path, version=op.version)
+
+
 def split_path(path: str) -> tuple[str, str]:
     """Return the parent's path and the name in it."""
     parent, _, name = path.rpartition("/")
@@ -73,6 +86,20 @@ class Tree:
     def __init__(self) -> None:
         self.nodes: dict[str, ZNode] = {"/": ZNode(b"", 0, 0, 0)}
         self._owned: dict[int, dict[str, None]] = {}
+
+    @classmethod
+    def restore(cls, nodes: dict[str, ZNode]) -> Tree:
+        """Return a tree of these nodes, whose parents come before their children. Raises ValueError for any other order."""
+        tree = cls()
+        for path, node in nodes.items():
+            parent_path, name = split_path(path)
+            if path == "/":
+                tree.nodes[path] = node
+            elif (parent := tree.nodes.get(parent_path)) is None:
+                raise ValueError(f"{path} has no parent")
+            else:
+                tree._link(path, node, parent, name)
+        return tree
 
     def apply(self, ops: Iterable[TreeOp], now: int) -> tuple[list[int | str | None], dict[Key, None]]:
         """Apply all operations; return their results and the keys of the watches to notify, in order.

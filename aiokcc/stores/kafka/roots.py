@@ -1,0 +1,35 @@
+"""Finds the roots that one Kafka cluster has, by the names of their topics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+
+from aiokcc.errors import StoreUnreachableError
+from aiokcc.stores.kafka.topic import PREFIX
+
+__all__ = ["list_roots"]
+
+
+async def list_roots(
+    servers: Sequence[str], settings: Mapping[str, Any], timeout: float, prefix: str = PREFIX
+) -> list[str]:
+    """Return the roots of a cluster, sorted: ``/orders/payments`` for ``__aiokcc.orders.payments``.
+
+    A dot in a root is a slash here; both mean the same topic. Raises StoreUnreachableError if no broker answers in time.
+    """
+    admin = AIOKafkaAdminClient(bootstrap_servers=",".join(servers), **settings)
+    try:
+        async with asyncio.timeout(timeout):
+            await admin.start()
+            topics = await admin.list_topics()
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise StoreUnreachableError(f"no broker of {', '.join(servers)} answers: {error or 'timed out'}") from error
+    finally:
+        await admin.close()
+    begin = f"{prefix}."
+    return sorted("/" + name.removeprefix(begin).replace(".", "/") for name in topics if name.startswith(begin))
