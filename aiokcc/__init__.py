@@ -23,8 +23,9 @@ elected leader moves ``T``. ::
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from aiokcc.core.partitions import Partition
 from aiokcc.errors import (
     AiokccError,
     BadVersionError,
@@ -41,6 +42,7 @@ from aiokcc.errors import (
     MissingNodeError,
     NoAuthError,
     NodeExistsError,
+    NoGroupError,
     NoNodeError,
     NotEmptyError,
     OtherFormatError,
@@ -48,6 +50,7 @@ from aiokcc.errors import (
     PartitionError,
     PartitionOwnedError,
     PartitionRevoked,
+    PipelineBusyError,
     PipelineMismatchError,
     PoisonTimestampError,
     PositionLostError,
@@ -62,12 +65,18 @@ from aiokcc.errors import (
 )
 from aiokcc.runtime.gate import Gate
 from aiokcc.runtime.group import Group, connect
-from aiokcc.runtime.status import Status
+from aiokcc.runtime.status import GroupState, Status
 from aiokcc.stores import Store, open_store
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from aiokafka import ConsumerRecord
+
     from aiokcc import spark
-    from aiokcc.kafka import replay
+    from aiokcc.kafka import Period, Replay, Summary, replay
+
+    Record: TypeAlias = ConsumerRecord[bytes, bytes]
 
 __version__ = "0.1.0"
 
@@ -81,6 +90,7 @@ __all__ = [
     "Gate",
     "Group",
     "GroupMismatchError",
+    "GroupState",
     "HandlerError",
     "KafkaError",
     "KafkaRefusedError",
@@ -88,18 +98,24 @@ __all__ = [
     "MemberExistsError",
     "MissingNodeError",
     "NoAuthError",
+    "NoGroupError",
     "NoNodeError",
     "NodeExistsError",
     "NotEmptyError",
     "OtherFormatError",
     "OutcomeUnknownError",
+    "Partition",
     "PartitionError",
     "PartitionOwnedError",
     "PartitionRevoked",
+    "Period",
+    "PipelineBusyError",
     "PipelineMismatchError",
     "PoisonTimestampError",
     "PositionLostError",
+    "Record",
     "RecordError",
+    "Replay",
     "RunEnded",
     "SessionLostError",
     "SparkJobError",
@@ -107,6 +123,7 @@ __all__ = [
     "Store",
     "StoreError",
     "StoreUnreachableError",
+    "Summary",
     "TooLargeError",
     "UsageError",
     "connect",
@@ -116,15 +133,22 @@ __all__ = [
 ]
 
 
+_OF_KAFKA: Final = frozenset({"Period", "Record", "Replay", "Summary", "replay"})
+
+
 def __getattr__(name: str) -> object:
-    """Imports ``aiokcc.replay`` and ``aiokcc.spark`` on first use: they need packages that the gate alone does not."""
-    if name not in {"replay", "spark"}:
+    """Imports ``aiokcc.spark`` and the names of ``aiokcc.kafka`` on first use: they need packages that the gate does not."""
+    if name not in _OF_KAFKA and name != "spark":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module("aiokcc.kafka" if name == "replay" else "aiokcc.spark")
+        module = importlib.import_module("aiokcc.kafka" if name in _OF_KAFKA else "aiokcc.spark")
     except ModuleNotFoundError as error:
         if error.name != "aiokafka":
             raise
-        extra = "kafka" if name == "replay" else "spark"
+        extra = "kafka" if name in _OF_KAFKA else "spark"
         raise UsageError(f"aiokcc.{name} reads Kafka through aiokafka: pip install 'aiokcc[{extra}]'") from error
-    return module.replay if name == "replay" else module
+    if name == "Record":
+        from aiokafka import ConsumerRecord
+
+        return ConsumerRecord[bytes, bytes]
+    return getattr(module, name) if name in _OF_KAFKA else module

@@ -12,6 +12,7 @@ argument. Everything here is tested by properties, and every rule by the history
 * :mod:`~aiokcc.core.leader`: the leader's rule: may the limit move, and to where
 * :mod:`~aiokcc.core.run`: what the group agreed on when it started
 * :mod:`~aiokcc.core.paths`: the names of the nodes
+* :mod:`~aiokcc.core.formatting`: durations, counts and names in messages
 
 In a managed group:
 

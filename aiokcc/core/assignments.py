@@ -33,7 +33,7 @@ _ASSIGNMENT_FORM: Final = "members and their partition numbers like worker-1:0,1
 _STATE_FORM: Final = "three lines: Initial, Starting, Stable or Closing; 'toStart worker-1:0,1;'; 'toClose worker-2:3;'"
 
 
-class TopicState(enum.Enum):
+class TopicState(enum.StrEnum):
     """The state of one topic's assignment."""
 
     INITIAL = "Initial"

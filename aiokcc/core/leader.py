@@ -14,6 +14,7 @@ after the other, each with its cut.
 
 from __future__ import annotations
 
+import enum
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.report import Crossing, Cut, Entry, Report
 from aiokcc.core.run import MOST_AT_ONCE, Settings
 
-__all__ = ["Advance", "Blocker", "Decision", "Leader", "Step", "Wait", "blockers"]
+__all__ = ["Advance", "Blocker", "BlockerState", "Decision", "Leader", "Step", "Wait", "blockers"]
 
 _MOST_BYTES: Final = 300_000
 """The most bytes of cuts in one transaction: the store takes 1 MB for the whole transaction."""
@@ -106,6 +107,16 @@ class _Coverage(NamedTuple):
         return cls(lists, finished, reason, [Cut.line_of(member, marks) for member, marks in gone.items()])
 
 
+class _MemberWait(NamedTuple):
+    """A decision to wait for one member. It stands as long as this is the member's report, under this floor."""
+
+    wait: Wait
+    member: str
+    floor: int
+    generation: int
+    report: Report
+
+
 @dataclass(slots=True)
 class Leader:
     """The state of a leader in its term. The fields are facts that it has read; :meth:`decide` is the rule."""
@@ -123,7 +134,11 @@ class Leader:
     """The partitions that have finished in a cut. They need no report any more."""
     reports: dict[str, Report] = field(default_factory=dict)
     """The reports by member; only those that could be read."""
-    _coverage: _Coverage | None = field(default=None, repr=False)
+    chosen: int = 0
+    """The lookahead that the leader has chosen, in a run that leaves the choice to it."""
+    _coverages: dict[int, _Coverage] = field(default_factory=dict, repr=False)
+    """By the number of reports: in each period the leader decides without its own report, and then with it."""
+    _last_wait: _MemberWait | None = field(default=None, repr=False, compare=False)
 
     def decide(self, now: int) -> Decision:
         """Returns whether the limit may move, and to where. ``now`` is the wall clock in milliseconds since the epoch."""
@@ -131,19 +146,27 @@ class Leader:
         if early is not None:
             return early
         floor = self.limit.floor
+        last = self._last_wait
+        if last is not None and last[2:4] == (floor, self.generation) and self.reports.get(last.member) is last.report:
+            return last.wait  # the usual case, faster: another member has reported meanwhile
         crossings: dict[str, Crossing] = {}
         idle = False
         end = self.settings.end
         for member, report in self.reports.items():
-            if report.generation != self.generation or report.running:
-                return Wait(f"{member} has not reported yet")
-            if report.idle and report.limit != floor:
-                return Wait(f"{member} has to look again whether it is idle")
             crossing = report.at(floor)
-            if crossing is None:
-                return Wait(f"{member} has work before the limit")
-            crossings[member] = crossing
-            idle = idle or report.idle
+            if report.generation != self.generation or report.running:
+                why = "has not reported yet"
+            elif report.idle and report.limit != floor:
+                why = "has to look again whether it is idle"
+            elif crossing is None:
+                why = "has work before the limit"
+            else:
+                crossings[member] = crossing
+                idle = idle or report.idle
+                continue
+            wait = Wait(f"{member} {why}")
+            self._last_wait = _MemberWait(wait, member, floor, self.generation, report)
+            return wait
         reason = self._uncovered()
         if reason is not None:
             return Wait(reason)
@@ -175,16 +198,20 @@ class Leader:
     def _cover(self) -> _Coverage:
         """Compares the reports with the agreed set; again only if the partitions of a report have changed, or the finished."""
         lists = [report.partitions for report in self.reports.values()]
-        known = self._coverage
+        known = self._coverages.get(len(lists))
         if known is None or known.lists != lists or known.finished is not self.finished:
-            known = self._coverage = _Coverage.of(lists, self.finished, self.settings.partitions)
+            known = _Coverage.of(lists, self.finished, self.settings.partitions)
+            self._coverages = {
+                number: other for number, other in self._coverages.items() if other.finished is self.finished
+            }
+            self._coverages[len(lists)] = known
         return known
 
     def _advance(self, crossings: Mapping[str, Crossing], least: int, now: int) -> Decision:
         assert self.request is not None
         period, policy, settings = self.request.period, self.settings.caught_up, self.settings
         horizon = now + settings.ahead
-        target = self.limit.after(min(least, horizon), period, settings.lookahead, settings.end)
+        target = self._after(self.limit, min(least, horizon), period)
         if not self.limit.precedes(target):
             return Wait("waiting for the clock", until=self.limit.floor - settings.ahead)
         if target.floor > now and policy != "follow":
@@ -192,10 +219,18 @@ class Leader:
             if policy == "release":
                 return Advance((Step(OPEN, self._cut(crossings)),), Request(RequestKind.OFF), finished)
             if policy != period:
-                longer = self.limit.after(min(least, horizon), policy, settings.lookahead, settings.end)
+                longer = self._after(self.limit, min(least, horizon), policy)
                 if self.limit.precedes(longer):
                     return Advance((Step(longer, self._cut(crossings)),), Request.every(policy), finished)
         return self._steps(target, crossings, now)
+
+    def _after(self, limit: Limit, ts: int, period: int) -> Limit:
+        """Returns the limit after this one, with the lookahead of the run, or the chosen one within the bound of the run."""
+        settings = self.settings
+        if settings.max_apart is None:
+            return limit.after(ts, period, settings.lookahead, settings.end)
+        chosen = min(self.chosen, settings.lookahead)
+        return limit.after(ts, period, chosen, settings.end, max_apart=settings.max_apart)
 
     def _steps(self, first: Limit, crossings: Mapping[str, Crossing], now: int) -> Advance:
         """Returns the first step and the steps that may follow at once. Special cases wait for the next decision."""
@@ -233,7 +268,7 @@ class Leader:
         settings = self.settings
         if least is None or least > now + settings.ahead or (settings.end is not None and least >= settings.end):
             return None
-        result = limit.after(least, self.request.period, settings.lookahead, settings.end)
+        result = self._after(limit, least, self.request.period)
         caught_up = result.floor > now and settings.caught_up != "follow"
         return result if limit.precedes(result) and not caught_up else None
 
@@ -266,7 +301,7 @@ class Leader:
 
     def change_set(self, settings: Settings) -> None:
         """Takes the new settings after partitions were added to the agreed set or removed from it."""
-        self.settings, self._coverage = settings, None
+        self.settings, self._coverages = settings, {}
         self.finished = {p: mark for p, mark in self.finished.items() if p in settings.partitions}
 
     def advanced(self, decision: Advance) -> None:
@@ -286,6 +321,21 @@ def _least(crossings: Mapping[str, Crossing]) -> int | None:
     return min((c.minimum for c in crossings.values() if c.minimum is not None), default=None)
 
 
+class BlockerState(enum.StrEnum):
+    """The reason why the limit waits for a partition. The value is what the status shows."""
+
+    RUNNING = "running"
+    """Its owner has records before the limit, as far as it has reported."""
+    IDLE = "idle"
+    """Its owner has not read the end of the log again since the limit moved."""
+    UNREPORTED = "unreported"
+    """It has an owner, and no report of this generation has it."""
+    UNOWNED = "unowned"
+    """No member holds its lock."""
+    DISPUTED = "disputed"
+    """Two members report it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Blocker:
     """A partition for which the limit waits."""
@@ -293,12 +343,7 @@ class Blocker:
     partition: Partition
     member: str | None
     """The member that runs it; None if it is unowned."""
-    state: str
-    """``running``, ``idle`` (under an earlier limit), ``unreported``, ``unowned``, or ``disputed`` (two members report it)."""
-
-
-_UNKNOWN: Final = "unreported"
-_DISPUTED: Final = "disputed"
+    state: BlockerState
 
 
 def blockers(
@@ -323,25 +368,29 @@ def blockers(
     for partition in sorted(partitions):
         found = entries.get(partition)
         if partition in disputed:
-            result.append(Blocker(partition, owners.get(partition), _DISPUTED))
+            result.append(Blocker(partition, owners.get(partition), BlockerState.DISPUTED))
         elif found is None:
             owner = owners.get(partition)
             if partition not in finished:
-                result.append(Blocker(partition, owner, "unowned" if owner is None else _UNKNOWN))
+                result.append(
+                    Blocker(partition, owner, BlockerState.UNOWNED if owner is None else BlockerState.UNREPORTED)
+                )
         else:
             member, report, entry = found
-            state = _UNKNOWN if report.generation != generation else _blocked_by(entry, report, limit.floor)
+            state = (
+                BlockerState.UNREPORTED if report.generation != generation else _blocked_by(entry, report, limit.floor)
+            )
             if state is not None:
                 result.append(Blocker(partition, member, state))
     return result
 
 
-def _blocked_by(entry: Entry, report: Report, floor: int) -> str | None:
+def _blocked_by(entry: Entry, report: Report, floor: int) -> BlockerState | None:
     """Returns the state of a partition for which the limit waits; None if it does not wait for this entry of the report."""
     if entry.state is PartitionState.IDLE:
-        return None if report.limit == floor else PartitionState.IDLE.value
+        return None if report.limit == floor else BlockerState.IDLE
     if entry.state is PartitionState.RUNNING:
-        return PartitionState.RUNNING.value
+        return BlockerState.RUNNING
     if entry.ts is not None and entry.ts < floor and report.at(floor) is None:
-        return PartitionState.RUNNING.value
+        return BlockerState.RUNNING
     return None

@@ -69,14 +69,16 @@ class Limit:
             return self.mode < other.mode
         return self.mode is Mode.GATED and (self.floor, self.value) < (other.floor, other.value)
 
-    def fits(self, lookahead: int, end: int | None) -> bool:
+    def fits(self, lookahead: int, end: int | None, *, least: int | None = None) -> bool:
         """Returns whether a run with these settings can have this limit: one boundary and one for each period of lookahead.
 
         There are fewer only near the end of the run, and before the first reports. This detects a limit that was cut short by
-        hand and can still be read.
+        hand and can still be read. ``least``: the leader chooses a lookahead from this one up to ``lookahead``.
         """
         if self.mode is not Mode.GATED or self.boundaries == (0,):
             return True
+        if least is not None:
+            return least < len(self.boundaries) <= lookahead + 1
         last = MAX_LIMIT if end is None else end
         return len(self.boundaries) == lookahead + 1 or (len(self.boundaries) <= lookahead and self.value >= last)
 
@@ -87,19 +89,32 @@ class Limit:
             return cls((0,))
         return cls._extended((boundary_after(start, period),), period, lookahead, end)
 
-    def after(self, ts: int, period: int, lookahead: int, end: int | None) -> Limit:
-        """Returns the limit once no partition has anything left before ``ts``: its floor is the first boundary after ``ts``."""
+    def after(self, ts: int, period: int, lookahead: int, end: int | None, *, max_apart: int | None = None) -> Limit:
+        """Returns the limit once no partition has anything left before ``ts``: its floor is the first boundary after ``ts``.
+
+        ``max_apart``: the lookahead may be another one at each step, and no boundary is opened that lies further than this
+        behind the one that closes. Boundaries that are open stay open.
+        """
         kept = tuple(b for b in self.boundaries if b > ts)
-        closed = self.floor if lookahead else 0
-        return self._extended(kept or (boundary_after(ts, period),), period, lookahead, end, closed)
+        closed = self.floor if lookahead or max_apart is not None else 0
+        first = kept or (boundary_after(ts, period),)
+        lowest = self.floor if kept else max(self.floor, first[0] - period)  # the slowest partition is not before this
+        last = MAX_LIMIT if max_apart is None else lowest + max_apart
+        return self._extended(first, period, lookahead, end, closed, last)
 
     @classmethod
     def _extended(
-        cls, boundaries: tuple[int, ...], period: int, lookahead: int, end: int | None, closed: int = 0
+        cls,
+        boundaries: tuple[int, ...],
+        period: int,
+        lookahead: int,
+        end: int | None,
+        closed: int = 0,
+        most: int = MAX_LIMIT,
     ) -> Limit:
         last = MAX_LIMIT if end is None else end
         chain = [min(b, last) for b in boundaries]
-        while len(chain) <= lookahead and chain[-1] < last:
+        while len(chain) <= lookahead and chain[-1] < last and boundary_after(chain[-1], period) <= most:
             chain.append(min(boundary_after(chain[-1], period), last))
         return cls(tuple(dict.fromkeys(chain)), closed=closed)
 

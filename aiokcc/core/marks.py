@@ -107,9 +107,13 @@ class Marks:
             found.values()  # raises ValueError if a pair is the wrong way round
         return found
 
+    def texts(self) -> list[str]:
+        """Returns the text of each mark."""
+        return self.text[:-1].split(",")
+
     def values(self) -> list[Mark]:
         """Returns each mark."""
-        return [Mark.parse(text) for text in self.text[:-1].split(",")]
+        return [Mark.parse(text) for text in self.texts()]
 
     @property
     def any_finished(self) -> bool:
@@ -120,3 +124,8 @@ class Marks:
     def all_finished(self) -> bool:
         """True if all partitions have finished."""
         return all(text.endswith("!") for text in self.text[:-1].split(","))
+
+
+def mark_offset(text: str) -> int | None:
+    """Returns the offset of one mark; fast where it is a plain number."""
+    return int(text) if text.isdigit() else Mark.parse(text).offset

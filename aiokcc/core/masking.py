@@ -39,9 +39,10 @@ _QUOTED_URL: Final = re.compile(r"(?P<quote>['\"])(?P<url>[a-z][a-z0-9+.-]*:/+.*
 _BARE_URL: Final = re.compile(r"\b(?P<url>[a-z][a-z0-9+.-]*:/+[^\s'\"]*[^\s'\".,;:)\]}…])", re.IGNORECASE)
 _BARE_CREDENTIALS: Final = re.compile(r"(?P<credentials>[^\s'\"@/]*:[^\s'\"]*)@")
 _FORM: Final = re.compile(
-    r"zk://(?:\[?user:password@\]?)?host\[?:(?:port|2181)\]?(?:\[,host\[?:port\]?…\])?(?:\[?/root\]?)?", re.IGNORECASE
+    r"(?:zks?|kafka)://(?:\[?user:password@\]?)?host\[?:(?:port|2181|9092)\]?(?:\[,host\[?:port\]?…\])?(?:\[?/root\]?)?",
+    re.IGNORECASE,
 )
-"""How our own errors say what a URL looks like. Nothing in it is a secret, and without it the advice is lost."""
+"""The form of a URL, as our own errors write it. It contains no secret and is not masked, or the advice would be lost."""
 _PLACEHOLDER: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*:/+)?\[?(?:user:password|USER:PASSWORD|\*{3})")
 
 _QUOTED: Final = r"""[bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|\\+(?P<escaped>['"]).*?\\+(?P=escaped))"""

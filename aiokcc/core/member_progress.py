@@ -15,16 +15,18 @@ One report has all boundaries that every partition has crossed, so one advance c
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Final
 
 from aiokcc.core.limit import Limit, Mode
+from aiokcc.core.marks import mark_offset
 from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition, PartitionList
 from aiokcc.core.periods import MAX_LIMIT
 from aiokcc.core.report import Cut, Report
-from aiokcc.core.report_builder import build_report, withheld_report
+from aiokcc.core.report_builder import build_report, milestone_interval, withheld_report
 from aiokcc.core.run import MOST_AT_ONCE
 from aiokcc.errors import UsageError
 
@@ -54,17 +56,22 @@ class MemberProgress:
         """Sorted, so that equal facts give equal reports."""
         self.late_below = 0
         """The boundary that closed last, as far as we know. Records below it are late."""
-        self.withheld = False
-        """True while the caller still processes the records that have passed: then the member must not report yet."""
+        self.withheld_from: int | None = None
+        """The end of the first period whose records have passed and are not processed yet: the member must report neither this
+        boundary nor a later one. None: a record that has passed is processed when the next one comes."""
         self.milestone_interval = milestone_interval
         """Under lookahead the member reports when its partitions cross a multiple of this; 0: each boundary at once."""
+        self.chain_period = 0
+        """Set where the leader chooses the lookahead: the period from which the milestones of each limit follow."""
         self.delay_over = False
         """True once the crossings under this limit have waited long enough for a report (LINGER)."""
         self.overdue = False
         """True once this limit is old (LATE): then the member reports even what does not count, for people to see."""
         self._behind: deque[PartitionProgress] | None = None
         """The partitions that may still be before the next milestone; None if they have to be looked up."""
-        self._missing = 0
+        self._before: tuple[int, deque[PartitionProgress]] = (NEVER, deque())
+        """A boundary, and the partitions that may still be before it, for :meth:`has_crossed`."""
+        self.missing = 0
         """The number of partitions whose locks we hold and that have not arrived."""
         self._owned: list[PartitionProgress] = []
         """The partitions whose locks we hold, sorted."""
@@ -79,7 +86,7 @@ class MemberProgress:
         """Adds a partition that this member wants to run. It counts for the report as soon as we hold its lock."""
         progress = PartitionProgress(partition)
         progress.late_below = self.late_below
-        self._behind = None
+        self._look_again()
         self.partitions = dict(sorted([*self.partitions.items(), (partition, progress)]))
         self._set_thresholds(progress)
         self._recount()
@@ -87,7 +94,7 @@ class MemberProgress:
 
     def claim(self, partitions: Iterable[Partition], holder: str = "", cut: Cut | None = None) -> None:
         """Notes that the member session ``holder`` holds these locks and has read the last cut since."""
-        self._behind = None
+        self._look_again()
         for partition in partitions:
             progress = self.partitions.get(partition)
             if progress is not None:
@@ -106,7 +113,8 @@ class MemberProgress:
 
     def forget(self, partition: Partition) -> None:
         """Forgets a partition: it is no longer ours to report."""
-        progress, self._behind = self.partitions.pop(partition, None), None
+        progress = self.partitions.pop(partition, None)
+        self._look_again()
         if progress is not None:
             progress.owned = False
             self._set_thresholds(progress)
@@ -115,7 +123,7 @@ class MemberProgress:
     def lose(self) -> None:
         """Notes that the session is over: all locks are lost, and the generation has to be read again."""
         self.generation = None
-        self._behind = None
+        self._look_again()
         for progress in self.partitions.values():
             progress.owned = False
             self._set_thresholds(progress)
@@ -134,7 +142,7 @@ class MemberProgress:
             if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the usual case, faster
                 progress.ts, progress.offset, progress.state = ts, offset, PartitionState.BLOCKED
                 progress.crossings[boundaries[0]] = (ts, offset)
-                self._missing -= 1
+                self.missing -= 1
                 self._last_report = None
                 return False
         self._refuse_finished(progress)
@@ -150,7 +158,7 @@ class MemberProgress:
             progress.crossings.setdefault(boundary, (ts, offset))
         progress.state = PartitionState.RUNNING if ts < limit.value else PartitionState.BLOCKED
         self._set_thresholds(progress)
-        self._missing += arrived - progress.arrived(limit)
+        self.missing += arrived - progress.arrived(limit)
         return ts < limit.value and progress.owned and not progress.displaced
 
     def walk(self, progress: PartitionProgress, steps: Sequence[tuple[int, int | None]], reached: int = 0) -> None:
@@ -176,7 +184,7 @@ class MemberProgress:
                 n += 1
         progress.state = PartitionState.RUNNING if progress.ts < limit.value else PartitionState.BLOCKED
         self._set_thresholds(progress)
-        self._missing += arrived - progress.arrived(limit)
+        self.missing += arrived - progress.arrived(limit)
 
     def idle(self, progress: PartitionProgress, as_of: Limit, offset: int | None) -> bool:
         """Notes that the log held nothing more when it was read under ``as_of``. Returns False if the limit has moved.
@@ -190,7 +198,7 @@ class MemberProgress:
         arrived = progress.arrived(self.limit)
         progress.state, progress.idle_at, progress.offset = PartitionState.IDLE, self.limit.floor, offset
         self._last_report = None
-        self._missing += arrived - progress.arrived(self.limit)
+        self.missing += arrived - progress.arrived(self.limit)
         return True
 
     def finish(self, progress: PartitionProgress, offset: int | None) -> None:
@@ -200,7 +208,7 @@ class MemberProgress:
         arrived = progress.arrived(self.limit)
         progress.state, progress.offset = PartitionState.FINISHED, offset
         self._last_report = None
-        self._missing += arrived - progress.arrived(self.limit)
+        self.missing += arrived - progress.arrived(self.limit)
         self._set_thresholds(progress)
 
     def resume(self, progress: PartitionProgress) -> None:
@@ -212,9 +220,42 @@ class MemberProgress:
                 unread = (progress.ts, progress.offset)
                 progress.crossings = {b: c for b, c in progress.crossings.items() if c != unread}
             progress.state = PartitionState.RUNNING
-            self._behind = None
+            progress.late_below = self.late_below  # and neither has it passed anything
+            self._look_again()
             self._set_thresholds(progress)
-            self._missing += arrived - progress.arrived(self.limit)
+            self.missing += arrived - progress.arrived(self.limit)
+
+    def mirror(self, report: Report, chosen: Container[Partition]) -> None:
+        """Takes the report of another process of this host: the facts about those of its partitions that are ``chosen``.
+
+        What held under an earlier limit is weighed under the present one, as if the partition had told it just now.
+        """
+        limit = self.limit
+        if limit.mode is not Mode.GATED:
+            return
+        self._last_report = None
+        self._look_again()
+        plain = len(limit.boundaries) == 1 and not (report.idle or report.running or report.finished or report.further)
+        if plain and (report.minimum or 0) >= limit.floor:  # the usual case, faster: all of them are blocked
+            for partition, ts, text in zip(report.partitions, report.stops, report.marks.texts(), strict=True):
+                progress = self.partitions.get(partition)
+                if progress is None or partition not in chosen or progress.state is PartitionState.FINISHED:
+                    continue
+                assert isinstance(ts, int)
+                self.missing -= progress.owned and not progress.arrived(limit)
+                progress.ts, progress.offset, progress.state = ts, mark_offset(text), PartitionState.BLOCKED
+                progress.crossings = {limit.floor: (progress.ts, progress.offset)}
+            return
+        behind_floor = [(crossing, crossing.marks.values()) for crossing in report.further]
+        for n, (partition, entry) in enumerate(report.entries.items()):
+            progress = self.partitions.get(partition)
+            if progress is None or partition not in chosen or progress.state is PartitionState.FINISHED:
+                continue
+            arrived = progress.arrived(limit)
+            further = [(crossing.boundary, crossing.minimum, marks[n]) for crossing, marks in behind_floor]
+            progress.mirror(report.limit, entry, further, limit)
+            self._set_thresholds(progress)
+            self.missing += arrived - progress.arrived(limit) if progress.owned else 0
 
     # -- the limit moves ---------------------------------------------------------------------------------------------
 
@@ -223,7 +264,10 @@ class MemberProgress:
         if not self.limit.precedes(limit):
             return False
         previous, self.limit = self.limit, limit
-        self.delay_over, self._behind = False, None
+        self.delay_over = False
+        self._look_again()
+        if self.chain_period:
+            self.milestone_interval = milestone_interval(self.chain_period, len(limit.boundaries) - 1)
         if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor, limit.closed)
             if len(limit.boundaries) == len(previous.boundaries) == 1:
@@ -231,7 +275,7 @@ class MemberProgress:
                 return True
         for progress in self.partitions.values():
             if limit.mode is Mode.GATED:
-                progress.late_below = self.late_below
+                progress.late_below = max(progress.late_below, self.late_below)
                 if progress.crossings:
                     progress.crossings = {b: c for b, c in progress.crossings.items() if b >= limit.floor}
                 if progress.state is PartitionState.BLOCKED:
@@ -250,9 +294,16 @@ class MemberProgress:
     def _step(self, previous: int, value: int) -> None:
         """Does the work of :meth:`see` where both limits have one boundary: each period of a replay without lookahead."""
         late_below, missing = self.late_below, 0
+        blocked, running = PartitionState.BLOCKED, PartitionState.RUNNING
         for progress in self.partitions.values():
             progress.late_below = late_below
             crossings, state = progress.crossings, progress.state
+            usable = progress.owned and not progress.displaced
+            if state is blocked and progress.ts < value and usable and len(crossings) == 1 and previous in crossings:
+                crossings.clear()  # the usual case, faster: it goes on
+                progress.state, progress.open_below = running, value
+                missing += 1
+                continue
             if crossings:
                 if len(crossings) == 1 and previous in crossings:
                     crossings.clear()
@@ -270,26 +321,46 @@ class MemberProgress:
             else:
                 progress.open_below = NEVER if progress.displaced else value
                 missing += value not in crossings
-        self._missing = missing
+        self.missing = missing
         self._last_report = None
 
     def closed(self, boundary: int) -> None:
         """Notes a boundary that is closed, by the last cut: records below it are late."""
         self.late_below = max(self.late_below, boundary)
         for progress in self.partitions.values():
-            progress.late_below = self.late_below
+            progress.late_below = max(progress.late_below, self.late_below)
+
+    def next_boundary(self, progress: PartitionProgress) -> int:
+        """Returns the first open boundary that the partition has not crossed; the limit if it has crossed all of them."""
+        return next((b for b in self.limit.boundaries if b not in progress.crossings), self.limit.value)
 
     # -- the report --------------------------------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
         """True if we hold the locks of all partitions, and every partition has arrived."""
-        return self._missing == 0 and len(self._owned) == len(self.partitions)
+        return self.missing == 0 and len(self._owned) == len(self.partitions)
 
     @property
     def has_arrived(self) -> bool:
         """True if we hold a lock, and every partition whose lock we hold has arrived."""
-        return self._missing == 0 and bool(self._owned)
+        return self.missing == 0 and bool(self._owned)
+
+    def has_crossed(self, boundary: int) -> bool:
+        """Returns whether we hold a lock, and every partition whose lock we hold has nothing left before this boundary."""
+        if boundary <= self.limit.floor or not self.has_arrived:
+            return self.has_arrived
+        if self._before[0] != boundary:
+            self._before = (boundary, deque(self._owned))
+        before = self._before[1]
+        while before and (boundary in before[0].crossings or before[0].state is PartitionState.FINISHED):
+            before.popleft()
+        return not before
+
+    @property
+    def withheld(self) -> bool:
+        """True while the caller still processes records of the period that closes next."""
+        return self.withheld_from is not None and self.withheld_from <= self.limit.floor
 
     @property
     def ready(self) -> bool:
@@ -318,6 +389,8 @@ class MemberProgress:
             return True
         half = boundaries[: min(len(boundaries) // 2, MOST_AT_ONCE)]
         milestone = next((b for b in half if b % self.milestone_interval == 0), half[-1])
+        if self.withheld_from is not None and self.withheld_from <= milestone and self.has_crossed(self.withheld_from):
+            return False  # the caller has another whole period to process before it has to wait
         behind = self._behind
         if behind is None:
             behind = self._behind = deque(self._owned)
@@ -353,6 +426,8 @@ class MemberProgress:
         if said is None or said.generation != self.generation or said.limit != self.limit.floor:
             said = build_report(self.generation, self.limit, self._listed, self._owned, self.milestone_interval)
             self._last_report = said
+        if self.withheld_from is not None and said.further:
+            return replace(said, further=tuple(c for c in said.further if c.boundary < self.withheld_from))
         return said
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -362,12 +437,16 @@ class MemberProgress:
         if progress.state is PartitionState.FINISHED:
             raise UsageError(f"{progress.name} was declared finished; it cannot bring another record")
 
+    def _look_again(self) -> None:
+        """Forgets which partitions were found past a boundary: that may have changed."""
+        self._behind, self._before = None, (NEVER, deque())
+
     def _recount(self) -> None:
         self._last_report = None
         owned = [progress for progress in self.partitions.values() if progress.owned]
         if owned != self._owned:
             self._owned, self._listed = owned, PartitionList.of(progress.partition for progress in owned)
-        self._missing = sum(not progress.arrived(self.limit) for progress in self._owned)
+        self.missing = sum(not progress.arrived(self.limit) for progress in self._owned)
 
     def _set_thresholds(self, progress: PartitionProgress) -> None:
         limit = self.limit
@@ -381,4 +460,14 @@ class MemberProgress:
         elif limit.mode is Mode.OPEN:
             progress.open_below = MAX_LIMIT
         else:
-            progress.open_below = next((b for b in limit.boundaries if b not in progress.crossings), limit.value)
+            crossings, crossed = progress.crossings, 0
+            for boundary in limit.boundaries:
+                if boundary not in crossings:
+                    progress.open_below = boundary
+                    break
+                crossed = boundary
+            else:
+                progress.open_below = limit.value
+            # A boundary that it has crossed is closed to it. So which of its records are late does not depend on how far the
+            # others were.
+            progress.late_below = max(progress.late_below, crossed)

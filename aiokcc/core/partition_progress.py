@@ -9,7 +9,10 @@ from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 
 if TYPE_CHECKING:
-    from aiokcc.core.report import Cut
+    from collections.abc import Sequence
+
+    from aiokcc.core.marks import Mark
+    from aiokcc.core.report import Cut, Entry
 
 __all__ = ["NEVER", "PartitionProgress", "PartitionState"]
 
@@ -63,7 +66,7 @@ class PartitionProgress:
         self.crossings: dict[int, tuple[int, int | None]] = {}
         """For each open boundary that was crossed: timestamp and offset of the first record at or past it."""
         self.late_below = 0
-        """Records below this belong to a closed period. They pass, and are late."""
+        """Records below this are late, and pass: their period has closed, or is one that this partition has left behind."""
         self.open_below = 0
         """Records from here on take the slow path: they cross a boundary, or the limit blocks them."""
         self.holders: set[str] = set()
@@ -100,6 +103,32 @@ class PartitionProgress:
             self.displaced = True
             self.state = PartitionState.RUNNING
             self.crossings = {}  # the task goes back to the cut, and has crossed nothing from there
+            self.late_below = cut.limit
+
+    def mirror(self, floor: int, entry: Entry, further: Sequence[tuple[int, int | None, Mark]], limit: Limit) -> None:
+        """Takes what another process reported of this partition under ``floor``; ``limit`` is the present one.
+
+        ``further`` has the boundaries that it has crossed behind that floor: the boundary, a lower bound of the timestamp
+        behind it, and the mark. An idle entry holds for its own floor only; a crossing stays true.
+        """
+        self.ts, self.offset, self.crossings = entry.ts or 0, entry.offset, {}
+        self.state = PartitionState.RUNNING
+        if entry.state is PartitionState.FINISHED:
+            self.state = PartitionState.FINISHED
+        elif entry.state is PartitionState.IDLE and floor == limit.floor:
+            self.state, self.idle_at = PartitionState.IDLE, floor
+        elif entry.ts is not None:
+            crossed = {floor: (entry.ts, entry.offset)}
+            if not further:  # nothing lies between the floor and the record
+                crossed |= {b: (entry.ts, entry.offset) for b in limit.boundaries if b <= entry.ts}
+            for boundary, least, mark in further:
+                if mark.finished:
+                    self.state, self.offset = PartitionState.FINISHED, mark.offset
+                elif least is not None:
+                    crossed[boundary] = (least, mark.offset)
+            self.crossings = {b: c for b, c in crossed.items() if b >= limit.floor}
+            if self.state is PartitionState.RUNNING and not further and entry.ts >= limit.value:
+                self.state = PartitionState.BLOCKED
 
     def arrived(self, limit: Limit) -> bool:
         """Returns whether we own the partition and it has nothing left before the limit's floor."""

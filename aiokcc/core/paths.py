@@ -4,6 +4,7 @@
 node                           kind                   content
 =============================  =====================  ==================================================================
 ``coordinator``                persistent             the limit
+``limits/<version>:<limit>``   persistent             the last limits, by their names: what members are told of
 ``period``                     persistent             the operator's request
 ``generation``                 persistent             the fence: ``3 worker-1 took office``
 ``run``                        persistent             the agreed settings of the run, as JSON
@@ -17,6 +18,7 @@ node                           kind                   content
 ``assignments/<topic>``        persistent             the assignment, in a managed group: ``worker-1:0,1;worker-2:2;``
 ``state/<topic>``              persistent             the state of the assignment: toStart, toClose
 ``isolated/<member>``          persistent             an operator has isolated this member
+``pipelines/<name>/…``         persistent             the checkpoint of a Spark pipeline
 =============================  =====================  ==================================================================
 """
 
@@ -34,9 +36,11 @@ __all__ = [
     "IDS",
     "ISOLATED",
     "LEADER",
+    "LIMITS",
     "OFFSETS",
     "OWNERS",
     "PERIOD",
+    "PIPELINES",
     "PROGRESS",
     "RUN",
     "STATE",
@@ -44,6 +48,7 @@ __all__ = [
     "assignment",
     "cut",
     "isolated",
+    "limit",
     "member",
     "offset",
     "owner",
@@ -58,6 +63,7 @@ RUN: Final = "run"
 TOPIC_PARTITIONS: Final = "topic-partitions"
 PROGRESS: Final = "progress"
 LEADER: Final = "leader"
+LIMITS: Final = "limits"
 IDS: Final = "ids"
 OWNERS: Final = "owners"
 OFFSETS: Final = "offsets"
@@ -65,11 +71,17 @@ CUTS: Final = "cuts"
 ASSIGNMENTS: Final = "assignments"
 STATE: Final = "state"
 ISOLATED: Final = "isolated"
+PIPELINES: Final = "pipelines"
 
 
 def progress(name: str) -> str:
     """Returns the path of the report of one member session of a member."""
     return f"{PROGRESS}/{name}"
+
+
+def limit(name: str) -> str:
+    """Returns the path of the announcement of a limit."""
+    return f"{LIMITS}/{name}"
 
 
 def member(name: str) -> str:

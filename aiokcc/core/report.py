@@ -172,11 +172,21 @@ class Report:
         that floor too; but a report with several boundaries proves only those, because a pipeline may be past all of them and
         states the position of each. An idle entry holds for the report's own floor only.
         """
+        if self.limit == floor and not self.further:  # the usual case, faster
+            minimum = self.minimum
+            return Crossing(floor, minimum, self.marks) if minimum is None or minimum >= floor else None
         told = (Crossing(self.limit, self.minimum, self.marks), *self.further)
         found = next((crossing for crossing in told if crossing.boundary == floor), None)
         if found is None and not self.idle and (not self.further or told[-1].minimum is None):
             found = told[-1]
         return found if found is not None and (found.minimum is None or found.minimum >= floor) else None
+
+    def ends_before(self, floor: int) -> bool:
+        """Returns whether every partition was blocked before this floor: under it the report says nothing any more."""
+        if self.idle or self.running or self.finished or self.further or not self.stops:
+            return False
+        stops: tuple[int, ...] = self.stops  # type: ignore[assignment]  # all are blocked
+        return max(stops) < floor
 
     def supersedes(self, written: Report | None) -> bool:
         """Returns whether the node must be written again. A blocked entry stays true over several limits; an idle one does not.
@@ -276,6 +286,17 @@ class Cut:
     def finished(self) -> dict[Partition, tuple[str, Mark]]:
         """Returns the partitions that have finished, with the member that reported it and the mark."""
         return {p: (member, mark) for member, marks in self.marks.items() for p, mark in marks.items() if mark.finished}
+
+    def report_after(self, member: str) -> Report | None:
+        """Returns what this cut says of a member's partitions: they run, from here on. None if the member has none in it."""
+        marks = self.marks.get(member)
+        if not marks:
+            return None
+        entries = [
+            Entry(PartitionState.FINISHED if mark.finished else PartitionState.RUNNING, None, mark.offset)
+            for _, mark in sorted(marks.items())
+        ]
+        return Report.of(self.generation, self.limit, PartitionList.of(sorted(marks)), entries)
 
     def owners(self) -> dict[Partition, str]:
         """Returns the member that ran each partition."""

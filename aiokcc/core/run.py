@@ -35,7 +35,7 @@ MAX_LOOKAHEAD: Final = 1000
 MANAGED: Final = "assignment=managed"
 """Ends the ``source`` of a managed group, so that a member that claims partitions on its own cannot join it."""
 _MEMBER: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
-FORMAT: Final = 2
+FORMAT: Final = 3
 """The format of all nodes of a group ([one format] in docs/explanation/protocol.md). Since format 2, partitions and offsets
 have lines of their own in reports and cuts."""
 _RUN_FORM: Final = "JSON with version, start, end, period, lookahead, caught_up, ahead, source, offsets and state"
@@ -57,6 +57,13 @@ class Settings:
     """The limit moves at most this far past the clock."""
     source: str = ""
     """Describes the records; the same text for all members: where they start and end, and how event time is found."""
+    max_apart: int | None = None
+    """Set if the leader chooses the lookahead: how far partitions may lie apart. ``lookahead`` is then its greatest choice."""
+
+    @property
+    def first_lookahead(self) -> int:
+        """The lookahead with which the run begins: none if the leader is going to choose it."""
+        return self.lookahead if self.max_apart is None else 0
 
     @classmethod
     def check(
@@ -70,6 +77,7 @@ class Settings:
         caught_up: object = "follow",
         ahead: object = "1h",
         source: object = "",
+        max_apart: object = None,
     ) -> Settings:
         """Returns the settings from a user's arguments. Raises UsageError for the first invalid argument.
 
@@ -79,8 +87,15 @@ class Settings:
         finish = None if end is None else parse_time(end, what="end")
         if begin is not None and finish is not None and finish <= begin:
             raise UsageError(f"end {end!r} does not lie after start {start!r}; the run would be empty")
+        apart = None
+        if lookahead == "auto":
+            lookahead, apart = _auto(parse_period(period), max_apart)
+        elif max_apart is not None:
+            raise UsageError('max_apart goes with lookahead="auto"; give that, or leave max_apart out')
         if not isinstance(lookahead, int) or isinstance(lookahead, bool) or not 0 <= lookahead <= MAX_LOOKAHEAD:
-            raise UsageError(f"lookahead {lookahead!r} is not a number of periods from 0 to {MAX_LOOKAHEAD}")
+            raise UsageError(
+                f'lookahead {lookahead!r} is not a number of periods from 0 to {MAX_LOOKAHEAD}, nor "auto"'
+            )
         policy: int | Literal["follow", "release"]
         if caught_up == "follow":
             policy = "follow"
@@ -100,7 +115,21 @@ class Settings:
             policy,
             parse_duration(ahead, what="ahead", least=0),
             str(source),
+            apart,
         )
+
+
+def _auto(period: int, max_apart: object) -> tuple[int, int]:
+    """Returns the greatest lookahead within which partitions lie at most so far apart, and the bound in milliseconds."""
+    if max_apart is None:
+        raise UsageError('lookahead="auto" needs a bound: max_apart="15m" lets partitions lie up to 15 minutes apart')
+    apart = parse_duration(max_apart, what="max_apart")
+    if apart < 2 * period:
+        raise UsageError(
+            f"max_apart {max_apart!r} leaves no choice: partitions in step lie up to one period apart, "
+            f"{format_duration(period)}, so it must be at least {format_duration(2 * period)}"
+        )
+    return min(apart // period - 1, MAX_LOOKAHEAD), apart
 
 
 class Bounds(NamedTuple):
@@ -163,6 +192,7 @@ class Run:
                 "end": s.end,
                 "period": s.period,
                 "lookahead": s.lookahead,
+                "max_apart": s.max_apart,
                 "caught_up": s.caught_up,
                 "ahead": s.ahead,
                 "source": s.source,
@@ -193,13 +223,16 @@ class Run:
             start, end = (None if raw[name] is None else check_timestamp(raw[name]) for name in ("start", "end"))
             if start is not None and end is not None and end <= start:
                 raise ValueError(raw)
+            apart = raw.get("max_apart")
+            if apart is not None:
+                parse_duration(apart, what="max_apart")
             bounds = {Partition.parse(name): _bounds(*pair) for name, pair in raw["offsets"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise CorruptNodeError(path, data, _RUN_FORM) from None
         if raw.get("partitions", _checksum(partitions)) != _checksum(partitions):
             listed = path.removesuffix(paths.RUN) + paths.TOPIC_PARTITIONS
             raise CorruptNodeError(listed, encode_partitions(partitions), f"the set that {path} was written with")
-        settings = replace(settings, partitions=partitions, start=start, end=end)
+        settings = replace(settings, partitions=partitions, start=start, end=end, max_apart=apart)
         return cls(settings, raw["state"] == "ended", bounds)
 
 

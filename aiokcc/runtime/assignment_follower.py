@@ -37,6 +37,8 @@ from aiokcc.errors import (
     PositionLostError,
     UsageError,
 )
+from aiokcc.exception_groups import leaves
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Delete, Node, Session, Watch
 
@@ -45,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AssignmentFollower", "follow_assignment", "member_of", "run_assigned"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 _ASKED = "asked"
 """The field of a registration in which another process with the same id asks whether its owner is alive."""
@@ -99,7 +101,8 @@ class AssignmentFollower:
                 continue
             node = await session.find(path)
             if node is not None and (node.created, name) < (ours.created, self._name):
-                log.info("%s: waiting for the end of the session of %s, which has the same id", self._name, name)
+                text = "%s: waiting for the end of the session of %s, which has the same id"
+                log.info(text, self._name, name, extra=log_facts(self._member))
                 await self._await_end_of(path, name)
 
     async def _await_end_of(self, path: str, name: str) -> None:
@@ -302,13 +305,6 @@ async def _begin(
     return begun
 
 
-def _is_only(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
-    """Return whether an error is of these kinds, also where task groups have wrapped it."""
-    if isinstance(error, ExceptionGroup):
-        return error.split(kinds)[1] is None
-    return isinstance(error, kinds)
-
-
 async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None]]) -> None:
     """Runs each assigned partition as a task that opens its own gate. Raises the first error of a task."""
     ended: dict[Partition, asyncio.Event] = {}
@@ -320,7 +316,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         try:
             await run(partition)
         except Exception as error:  # noqa: BLE001 - raised below, where no group wraps it
-            if not _is_only(error, (PartitionRevoked, PositionLostError)):
+            if not all(isinstance(leaf, PartitionRevoked | PositionLostError) for leaf in leaves(error)):
                 failure = failure or error
                 member.moved.set()
             elif ended.get(partition) is done:  # it was not asked to end: begun again, it starts from the last cut

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AssignmentLeader"]
 
-log = logging.getLogger("aiokcc.group")
+log = logging.getLogger("aiokcc.runtime")
 
 
 class Term(Protocol):
-    """What assigning partitions needs of the leader term to which it belongs."""
+    """The part of a leader term that the assignment of partitions uses."""
 
     epoch: int
     generation_version: int
@@ -86,7 +86,7 @@ class AssignmentLeader:
         self._followed: frozenset[str] = frozenset()
         """Topics whose assignments are watched: somebody else may write them by hand."""
         self._changed: dict[str, object] = {}
-        """What these held when they changed, by topic."""
+        """The assignments that have changed since the last decision, as the watch reported them, by topic."""
         self._unreadable: set[str] = set()
         """Registrations that could not be read, and are watched."""
         self._watch: Watch | None = None
@@ -372,7 +372,7 @@ class AssignmentLeader:
     def _log(self, waits_for: str) -> None:
         if waits_for != self._logged:
             self._logged = waits_for
-            log.info("assignment: %s", waits_for)
+            log.info("assignment: %s", waits_for, extra={"generation": self._term.epoch})
 
     async def _settle(self, decision: Settle) -> None:
         topics = list(decision.topics)
@@ -416,7 +416,7 @@ class AssignmentLeader:
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self._read_again(error)
             return
-        log.info("generation %d: %s", self._term.epoch, decision.reason)
+        log.info("generation %d: %s", self._term.epoch, decision.reason, extra={"generation": self._term.epoch})
         for topic in decision.topics:
             self._assignments[topic] = self._assignments.get(topic, 0) + 1
             self._states[topic] = self._states.get(topic, 0) + 1

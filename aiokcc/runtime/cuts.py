@@ -13,7 +13,7 @@ from aiokcc.stores.port import Node, Session, Store
 
 __all__ = ["last_cut", "limit_and_cut"]
 
-log = logging.getLogger("aiokcc.cuts")
+log = logging.getLogger("aiokcc.runtime")
 
 
 async def last_cut(store: Store, session: Session, version: int) -> Cut | None:

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from aiokcc.errors import UsageError
 
@@ -23,12 +23,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 _warned: set[tuple[str, int]] = set()
 """The durations that were warned of: a process may connect many times."""
-
-STORE_OPTIONS: Final = frozenset({"auth", "acl", "ssl"})
 
 
 class NotEnteredError(UsageError, AttributeError):

@@ -16,7 +16,8 @@ from aiokcc.core.marks import Span
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
-from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.gate_signal import GateSignal
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import boottime
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Gate"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 _NOTHING: Final = -1
 """Stands in :attr:`Gate.passed` while no record has passed."""
@@ -84,6 +85,7 @@ class Gate:
         "session",
         "signal",
         "skips_closed",
+        "waited",
     )
 
     def __init__(self, member: Member, partition: Partition) -> None:
@@ -96,7 +98,7 @@ class Gate:
         """True while a task waits here."""
         self.partition = partition
         self.session = member.session
-        self.signal = Signal()
+        self.signal = GateSignal()
         self.failure: Exception | None = None
         self.passed: int | None = _NOTHING
         """The offset of the record that passed last, None if it was not given; ``_NOTHING`` if none has since the last look."""
@@ -106,6 +108,8 @@ class Gate:
         """The offset after the last record that had passed at the last look, if it was given."""
         self.mark: Callable[[], object] | None = None
         """Returns the position of a reader that passes records without calling this gate for each."""
+        self.waited = 0.0
+        """The seconds that records have waited here."""
         self.late = 0
         """The number of records that came after their period had closed."""
         self.resume_offset: int | None = None
@@ -250,6 +254,7 @@ class Gate:
                 ts,
                 format_time(ts),
                 format_time(ts * 1000),
+                extra=log_facts(self._member, partition=str(self.partition)),
             )
         if (
             type(ts) is int
@@ -265,34 +270,39 @@ class Gate:
             ts = check_timestamp(ts)
             self._check_offset(offset)
             self._enter()
+        began = now = boottime()
         try:
             while True:
                 if (
                     not progress.owned
                     or progress.open_below < 0
                     or self.failure is not None
-                    or boottime() >= self.session.stop_at
+                    or now >= self.session.stop_at
                 ):
                     await self._usable(offset)
+                    now = boottime()
                 if member_progress.approach(progress, ts, offset):
-                    self.late += ts < member_progress.late_below
+                    self.late += ts < max(member_progress.late_below, 0, *progress.crossings)
                     self._seen = member_progress.limit
                     self._member.report_if_due()  # under lookahead it may have crossed the floor, as the last one
                     return
                 self._member.report_if_due()
-                await self.signal.wait()
+                await self.signal
+                now = boottime()
                 if (
                     progress.late_below <= ts < progress.open_below
                     and self.failure is None
-                    and boottime() < self.session.stop_at
+                    and now < self.session.stop_at
                 ):
                     self._seen = member_progress.limit
                     return
         except BaseException:
+            now = boottime()
             member_progress.resume(progress)
             raise
         finally:
             self.busy = False
+            self.waited += now - began
 
     async def _usable(self, offset: int | None = None) -> None:
         """Returns once we hold the lock in a live session and the task is not before the last cut."""

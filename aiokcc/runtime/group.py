@@ -17,19 +17,26 @@ from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
 from aiokcc.errors import PartitionError, SessionLostError, UsageError
 from aiokcc.runtime.assignment_follower import run_assigned
-from aiokcc.runtime.entry import STORE_OPTIONS, Block, known_keywords
+from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.gate import Gate
+from aiokcc.runtime.host.hosted import HostedMember
+from aiokcc.runtime.host.place import find_place
+from aiokcc.runtime.host.store import HostStore
 from aiokcc.runtime.member import Member, NoSession
+from aiokcc.runtime.member_health import MemberHealth, read_health
+from aiokcc.runtime.metrics import observe_member, observing
 from aiokcc.runtime.new_run import open_by_url
 from aiokcc.runtime.operator import write_request
 from aiokcc.runtime.options import GroupOptions
-from aiokcc.runtime.status import Status, read_status
+from aiokcc.runtime.status import STANDSTILL_SECONDS, Status
+from aiokcc.runtime.status_reader import read_status
+from aiokcc.stores import ZOOKEEPER_OPTIONS
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["Group", "connect", "join"]
 
 
-@known_keywords("aiokcc.connect", lambda: STORE_OPTIONS)
+@known_keywords("aiokcc.connect", lambda: ZOOKEEPER_OPTIONS)
 def connect(
     store: str | Store,
     *,
@@ -37,7 +44,8 @@ def connect(
     period: str | int | timedelta,
     start: str | int | datetime | None = None,
     end: str | int | datetime | None = None,
-    lookahead: int = 0,
+    lookahead: int | Literal["auto"] = 0,
+    max_apart: str | int | timedelta | None = None,
     caught_up: str | int | timedelta = "follow",
     ahead: str | int | timedelta = "1h",
     member: str | None = None,
@@ -55,6 +63,7 @@ def connect(
     weight: Weight | None = None,
     join_window: float | None = None,
     expect: int | None = None,
+    share_host: bool = False,
     **options: Any,
 ) -> AbstractAsyncContextManager[Group]:
     """Joins the group under the store's root, or founds it: ``async with aiokcc.connect(...) as group``.
@@ -69,6 +78,8 @@ def connect(
     :param end: where it ends; records from there on never pass. By default it goes on
     :param lookahead: how many periods a partition may run ahead of the slowest. From three on, members report up to half
         of them together, eight at most, and delay that by 0.1 s at most: then one round trip closes several periods
+    :param max_apart: with ``lookahead="auto"``: how far partitions may lie apart, in event time. Within it the leader chooses
+        the lookahead, from the time that round trips and the records of a period take
     :param caught_up: once the limit has reached the clock: ``"follow"`` it, ``"release"`` the gate, or a longer period
     :param ahead: how far past the clock a record may move the limit
     :param member: this member's name; made from host, process and a random number if not given
@@ -91,6 +102,8 @@ def connect(
     :param weight: managed: how heavy a partition is on a member, a function of the two; loads are balanced, not numbers
     :param join_window: managed: seconds to wait for further members before partitions move; 1 by default, 30 with ``expect``
     :param expect: managed: the number of members that ends the window early
+    :param share_host: whether the processes of this host that set it share one session and one report, so that the store sees
+        one member for all of them. See docs/explanation/host-sharing.md
     :param options: for the store behind a URL
 
     Leaving the block normally waits until a cut holds its finished partitions, then leaves the group. If the group cannot go
@@ -101,6 +114,7 @@ def connect(
         start=start,
         end=end,
         lookahead=lookahead,
+        max_apart=max_apart,
         caught_up=caught_up,
         ahead=ahead,
         source=source,
@@ -117,6 +131,7 @@ def connect(
         weight=weight,
         join_window=join_window,
         expect=expect,
+        share_host=share_host,
     )
     partitions = parse_topics(topics)
     if isinstance(store, Store):
@@ -135,8 +150,20 @@ async def join(
     resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
 ) -> AsyncIterator[Group]:
     """Joins the group, or founds it, with these partitions. See :func:`connect`, which checks the options."""
-    member = Member(store, options, partitions, resolve)
+    place = find_place(store, options) if options.share_host else None
+    if place is None:
+        async with _joined(Member(store, options, partitions, resolve)) as group:
+            yield group
+        return
+    async with Background() as serving:  # around the member: if we serve the host, we leave as a client first
+        host = HostStore(store, place, options, partitions, resolve, serving.tasks)
+        async with _joined(HostedMember(host, options, partitions, resolve)) as group:
+            yield group
+        await host.leave()
 
+
+@asynccontextmanager
+async def _joined(member: Member) -> AsyncIterator[Group]:
     async def run(*, task_status: anyio.abc.TaskStatus[None]) -> None:
         await member.run(task_status=task_status)
         if member.failure is not None:
@@ -145,7 +172,8 @@ async def join(
     try:
         async with Background() as background:
             await background.tasks.start(run)
-            yield Group(member)
+            with observing(observe_member(member)):
+                yield Group(member)
             await member.settled()
             if member.failure is not None:
                 raise member.failure
@@ -259,6 +287,10 @@ class Group:
     async def status(self) -> Status:
         """Reads the status of the whole group: which partition blocks, on which member, for how long."""
         return await read_status(self.membership.store, self._session())
+
+    async def health(self, *, stuck_after: float = STANDSTILL_SECONDS) -> MemberHealth:
+        """Returns whether this process is alive, in step, stuck, fenced, or without its store. Never raises, answers soon."""
+        return await read_health(self.membership, stuck_after=stuck_after)
 
     async def set_period(self, period: str | int | timedelta) -> None:
         """Changes the period for all, from the next boundary on. Ends a hold."""

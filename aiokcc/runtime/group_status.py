@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiokcc.core import paths
-from aiokcc.core.assignments import TopicAssignment
+from aiokcc.core.assignments import TopicAssignment, TopicState
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration
 from aiokcc.errors import CorruptNodeError
@@ -23,8 +23,7 @@ class TopicStatus:
     """The assignment of one topic."""
 
     topic: str
-    state: str
-    """``Initial``, ``Starting``, ``Stable`` or ``Closing``."""
+    state: TopicState
     assignment: Mapping[str, str]
     """The member of each assigned partition."""
     to_start: Mapping[str, str]
@@ -56,7 +55,7 @@ class GroupStatus:
     unassigned: tuple[str, ...]
     """Partitions that are neither assigned nor closing."""
     waits_for: str | None
-    """What the present rebalance waits for; None if there is none."""
+    """The reason why the present rebalance waits; None if there is no rebalance."""
 
 
 async def read_group_status(
@@ -130,9 +129,7 @@ def _topic(name: str, topic: TopicAssignment) -> TopicStatus:
     def by_name(part: Mapping[int, str]) -> dict[str, str]:
         return {str(Partition(name, number)): member for number, member in sorted(part.items())}
 
-    return TopicStatus(
-        name, topic.state.value, by_name(topic.assignment), by_name(topic.to_start), by_name(topic.to_close)
-    )
+    return TopicStatus(name, topic.state, by_name(topic.assignment), by_name(topic.to_start), by_name(topic.to_close))
 
 
 def _waits_for(

@@ -1,4 +1,4 @@
-"""A leader term: the leader reads everything after its take-over, watches the reports, and moves the limit.
+"""A leader term: the leader takes over, watches the reports, and moves the limit, by what it knows (``leader_knowledge``).
 
 Every write is one transaction. It sets the limit at the version that was read, and checks the generation (no other leader has
 taken over since), the operator's request (after ``hold`` was acknowledged no advance can succeed) and the reports (no member
@@ -15,22 +15,24 @@ from typing import TYPE_CHECKING
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.leader import Advance, Leader, Wait, blockers
-from aiokcc.core.limit import Limit, Mode, Request, RequestKind
+from aiokcc.core.leader import Advance, Wait
+from aiokcc.core.limit import Mode
+from aiokcc.core.lookahead_choice import LookaheadChoice
 from aiokcc.core.member_progress import ReportTime
-from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions, listing
-from aiokcc.core.report import Cut, Report
-from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
+from aiokcc.core.partitions import Partition, encode_partitions
+from aiokcc.core.report import Report
+from aiokcc.core.run import Generation, encode_member
 from aiokcc.errors import (
     BadVersionError,
-    CorruptNodeError,
     MissingNodeError,
-    NodeError,
+    NodeExistsError,
     NoNodeError,
     OutcomeUnknownError,
 )
 from aiokcc.runtime.assignment_leader import AssignmentLeader
-from aiokcc.runtime.cuts import last_cut, limit_and_cut
+from aiokcc.runtime.leader_knowledge import LeaderKnowledge
+from aiokcc.runtime.sending import AdvanceInFlight, advance_ops, discard, send
+from aiokcc.runtime.set_changes import SetChanges, describe_change
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import timers
 from aiokcc.stores.port import ANY_VERSION, Change, Check, Children, Node, Op, OpResult, Set, Watch
@@ -46,42 +48,28 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaderTerm"]
 
-log = logging.getLogger("aiokcc.leader")
+log = logging.getLogger("aiokcc.runtime")
 
 
-class LeaderTerm:
+class LeaderTerm(LeaderKnowledge):
     """One leader term: from the take-over to that of the next leader, or to the end of the session."""
 
     def __init__(
         self, member: Member, session: Session, generation: FollowedGeneration, own_report: OwnReport, joined_at: float
     ) -> None:
-        self._member = member
-        self._session = session
-        self._store = member.store
-        self._generation = generation
-        self._own = own_report
-        self._name = own_report.name
-        self.epoch = 0
+        super().__init__(member, session, generation, own_report)
+        self._choice = LookaheadChoice()
         self.wake = Signal()
-        self.generation_version = ANY_VERSION
-        self._request_version = ANY_VERSION
-        self._run_version = ANY_VERSION
-        self._partitions_version = ANY_VERSION
-        self._additions: dict[Partition, Bounds] = {}
-        self._run: Run
-        self._leader: Leader
-        self._removals: set[Partition] = set()
+        self._acting = asyncio.Lock()
+        """Held by the task that acts: it and :attr:`_flight` see to it that one write is in flight at a time."""
+        self._flight: AdvanceInFlight | None = None
+        """An advance that was sent at once. A task that acts waits for its answer first."""
+        self._failure: Exception | None = None
+        """An error outside of a task. The next task that acts raises it."""
+        self._set_changes = SetChanges()
         managed = member.options.managed
-        self.assignment_leader = (
-            None if managed is None else AssignmentLeader(self, member, session, managed, joined_at)
-        )
-        """Assigns the partitions of a managed group."""
-        self._watched: set[str] = set()
-        self._versions: dict[str, int] = {}
-        """The versions of the reports by member."""
-        self._scope = anyio.CancelScope()
-        self._repairs_limit = False
-        """True if the node holds a limit that no leader wrote: then the known one is written again."""
+        if managed is not None:
+            self.assignment_leader = AssignmentLeader(self, member, session, managed, joined_at)
 
     async def take_over(self, candidate: str) -> bool:
         """Takes over: bumps the generation, and only then reads ([take-over bump] in docs/explanation/protocol.md).
@@ -115,66 +103,45 @@ class LeaderTerm:
                 return False
             return True
 
-    async def _read_everything(self) -> None:
-        """Reads all nodes side by side. All reads are sent after the take-over."""
-        listed, run, limit, *_ = await asyncio.gather(
-            self._get(paths.TOPIC_PARTITIONS),
-            self._get(paths.RUN),
-            limit_and_cut(self._store, self._session, self._member.version),
-            *(() if self.assignment_leader is None else (self.assignment_leader.read(),)),
-        )
-        partitions = decode_partitions(self._store.describe(listed.path), listed.data)
-        self._partitions_version = listed.version
-        self._learn_run(run, partitions)
-        self._leader = Leader(self._run.settings, self.epoch, Limit((0,)), ANY_VERSION, None)
-        self._learn_limit(*limit)
-        if self.assignment_leader is not None:
-            await self.assignment_leader.take_over(partitions)
-
-    def _learn_run(self, node: Node, partitions: frozenset[Partition]) -> None:
-        self._run = Run.decode(self._store.describe(node.path), node.data, partitions)
-        self._run_version = node.version
-
-    def _learn_limit(self, node: Node, cut: Cut | None) -> None:
-        """Takes the limit that was read, and the cut that led to it."""
-        leader = self._leader
-        limit = Limit.decode(self._store.describe(node.path), node.data)
-        if node.version != leader.version:
-            if not self._member.accepts(limit, node.version):
-                limit, self._repairs_limit = self._member.progress.limit, True
-            if cut is not None and limit.floor <= cut.limit and limit.mode is Mode.GATED:  # and we know no other limit
-                raise CorruptNodeError(self._store.describe(node.path), node.data, "a limit behind the last cut")
-            leader.limit, leader.version = limit, node.version
-            leader.closed = cut.limit if cut is not None else leader.settings.start or 0
-            leader.finished = {} if cut is None else cut.finished()
-            if self.assignment_leader is not None:  # partitions may have left the set since
-                agreed = leader.settings.partitions
-                leader.finished = {p: mark for p, mark in leader.finished.items() if p in agreed}
-        self._member.see(limit, node.version)
-
-    def depose(self) -> None:
-        """Ends the term at once: another member has taken over."""
-        self._scope.cancel()
-
     async def run(self) -> None:
         """Moves the limit whenever it may move, until deposed, cancelled, or the session is lost (SessionLostError)."""
-        with self._scope:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._observe)
-                if self.assignment_leader is not None:
-                    tasks.start_soon(self.assignment_leader.observe)
-                tasks.start_soon(self._decide)
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._observe)
+                    if self.assignment_leader is not None:
+                        tasks.start_soon(self.assignment_leader.observe)
+                    tasks.start_soon(self._decide)
+                    tasks.start_soon(self._announcements.prune)
+        finally:
+            if self._flight is not None:
+                discard(self._flight.answer)
 
     # -- what the leader sees -----------------------------------------------------------------------------------------
 
     async def _observe(self) -> None:
         with self._session.watch() as watch:
+            watch.listener = self._heard
             watch.add(paths.PERIOD)
             watch.add_children(paths.PROGRESS)
             while True:
                 for change in await watch.changes():
                     self._learn(change, watch)
-                self.wake.set()
+                if self._acting.locked():
+                    self.wake.set()
+                    continue
+                async with self._acting:  # here, and not in the other task: that is one turn of the event loop less
+                    decision = await self._act()
+                if decision.until is not None:
+                    self.wake.set()  # the other task has the timer
+
+    def _heard(self, change: Change) -> bool:
+        """Takes a report where it arrives, and decides. Returns False if it is something else."""
+        if change.path not in self._watched:
+            return False
+        self._learn_report(change)
+        self.decide_soon()
+        return True
 
     def _learn(self, change: Change, watch: Watch) -> None:
         own = paths.progress(self._name)
@@ -185,6 +152,8 @@ class LeaderTerm:
             for path in self._watched - present:
                 watch.remove(path)
                 self._learn_report(Change(path, None))
+            if present - self._watched:
+                self._check_announced()
             self._watched = present
         elif change.path == paths.PERIOD:
             self._learn_request(change.now)
@@ -193,123 +162,160 @@ class LeaderTerm:
         else:
             self._learn_report(change)
 
-    def _learn_request(self, node: Node | None) -> None:
-        self._leader.request = None
-        if node is None:
-            log.error("%s was deleted; the limit stays where it is", self._store.describe(paths.PERIOD))
-            return
-        self._request_version = node.version
-        try:
-            self._leader.request = Request.decode(self._store.describe(node.path), node.data)
-        except CorruptNodeError as error:
-            log.error("%s; the limit stays where it is", error)
-
-    def _learn_report(self, change: Change) -> None:
-        name = change.path.removeprefix(f"{paths.PROGRESS}/")
-        report: Report | None = None
-        if isinstance(change.now, Node):
-            try:
-                before = self._leader.reports.get(name)
-                report = Report.decode(self._store.describe(change.path), change.now.data, before)
-            except CorruptNodeError as error:
-                log.error("%s; its partitions count as not reported", error)
-        if report is None:
-            gone, _ = self._leader.reports.pop(name, None), self._versions.pop(name, None)
-            left = gone.unfinished() if gone else None
-            if left and change.now is None:
-                log.warning("%s is gone; the limit waits for the next owner of %s", name, listing(map(str, left)))
-        else:
-            assert isinstance(change.now, Node)
-            self._leader.reports[name] = report
-            self._versions[name] = change.now.version
-
     # -- what the leader does -----------------------------------------------------------------------------------------
 
     async def _decide(self) -> None:
+        while True:
+            async with self._acting:
+                decision = await self._act()
+            await self._pause(decision)
+
+    def decide_soon(self) -> None:
+        """Decides by what the leader knows now, and sends what it decides: a report has come, or our own is due.
+
+        Whoever brings the news calls it, and the answer is taken where it arrives. A task acts where there is more to do.
+        """
+        if not self._advance_at_once():
+            self.wake.set()
+
+    def _advance_at_once(self) -> bool:
+        """Returns False if a task has to act: there is more to do than to advance, or a time to wait for."""
+        if self._flight is not None:
+            return True  # what comes next is decided after the answer
+        if self._acting.locked() or self._has_other_work:
+            return False
+        try:
+            self._include_own_report()
+            decision = self._leader.decide(self._member.clock())
+            if isinstance(decision, Wait):
+                return decision.until is None
+            self._flight = flight = self._launch(decision, at_once=True)
+        except Exception:  # noqa: BLE001 - a clock of the user's may raise anything; the task asks it again, and fails
+            return False
+        if flight is None or not isinstance(flight.answer, asyncio.Future):
+            return False
+        flight.answer.add_done_callback(self._answered)
+        return True
+
+    def _answered(self, answer: asyncio.Future[list[OpResult]]) -> None:
+        """Takes the answer to an advance that was sent at once, unless a task waits for it or has to read again."""
+        flight = self._flight
+        if flight is None or flight.answer is not answer:
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            self.wake.set()
+            return
+        self._flight = None
+        try:
+            self._landed(flight)
+        except Exception as error:  # noqa: BLE001 - of the user's clock; a task raises it
+            self._failure = error
+            self.wake.set()
+        else:
+            asyncio.get_running_loop().call_soon(self.decide_soon)  # the tasks at the gates go first
+
+    @property
+    def _has_other_work(self) -> bool:
+        return bool(
+            self._repairs_limit
+            or self._announces_limit
+            or self._set_changes
+            or (self.assignment_leader is not None and self.assignment_leader.due)
+        )
+
+    async def _act(self) -> Wait:
+        """Does everything that is to be done by what the leader knows. Returns when it has to wait, and for what."""
         leader = self._leader
         while True:
+            if self._failure is not None:
+                raise self._failure
+            flight, self._flight = self._flight, None
+            if flight is not None:
+                await self._land(flight)
             if self._repairs_limit:
                 await self._repair_limit()
-            if self._additions or self._removals:
+            if self._announces_limit:
+                await self._announce_limit()
+            if self._set_changes:
                 await self._change_set()
             if self.assignment_leader is not None and self.assignment_leader.due:
                 await self.assignment_leader.step()
-            own = self._own_report()
+            self._include_own_report()
             decision = leader.decide(self._member.clock())
-            if isinstance(decision, Advance):
-                await self._advance(decision, own)
-            else:
-                await self._pause(decision)
+            if isinstance(decision, Wait):
+                return decision
+            self._flight = self._launch(decision)
 
     async def _repair_limit(self) -> None:
         leader = self._leader
         self._repairs_limit = False
+        announcement = self._announcements.create(leader.version + 1, leader.limit, self.epoch)
         try:
             await self._session.commit(
                 Set(paths.COORDINATOR, leader.limit.encode(), leader.version),
                 Check(paths.GENERATION, self.generation_version),
+                announcement,
             )
-        except (NoNodeError, BadVersionError, OutcomeUnknownError) as error:
+        except (NoNodeError, NodeExistsError, BadVersionError, OutcomeUnknownError) as error:
             await self.read_again(error)
             return
         leader.version += 1
+        self._announcements.created(announcement, leader.version)
+        self._member.see(leader.limit, leader.version)
         log.error(
             "%s holds the limit %s again", self._store.describe(paths.COORDINATOR), leader.limit.encode().decode()
         )
 
+    async def _announce_limit(self) -> None:
+        """Announces the limit that the node holds, if it still holds it."""
+        leader = self._leader
+        self._announces_limit = False
+        announcement = self._announcements.create(leader.version, leader.limit, self.epoch)
+        try:
+            await self._session.commit(
+                Check(paths.COORDINATOR, leader.version),
+                Check(paths.GENERATION, self.generation_version),
+                announcement,
+            )
+        except (NoNodeError, NodeExistsError, BadVersionError, OutcomeUnknownError) as error:
+            self._announces_limit = True
+            await self.read_again(error)
+        else:
+            self._announcements.created(announcement, leader.version)
+
     def add(self, bounds: Mapping[Partition, Bounds]) -> None:
         """Adds partitions to the agreed set, at the present limit."""
-        self._additions.update(bounds)
+        self._set_changes.add(bounds, frozenset())
         self.wake.set()
 
     def remove(self, partitions: frozenset[Partition]) -> None:
         """Removes partitions from the agreed set of a managed group: the limit no longer waits for them."""
         if self.assignment_leader is not None:
-            self._removals |= partitions
+            self._set_changes.add({}, partitions)
             self.wake.set()
-
-    def is_blocked(self) -> bool:
-        """Returns whether the limit waits for a partition, as far as the reports tell, and not for an operator or the clock."""
-        leader = self._leader
-        if leader.request is None or leader.request.kind is RequestKind.HOLD:
-            return False
-        partitions = leader.settings.partitions
-        return bool(blockers(leader.limit, self.epoch, partitions, leader.reports, leader.finished, {}))
-
-    @property
-    def mode(self) -> Mode:
-        """The mode of the limit."""
-        return self._leader.limit.mode
 
     async def _change_set(self) -> None:
         """Writes the set and the generation in one transaction: after it no report or advance of the old set counts."""
-        agreed = self._run.settings.partitions
-        added = {p: b for p, b in self._additions.items() if p not in agreed}
-        removed = agreed & self._removals - added.keys()
-        self._additions.clear()
-        self._removals.clear()
-        if not (added or removed) or removed >= agreed or self._leader.limit.mode is Mode.END:
+        added, removed = self._set_changes.take(self._run.settings.partitions)
+        if not (added or removed) or self._leader.limit.mode is Mode.END:
             return
         run = self._run.with_partitions(added).without(removed)
-        words = [
-            f"{verb} {listing(map(str, sorted(ps)))}" for verb, ps in (("added", added), ("removed", removed)) if ps
-        ]
+        words = describe_change(added, removed)
         ops: list[Op] = [
             Set(paths.TOPIC_PARTITIONS, encode_partitions(run.settings.partitions), self._partitions_version),
             Set(paths.RUN, run.encode(), self._run_version),
         ]
         try:
-            results = await self.bump(", ".join(words), ops)
+            results = await self.bump(words, ops)
         except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
             await self.read_again(error)
             if isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS:
-                self._additions.update(added)
-                self._removals |= removed
+                self._set_changes.add(added, removed)
             return
         self._partitions_version, self._run_version = (version for version in results if isinstance(version, int))
         self._run = run
         self._leader.change_set(run.settings)
-        log.info("%s at the present limit", ", ".join(words))
+        log.info("%s at the present limit", words)
         if self.assignment_leader is not None:
             self.assignment_leader.machine.partitions = run.settings.partitions
             self.assignment_leader.wake()
@@ -336,83 +342,69 @@ class LeaderTerm:
         finally:
             timer.cancel()
 
-    def _own_report(self) -> Report | None:
-        """Returns our own report if it is due. It is written with the advance that it leads to, not before."""
+    def _include_own_report(self) -> None:
+        """Lets our own report count if it is due. It is written with the advance that it leads to, if at all."""
         member_progress = self._member.progress
         if member_progress.report_time is ReportTime.SOON:
             self._own.delay()
         own = member_progress.report() if member_progress.due else None
         if own is None or own.generation != self.epoch:
             self._leader.reports.pop(self._name, None)
-            return None
-        self._leader.reports[self._name] = own
-        return own
+        else:
+            self._leader.reports[self._name] = own
 
-    async def _advance(self, decision: Advance, own: Report | None) -> None:
-        leader = self._leader
-        fold = own if own is not None and own.supersedes(self._own.written) else None
-        numbered = list(
-            enumerate(decision.steps, leader.version)
-        )  # each limit is a version of the node, and numbers its cut
-        ops: list[Op] = [
-            *(Set(paths.COORDINATOR, step.limit.encode(), version) for version, step in numbered),
-            Check(paths.GENERATION, self.generation_version),
-            Check(paths.PERIOD, self._request_version)
-            if decision.request is None
-            else Set(paths.PERIOD, decision.request.encode(), self._request_version),
-        ]
-        if decision.closes:
-            others = (name for name in leader.reports if name != self._name)
-            ops += [Check(paths.progress(name), self._versions[name]) for name in others]
-            ops += [
-                Set(paths.cut(version + 1, CUT_SLOTS), step.cut.encode(), ANY_VERSION)
-                for version, step in numbered
-                if step.cut is not None
-            ]
+    def _own_report_to_write(self, decision: Advance) -> Report | None:
+        """Returns our own report if it says something that is not in the cut, and is still true after this advance.
+
+        In most periods it does not: all partitions are blocked in the next one. The status then goes by the cut.
+        """
+        own = self._leader.reports.get(self._name)
+        if own is None or not own.supersedes(self._own.written):
+            return None
+        plain = decision.closes and not self._leader.settings.lookahead
+        return None if plain and own.ends_before(decision.limit.floor) else own
+
+    def _launch(self, decision: Advance, *, at_once: bool = False) -> AdvanceInFlight | None:
+        """Sends an advance. ``at_once``: returns None if only a task can send it."""
+        leader, version = self._leader, self._leader.version + len(decision.steps)
+        # Nobody is told of the limit where nobody else is. A member that joins now has its report node first.
+        announcement = self._announcements.create(version, decision.limit, self.epoch) if self._watched else None
+        others = {name: self._versions[name] for name in leader.reports if name != self._name}
+        ops = advance_ops(decision, leader.version, self.generation_version, self._request_version, others)
+        fold = self._own_report_to_write(decision)
         if fold is not None:
             ops.append(Set(paths.progress(self._name), fold.encode(), ANY_VERSION))
+        if announcement is not None:
+            ops.append(announcement)
         if decision.limit.mode is Mode.END:
             ops.append(Set(paths.RUN, self._run.end().encode(), self._run_version))
+        began = asyncio.get_running_loop().time()
+        answer = send(self._session, ops, at_once=at_once)
+        return None if answer is None else AdvanceInFlight(decision, version, fold, announcement, began, answer)
+
+    async def _land(self, flight: AdvanceInFlight) -> None:
+        """Waits for the answer to an advance, and takes the limit if it was applied; reads again if not."""
         try:
-            await self._session.commit(*ops)
-        except (NoNodeError, BadVersionError, OutcomeUnknownError) as error:
+            await flight.answer
+        except (NoNodeError, NodeExistsError, BadVersionError, OutcomeUnknownError) as error:
             await self.read_again(error)
-            return
-        if fold is not None:
-            self._own.written = fold
+        else:
+            self._landed(flight)
+
+    def _landed(self, flight: AdvanceInFlight) -> None:
+        leader, decision = self._leader, flight.decision
+        if leader.settings.max_apart is not None and decision.closes:
+            in_step, members = len(leader.limit.boundaries) == 1, len(leader.reports)
+            now = asyncio.get_running_loop().time()
+            self._choice.advanced(flight.began, now, len(decision.steps), members, in_step=in_step)
+            leader.chosen = self._choice.lookahead
+        if flight.fold is not None:
+            self._own.written = flight.fold
+        if flight.announcement is not None:
+            self._announcements.created(flight.announcement, flight.version)
         if decision.request is not None:
             self._request_version += 1
         leader.advanced(decision)
+        if self._watched:
+            self._check_announced()
         self._member.see(decision.limit, leader.version)
-
-    async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
-        """Reads the state again after a write was refused or its outcome is unknown. Ends the term if it is over."""
-        if isinstance(error, OutcomeUnknownError):
-            self._own.written = None
-        node = await self._get(paths.GENERATION)
-        if node.version != self.generation_version:
-            self.depose()
-            await anyio.lowlevel.checkpoint()
-        node = await self._get(paths.COORDINATOR)
-        known = node.version == self._leader.version
-        self._learn_limit(node, None if known else await last_cut(self._store, self._session, node.version))
-        self._learn_request(await self._session.find(paths.PERIOD))
-        if (
-            isinstance(error, BadVersionError) and error.path == paths.TOPIC_PARTITIONS
-        ):  # written by hand: our set stays
-            self._partitions_version = (await self._get(paths.TOPIC_PARTITIONS)).version
-        elif isinstance(error, NodeError) and error.path == paths.RUN:
-            self._learn_run(await self._get(paths.RUN), self._run.settings.partitions)
-        elif isinstance(error, NodeError) and error.path in self._watched:
-            self._learn_report(Change(error.path, await self._session.find(error.path)))
-        elif isinstance(error, NoNodeError):
-            if error.path == paths.progress(self._name):
-                await self._own.restore()
-            elif error.path != paths.PERIOD and not error.path.startswith(f"{paths.PROGRESS}/"):
-                raise MissingNodeError(self._store.describe(error.path)) from error
-
-    async def _get(self, path: str) -> Node:
-        node = await self._session.find(path)
-        if node is None:
-            raise MissingNodeError(self._store.describe(path))
-        return node

@@ -19,6 +19,7 @@ from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import listing
 from aiokcc.errors import SessionLostError
 from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import Node, Session
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TAKE_OVER_SECONDS", "recorded"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 TAKE_OVER_SECONDS: Final = 2.0
 """The time that another member has to claim a partition that we have released."""
@@ -44,6 +45,7 @@ async def recorded(member: Member) -> None:
                 "%s leaves before the group has recorded that %s; the next owner says so again",
                 member.name,
                 _have_finished(_finished(member)),
+                extra=log_facts(member),
             )
         tasks.cancel_scope.cancel()
 
@@ -88,7 +90,8 @@ async def _in_a_cut(member: Member) -> None:
                 member.released_unfinished -= cut.finished().keys()
         if not told:
             told = True
-            log.info("%s: waiting until the group has recorded that %s", member.name, _have_finished(finished))
+            what = _have_finished(finished)
+            log.info("%s: waiting until the group has recorded that %s", member.name, what, extra=log_facts(member))
         await member.moved.wait()
 
 

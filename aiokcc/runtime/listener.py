@@ -21,11 +21,14 @@ class Listener:
     def set_changed(self) -> None:
         """Called when the agreed set has changed."""
 
+    def elected(self) -> None:
+        """Called when this member has become the leader."""
+
     def assignment_changed(self) -> None:
         """Called when the partitions assigned to this member of a managed group have changed."""
 
     def all_arrived(self) -> None:
-        """Called when every partition has arrived at the limit, or there is no limit any more, and the report is withheld."""
+        """Called when every partition has arrived at the floor, or there is no limit any more, and something is withheld."""
 
     def limit_moved(self, positions: dict[Partition, int]) -> None:
         """Called when the limit has moved. ``positions`` has the offset of the boundary that closed, by partition.

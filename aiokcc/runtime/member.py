@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -23,7 +24,7 @@ from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionState
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, listing
 from aiokcc.core.periods import SECONDS_END
 from aiokcc.core.report_builder import milestone_interval
 from aiokcc.errors import (
@@ -34,10 +35,14 @@ from aiokcc.errors import (
     PartitionRevoked,
     SessionLostError,
 )
+from aiokcc.runtime.gate_signal import wake_together
 from aiokcc.runtime.leaving import recorded
+from aiokcc.runtime.measurements import Measurements
 from aiokcc.runtime.member_session import MemberSession
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import Timeout, timers
+from aiokcc.runtime.waits import Waits
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -51,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Member", "NoSession"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 
 _HANDOVER_SECONDS: Final = 2.0
@@ -99,6 +104,9 @@ class Member:
         self.progress = MemberProgress(
             milestone_interval=milestone_interval(self.settings.period, self.settings.lookahead)
         )
+        self.progress.chain_period = 0 if self.settings.max_apart is None else self.settings.period
+        self.waits = Waits()
+        """Measures how long this process waited for the limit, without lookahead."""
         self.gates: dict[Partition, Gate] = {}
         self.session: Session | NoSession = NoSession()
         self.member_session: MemberSession | None = None
@@ -112,8 +120,24 @@ class Member:
         """The number of boundaries that have closed since we joined, also if we saw several at once."""
         self.version: int | None = None
         """The version of the limit that we have seen last."""
+        self.sessions_lost = 0
+        self.rebalances = 0
+        """The number of changes of our assignment, in a managed group."""
+        self._waited: dict[Partition, float] = {}
+        """The seconds that partitions have waited at gates that were closed since."""
+        self.measurements = Measurements({"group": store.root.strip("/"), "member": self.name})
         self.moved = Signal()
         """Set when the limit, the agreed set, the assignment, the locks or the session have changed. One task waits for it."""
+
+    @property
+    def gate_wait(self) -> dict[Partition, float]:
+        """The seconds that each of our partitions has waited at its gate, as far as the waits have ended."""
+        return {**self._waited, **{p: self._waited.get(p, 0.0) + gate.waited for p, gate in self.gates.items()}}
+
+    def _drop_gate(self, partition: Partition) -> None:
+        gate = self.gates.pop(partition, None)
+        if gate is not None:
+            self._waited[partition] = self._waited.get(partition, 0.0) + gate.waited
 
     def add_listener(self, listener: Listener) -> None:
         """Notifies this listener from now on."""
@@ -132,16 +156,18 @@ class Member:
             while first or (self.progress.limit.mode is not Mode.END and not self.leaving):
                 timeout, connect_timeout = self.options.session_timeout, self.options.connect_timeout if first else None
                 async with self.store.session(timeout=timeout, connect_timeout=connect_timeout) as session:
-                    member_session = MemberSession(self, session)
+                    member_session = self._member_session(session)
                     try:
                         await member_session.join(first=first)
-                        self._begin(member_session)
+                        self.begin(member_session)
                         if first:
                             task_status.started()
                             first = False
                         await member_session.run()
                     except (SessionLostError, OutcomeUnknownError) as error:  # a new session is always safe
-                        log.warning("%s: %s; joining again", member_session.name, error)
+                        self.sessions_lost += 1
+                        facts = log_facts(self)
+                        log.warning("%s: %s; joining again", member_session.name, error, extra=facts)
                     finally:
                         self._end()
         except NoNodeError as error:
@@ -153,6 +179,10 @@ class Member:
             self.fail(error)
             if first:
                 raise
+
+    def _member_session(self, session: Session) -> MemberSession:
+        """Returns our side of a new session. A process that shares the session of its host overrides it."""
+        return MemberSession(self, session)
 
     async def resolve(self) -> Mapping[Partition, Bounds]:
         """Returns the offsets to replay. Only the founder of the group calls it."""
@@ -168,7 +198,8 @@ class Member:
             for listener in self.listeners:
                 listener.set_changed()
 
-    def _begin(self, member_session: MemberSession) -> None:
+    def begin(self, member_session: MemberSession) -> None:
+        """Takes part in this session from now on."""
         self.member_session = member_session
         self.session = member_session.session
         for gate in self.gates.values():
@@ -176,6 +207,8 @@ class Member:
         self.moved.set()  # locks may be free now
 
     def _end(self) -> None:
+        if not isinstance(self.session, NoSession):
+            self.measurements.session_over(self.session)
         self.member_session = None
         self.session = NoSession()
         self.assigned = None
@@ -213,6 +246,7 @@ class Member:
         """Takes the partitions assigned to us, as this session has read them."""
         if assigned != self.assigned:
             self.assigned = assigned
+            self.rebalances += 1
             self.moved.set()
             for listener in self.listeners:
                 listener.assignment_changed()
@@ -268,7 +302,7 @@ class Member:
         if self.gates.get(gate.partition) is not gate:
             return
         if gate.progress.state is PartitionState.FINISHED and gate.failure is None:
-            del self.gates[gate.partition]
+            self._drop_gate(gate.partition)
             return
         if gate.failure is None and self.progress.limit.mode is Mode.GATED:
             self.released_unfinished.add(gate.partition)
@@ -292,9 +326,10 @@ class Member:
                 else logging.INFO,  # a managed group finds the next owner itself
                 "%s: %s released before %s had finished; the limit waits for %s",
                 self.name,
-                f"{released[0]} was" if one else f"{', '.join(map(str, released))} were",
+                f"{released[0]} was" if one else f"{listing(map(str, released))} were",
                 "it" if one else "they",
                 "its next owner" if one else "their next owners",
+                extra=log_facts(self, partitions=[str(p) for p in released]),
             )
 
     def discard_release_log(self) -> None:
@@ -320,7 +355,7 @@ class Member:
     async def release_partition(self, partition: Partition) -> None:
         """Releases a partition on which nothing runs any more, also one that has finished and whose gate is closed."""
         if partition in self.progress.partitions:
-            self.gates.pop(partition, None)
+            self._drop_gate(partition)
             self.forget(partition)
             if self.member_session is not None:
                 await self.member_session.ownership.release(partition)
@@ -329,28 +364,35 @@ class Member:
         """Forgets and releases all partitions, finished ones too: their records were not processed after all."""
         partitions = list(self.progress.partitions)
         for partition in partitions:
-            self.gates.pop(partition, None)
+            self._drop_gate(partition)
             self.progress.forget(partition)
         if self.member_session is not None:
             for partition in partitions:
                 await self.member_session.ownership.release(partition)
 
     def _forget_gate(self, gate: Gate) -> None:
-        self.gates.pop(gate.partition, None)
+        self._drop_gate(gate.partition)
         self.forget(gate.partition)
 
     def forget(self, partition: Partition) -> None:
         """Forgets a partition. The report may be due without it."""
         self.progress.forget(partition)
+        if self.member_session is not None:
+            self.member_session.own_report.leave_to_task()  # a release that follows has it in its transaction
         self.report_if_due()
         self.moved.set()
 
     def report_if_due(self) -> None:
         """Reports now or soon, if it is time. Called whenever the progress has changed."""
         member_progress = self.progress
-        if member_progress.withheld and (member_progress.has_arrived or member_progress.limit.mode is Mode.OPEN):
+        withheld = member_progress.withheld_from is not None
+        if member_progress.missing and not member_progress.overdue and not withheld:
+            return  # the usual case, faster: a report needs all partitions
+        if withheld and (member_progress.has_arrived or member_progress.limit.mode is Mode.OPEN):
             for listener in self.listeners:
                 listener.all_arrived()
+        if not self.settings.lookahead and member_progress.ready:
+            self.waits.begin(time.perf_counter())
         if self.member_session is not None:
             self.member_session.own_report.update()
 
@@ -382,8 +424,9 @@ class Member:
         before = self.progress.limit
         closing: dict[Partition, int] = {}
         if self.listeners and self.progress.has_arrived:
-            closed = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
-            closing = self.progress.positions(closed if limit.mode is Mode.GATED else before.floor)
+            boundary = max((b for b in before.boundaries if b < limit.floor), default=before.floor)
+            closing = self.progress.positions(boundary if limit.mode is Mode.GATED else before.floor)
+        said = None if self.settings.lookahead else self.progress.report()
         if not self.progress.see(limit):
             if self.version is not None and limit == before:  # the same limit was written again
                 self.version = max(self.version, version)
@@ -391,15 +434,22 @@ class Member:
         if self.version is not None:
             # Each version is one step, and we may see several at once. Neither the first step, to where anybody has a
             # record, nor a release closes a boundary.
-            self.closed += max(0, version - self.version - (before.floor == 0) - (limit.mode is Mode.OPEN))
+            closed = max(0, version - self.version - (before.floor == 0) - (limit.mode is Mode.OPEN))
+            self.closed += closed
+            self.measurements.limit_moved(closed)
         self.version = version
+        if not self.settings.lookahead:
+            counts = said is not None and not said.idle and 0 < before.floor <= self.clock()
+            self.waits.end(time.perf_counter(), counts=counts)  # uvloop's own clock counts whole milliseconds
         for listener in self.listeners:
             listener.limit_moved(closing)
         if self.member_session is not None:
             self.member_session.limit_moved()
-        for gate in self.gates.values():
-            if limit.mode is Mode.END or (gate.busy and gate.progress.state is PartitionState.RUNNING):
-                gate.signal.set()
+        wake_together(
+            gate.signal
+            for gate in self.gates.values()
+            if limit.mode is Mode.END or (gate.busy and gate.progress.state is PartitionState.RUNNING)
+        )
         self.moved.set()
         self.report_if_due()
 
@@ -410,11 +460,12 @@ class Member:
         short by somebody else: we keep to what we know until the node is right again.
         """
         lower = self.version is not None and version > self.version and limit.precedes(self.progress.limit)
-        if not lower and limit.fits(self.settings.lookahead, self.settings.end):
+        settings = self.settings
+        if not lower and limit.fits(settings.lookahead, settings.end, least=None if settings.max_apart is None else 0):
             return True
         if self.version is None or version > self.version:
             where, text = self.store.describe(paths.COORDINATOR), limit.encode().decode()
-            number = self.settings.lookahead + 1
+            number = f"{'' if settings.max_apart is None else 'at most '}{settings.lookahead + 1}"
             what = "lies below the one before" if lower else f"has not the {number} boundaries of this run"
             log.error("%s holds '%s', a limit that %s; it does not count", where, text, what)
         if self.version is not None:

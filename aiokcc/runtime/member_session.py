@@ -3,9 +3,9 @@
 A new session has new node names, so it never meets nodes of a former one ([unique name] in docs/explanation/protocol.md).
 Each write goes through the session in which it was decided. A session that is lost refuses writes.
 
-There are four tasks: *follow* reads the limit and the generation, *claim* claims locks, *report* writes the report whenever it
-differs from the content of the node, *campaign* stands for election and leads. While we lead, our own report is part of the
-transaction that moves the limit, and *follow* does not watch the limit, which we write ourselves.
+There are four tasks: *follow* learns the limit and the generation, *claim* claims locks, *report* writes the report whenever it
+differs from the content of the node, *campaign* stands for election and leads. While we lead, the leader term takes care of our
+own report, and *follow* does not watch the limit, which we write ourselves.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from aiokcc.core import paths
+from aiokcc.core.announcement import Announcement
 from aiokcc.core.limit import END, Limit, Request
 from aiokcc.core.partitions import Partition, decode_partitions, encode_partitions
-from aiokcc.core.run import CUT_SLOTS, Generation, Run, encode_member
+from aiokcc.core.run import CUT_SLOTS, Generation, Run, Settings, encode_member
 from aiokcc.errors import (
     CorruptNodeError,
     MissingNodeError,
@@ -40,15 +41,16 @@ from aiokcc.runtime.leader_term import LeaderTerm
 from aiokcc.runtime.new_run import joining, remove_left_run
 from aiokcc.runtime.own_report import OwnReport
 from aiokcc.runtime.ownership import Ownership
+from aiokcc.runtime.progress_log import ProgressLog, log_facts
 from aiokcc.runtime.standstill import Standstill
-from aiokcc.stores.port import Create, Node, Session, SessionState
+from aiokcc.stores.port import Change, Create, Created, Node, Session, SessionState
 
 if TYPE_CHECKING:
     from aiokcc.runtime.member import Member
 
 __all__ = ["MemberSession"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 
 class MemberSession:
@@ -66,12 +68,15 @@ class MemberSession:
         """Follows our assignment in a managed group; None in other groups."""
         if member.options.managed is not None:
             self.assignment_follower = AssignmentFollower(
-                member, session, self.name, self._facts(), member.options.managed.subscription
+                member, session, self.name, self.facts(), member.options.managed.subscription
             )
         self.ownership = Ownership(member, session, self.generation, self.own_report, self.assignment_follower)
         self._joined_at = 0.0
         """The time when we joined, by the event loop's clock."""
+        self._failure: Exception | None = None
+        """An error outside of a task. The task that follows the limit raises it."""
         self._standstill = Standstill(self)
+        self._progress_log = ProgressLog(member)
 
     # -- joining ------------------------------------------------------------------------------------------------------
 
@@ -88,10 +93,28 @@ class MemberSession:
             await self.assignment_follower.await_predecessor()
         self._joined_at = asyncio.get_running_loop().time()
         self.generation.see(await session.get(paths.GENERATION))
-        node = await session.get(paths.COORDINATOR)
+        await self._read_limit()
+
+    async def _read_limit(self) -> None:
+        node = await self.session.find(paths.COORDINATOR)
+        if node is None:
+            raise MissingNodeError(self.store.describe(paths.COORDINATOR))
         self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
 
     async def _register(self, *, first: bool) -> None:
+        settings, session = await self._agree(first=first), self.session
+        if self.assignment_follower is not None:
+            registration = self.assignment_follower.registration()
+        else:
+            subscription = encode_partitions(settings.partitions).decode()
+            registration = encode_member(**self.facts(), subscription=subscription, pattern=None)
+        await session.commit(
+            Create(paths.progress(self.name), b"", ephemeral=True),
+            Create(paths.member(self.name), registration, ephemeral=True),
+        )
+
+    async def _agree(self, *, first: bool) -> Settings:
+        """Reads the run or founds it, compares it with our settings, and returns the settings with which we take part."""
         settings, session = self.member.settings, self.session
         if first and self.store.forgets_unfinished:
             await remove_left_run(self.store, session)
@@ -113,17 +136,9 @@ class MemberSession:
                 )
             self.member.see(END, (await session.get(paths.COORDINATOR)).version)
         self.member.see_agreed_set(theirs, run.bounds)
-        if self.assignment_follower is not None:
-            registration = self.assignment_follower.registration()
-        else:
-            subscription = encode_partitions(settings.partitions).decode()
-            registration = encode_member(**self._facts(), subscription=subscription, pattern=None)
-        await session.commit(
-            Create(paths.progress(self.name), b"", ephemeral=True),
-            Create(paths.member(self.name), registration, ephemeral=True),
-        )
+        return settings
 
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         """Returns what the registration says of this process."""
         return {
             "id": self.name,
@@ -146,12 +161,12 @@ class MemberSession:
                 run, node = found
                 self.member.founded = node.created
                 return run
-            directories = ["", paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
+            directories = ["", paths.LIMITS, paths.PROGRESS, paths.LEADER, paths.IDS, paths.OWNERS, paths.CUTS]
             if self.member.options.managed is not None:
                 directories += [paths.ASSIGNMENTS, paths.STATE, paths.ISOLATED]
             for directory in directories:
                 await session.ensure(directory)
-            limit = Limit.first(settings.start, settings.period, settings.lookahead, settings.end)
+            limit = Limit.first(settings.start, settings.period, settings.first_lookahead, settings.end)
             bounds = await self.member.resolve()
             try:
                 await session.commit(
@@ -170,7 +185,8 @@ class MemberSession:
             except OutcomeUnknownError:
                 pass
             else:
-                log.info("%s founded the group under %s", self.name, self.store.describe(""))
+                where = self.store.describe("")
+                log.info("%s founded the group under %s", self.name, where, extra=log_facts(self.member))
 
     # -- taking part --------------------------------------------------------------------------------------------------
 
@@ -188,6 +204,7 @@ class MemberSession:
                     self._report,
                     self._campaign,
                     self._await_session_loss,
+                    self._standstill.run,
                 ):
                     tasks.start_soon(task)
                 if self.assignment_follower is not None:
@@ -208,34 +225,65 @@ class MemberSession:
     async def _follow(self) -> None:
         with self.session.watch() as watch:
             self._watch = watch
+            watch.listener = self._heard
             watch.add(paths.GENERATION)
             watch.add(paths.TOPIC_PARTITIONS)
             if self.term is None:
-                watch.add(paths.COORDINATOR)
+                watch.add_created(paths.LIMITS)
             while True:
                 for change in await watch.changes():
+                    if self._failure is not None:
+                        raise self._failure
                     node = change.now
-                    if change.path == paths.TOPIC_PARTITIONS:
+                    if isinstance(change, Created):
+                        if not self._see_announcement(change.name):
+                            await self._read_limit()
+                    elif change.path == paths.TOPIC_PARTITIONS:
                         await self._see_set(node)
                         self.member.moved.set()  # also if it is the same: a task may have read another one
                     elif not isinstance(node, Node):
                         raise MissingNodeError(self.store.describe(change.path))
-                    elif change.path == paths.GENERATION:
-                        self.generation.see(node)
                     else:
-                        self.member.see(Limit.decode(self.store.describe(node.path), node.data), node.version)
+                        self.generation.see(node)
+
+    def _heard(self, change: Change) -> bool:
+        """Takes the limit of an announcement where it arrives. Returns False if the task has to do something."""
+        try:
+            return isinstance(change, Created) and self._see_announcement(change.name)
+        except Exception as error:  # noqa: BLE001 - of the user's clock; outside of a task nobody would see it
+            self._failure = error
+            return False
+
+    def _see_announcement(self, name: str | None) -> bool:
+        """Takes the limit of an announcement. Returns False if the limit has to be read.
+
+        That is the case if the watch is in place, for the first time or again, because announcements may have been missed;
+        and if the name is not what comes next.
+        """
+        announcement = None if name is None else Announcement.parse(name)
+        version = self.member.version
+        if announcement is None or announcement.limit is None:
+            return False
+        if version is not None and announcement.version <= version:
+            return True  # a read was faster
+        if not announcement.follows(version):
+            return False
+        self.member.see(announcement.limit, announcement.version)
+        return True
 
     async def _see_set(self, node: object) -> None:
         """Takes the agreed set that was read. A damaged one changes nothing: the leader keeps the set that it has read."""
         if not isinstance(node, Node):
             log.error(
-                "%s was deleted; the next leader will not know the set", self.store.describe(paths.TOPIC_PARTITIONS)
+                "%s was deleted; the next leader will not know the set",
+                self.store.describe(paths.TOPIC_PARTITIONS),
+                extra=log_facts(self.member),
             )
             return
         try:
             partitions = decode_partitions(self.store.describe(node.path), node.data)
         except CorruptNodeError as error:
-            log.error("%s; the next leader will not know the set", error)
+            log.error("%s; the next leader will not know the set", error, extra=log_facts(self.member))
             return
         agreed = self.member.settings.partitions
         if agreed != partitions:
@@ -244,7 +292,7 @@ class MemberSession:
                 bounds = Run.decode(self.store.describe(run.path), run.data, partitions).bounds
             except CorruptNodeError as error:
                 if not await has_changed(self.session, node):  # else the watch reports the change
-                    log.error("%s; the set stays as it is until it can be read", error)
+                    log.error("%s; the set stays as it is until it can be read", error, extra=log_facts(self.member))
                 return
         if agreed < partitions or (self.assignment_follower is not None and agreed != partitions):
             self.member.see_agreed_set(partitions, bounds)
@@ -259,15 +307,16 @@ class MemberSession:
         self.member.report_if_due()
 
     def limit_moved(self) -> None:
-        """Restarts the timers for a slow period and for a standstill."""
+        """Restarts the timers for a slow period and for a standstill, and logs the progress if that is due."""
         now = asyncio.get_running_loop().time()
         self.own_report.limit_moved(now)
+        self._progress_log.moved(now)
         self._standstill.moved(now)
 
     async def _report(self) -> None:
         """Writes the report, and releases locks, whenever there is something to write."""
         while True:
-            await self.own_report.needed.wait()
+            await self.own_report.wait()
             if self.ownership.has_releases:
                 await self.ownership.release_batch()
                 self.own_report.needed.set()
@@ -283,15 +332,17 @@ class MemberSession:
                 term = LeaderTerm(self.member, self.session, self.generation, self.own_report, self._joined_at)
                 if not await term.take_over(candidate):
                     continue
-                log.info("%s leads under generation %d", self.name, term.epoch)
-                self.term, self.own_report.wake_leader = term, term.wake.set
+                log.info("%s leads under generation %d", self.name, term.epoch, extra=log_facts(self.member))
+                self.term, self.own_report.wake_leader = term, term.decide_soon
                 if self.generation.leader != self.name:  # another member took over while we read
                     term.depose()
-                self._watch.remove(paths.COORDINATOR)
+                self._watch.remove(paths.LIMITS)
+                for listener in self.member.listeners:
+                    listener.elected()
                 try:
                     await term.run()
                 finally:
                     self.term = self.own_report.wake_leader = None
-                    self._watch.add(paths.COORDINATOR)
+                    self._watch.add_created(paths.LIMITS)
                     self.own_report.needed.set()
-                log.info("%s no longer leads", self.name)
+                log.info("%s no longer leads", self.name, extra=log_facts(self.member))

@@ -24,16 +24,17 @@ from aiokcc.stores.port import ANY_VERSION, Delete
 if TYPE_CHECKING:
     from aiokcc.stores.port import Session, Store
 
-__all__ = ["joining", "open_by_url", "remove_left_run"]
+__all__ = ["NODES_OF_A_RUN", "joining", "nodes_below", "open_by_url", "remove_left_run"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 # Weak references: a lock belongs to the event loop it is used in, and lives only while somebody joins.
 _joining: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-_OF_A_RUN: Final = (
+NODES_OF_A_RUN: Final = (
     paths.GENERATION,
     paths.COORDINATOR,
+    paths.LIMITS,
     paths.PERIOD,
     paths.TOPIC_PARTITIONS,
     paths.PROGRESS,
@@ -81,7 +82,7 @@ async def remove_left_run(store: Store, session: Session) -> bool:
         return True
     if await list_children(session, paths.IDS):
         return False
-    doomed = [path for top in _OF_A_RUN for path in await _below(session, top)]
+    doomed = [path for top in NODES_OF_A_RUN for path in await nodes_below(session, top)]
     try:
         await session.commit(Delete(paths.RUN, run.version), *(Delete(path, ANY_VERSION) for path in doomed))
     except (NoNodeError, BadVersionError, NotEmptyError):
@@ -90,10 +91,10 @@ async def remove_left_run(store: Store, session: Session) -> bool:
     return True
 
 
-async def _below(session: Session, path: str) -> list[str]:
+async def nodes_below(session: Session, path: str) -> list[str]:
     """Returns a node and all nodes below it, the lowest first; nothing if the node does not exist."""
     if await session.find(path) is None:
         return []
     return [
-        found for name in await list_children(session, path) for found in await _below(session, f"{path}/{name}")
+        found for name in await list_children(session, path) for found in await nodes_below(session, f"{path}/{name}")
     ] + [path]

@@ -16,6 +16,7 @@ from aiokcc.errors import (
     BadVersionError,
     CorruptNodeError,
     NodeExistsError,
+    NoGroupError,
     NoNodeError,
     OutcomeUnknownError,
     UsageError,
@@ -41,7 +42,7 @@ async def write_request(store: Store, session: Session, request: Request) -> Req
         limit_node = await session.find(paths.COORDINATOR)
         node = await session.find(paths.PERIOD)
         if limit_node is None:
-            raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
+            raise NoGroupError(f"there is no group under {store.describe('')}; a member founds one when it connects")
         mode = Limit.decode(store.describe(limit_node.path), limit_node.data).mode
         if mode is Mode.END:
             raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")
@@ -111,7 +112,7 @@ async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
     """Return the members that are registered or assigned something, and the isolated members."""
     found = await find_run(store, session)
     if found is None:
-        raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
+        raise NoGroupError(f"there is no group under {store.describe('')}; a member founds one when it connects")
     agreed, _ = found
     if not agreed.managed:
         raise UsageError(

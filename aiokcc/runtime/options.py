@@ -24,7 +24,7 @@ def wall_clock() -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupOptions:
-    """What ``connect``, ``replay`` and ``spark.replay`` have in common: everything that a member brings but its partitions."""
+    """The options that ``connect``, ``replay`` and ``spark.replay`` share: all that a member brings, except its partitions."""
 
     settings: Settings
     """The settings that all members of the group share. Its partitions may still be unknown."""
@@ -41,6 +41,8 @@ class GroupOptions:
     """Our partitions that may be newer than the agreed set: those of its topics, or of other topics as well."""
     managed: GroupSettings | None
     """Our settings for a managed group; None if the group is not managed."""
+    share_host: bool = False
+    """True if the processes of this host share one session and one report."""
 
     @classmethod
     def check(
@@ -50,6 +52,7 @@ class GroupOptions:
         start: object = None,
         end: object = None,
         lookahead: object = 0,
+        max_apart: object = None,
         caught_up: object = "follow",
         ahead: object = "1h",
         source: str = "",
@@ -66,6 +69,7 @@ class GroupOptions:
         weight: Weight | None = None,
         join_window: float | None = None,
         expect: int | None = None,
+        share_host: bool = False,
     ) -> GroupOptions:
         """Returns the options from a user's arguments, which :func:`aiokcc.connect` describes.
 
@@ -79,6 +83,18 @@ class GroupOptions:
             join_window=join_window,
             expect=expect,
         )
+        if type(share_host) is not bool:
+            raise UsageError(f"share_host is {share_host!r}; expected True or False")
+        if share_host and managed is not None:
+            raise UsageError(
+                'share_host=True does not go with assignment="managed": there the unit of assignment is the process; '
+                "leave one of them out"
+            )
+        if share_host and grows:
+            raise UsageError(
+                "share_host=True does not go with a set of partitions that grows (grows=True, or a replay without an end): "
+                "leave one of them out"
+            )
         if managed is not None:
             source = f"{source} {MANAGED}".strip()
         settings = Settings.check(
@@ -86,6 +102,7 @@ class GroupOptions:
             start=start,
             end=end,
             lookahead=lookahead,
+            max_apart=max_apart,
             caught_up=caught_up,
             ahead=ahead,
             source=source,
@@ -98,7 +115,7 @@ class GroupOptions:
             _check_seconds("claim_timeout", claim_timeout, "; math.inf waits for as long as it takes")
         if clock is not None and not callable(clock):
             raise UsageError(f"clock is {clock!r}; expected a function that gives milliseconds since the epoch")
-        for what, value in (("period", period), ("caught_up", caught_up), ("ahead", ahead)):
+        for what, value in (("period", period), ("max_apart", max_apart), ("caught_up", caught_up), ("ahead", ahead)):
             warn_of_milliseconds(what, value)
         return cls(
             settings=settings,
@@ -110,6 +127,7 @@ class GroupOptions:
             grows=grows,
             newer=newer,
             managed=managed,
+            share_host=share_host,
         )
 
 

@@ -7,14 +7,15 @@ that it cannot have, and the write. While this member leads, the leader term wri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit
 from aiokcc.core.member_progress import MemberProgress, ReportTime
 from aiokcc.core.report import Report
-from aiokcc.errors import NodeExistsError, NoNodeError
+from aiokcc.errors import AiokccError, NodeExistsError, NoNodeError
+from aiokcc.runtime.sending import discard
 from aiokcc.runtime.signal import Signal
 from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.stores.port import ANY_VERSION, Session
@@ -41,6 +42,10 @@ class OwnReport:
         """Set when there may be something to write, or to release, which is written with it."""
         self.wake_leader: Callable[[], None] | None = None
         """While we lead: has the leader term look at our report. None while we do not lead."""
+        self._rests = False
+        """True while nothing of ours is being written or released."""
+        self._sent: tuple[Report, asyncio.Future[int]] | None = None
+        """A report that was sent and not answered yet, and its answer."""
         self._late_timer: Timeout | None = None
         self._moved_at = 0.0
         self._linger_timer: Timeout | None = None
@@ -52,10 +57,16 @@ class OwnReport:
         if time is ReportTime.NOW:
             if self.wake_leader is not None:
                 self.wake_leader()
-            if self._writes_alone:
+            if self._writes_alone and not self._send():
                 self.needed.set()
         elif time is ReportTime.SOON:
             self.delay()
+
+    def leave_to_task(self) -> None:
+        """Has the task look next, and sends nothing at once before that."""
+        if self._rests:
+            self._rests = False
+            self.needed.set()
 
     @property
     def _writes_alone(self) -> bool:
@@ -97,17 +108,70 @@ class OwnReport:
         for timer in (self._late_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
+        if self._sent is not None:
+            discard(self._sent[1])
+
+    async def wait(self) -> None:
+        """Waits until there may be something to write or to release, and for the answer to what was sent at once."""
+        self._rests = True
+        try:
+            await self.needed.wait()
+        finally:
+            self._rests = False
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            await self._finish(*sent)
 
     async def write_if_changed(self) -> None:
         """Writes the report if it differs from the content of the node; while we lead, only if it is overdue."""
+        report = self._to_write()
+        if report is not None:
+            await self._write(report)
+
+    def _to_write(self) -> Report | None:
         if self._writes_alone:
             report = self._progress.report(even_running=self._progress.overdue)
             if report is not None and report.supersedes(self.written):
-                await self._write(report)
+                return report
+        return None
+
+    def _send(self) -> bool:
+        """Sends the report where the last partition arrives, if it has to be written. Returns False if the task has to look."""
+        if not self._rests:
+            return False
+        if self._sent is not None:
+            return True  # it is looked at again after the answer
+        report = self._to_write()
+        if report is None:
+            return True
+        try:
+            answer = self._session.send_set(self._path, report.encode(), ANY_VERSION)
+        except AiokccError:
+            return False  # the task sends it again, and gets the error
+        if answer is None:
+            return False
+        self._sent = report, answer
+        answer.add_done_callback(self._answered)
+        return True
+
+    def _answered(self, answer: asyncio.Future[int]) -> None:
+        """Takes the answer to a report that was sent at once, unless the task waits for it or it was refused."""
+        sent = self._sent
+        if sent is None or sent[1] is not answer:
+            return
+        if answer.cancelled() or answer.exception() is not None:
+            self.needed.set()
+            return
+        self._sent, self.written = None, sent[0]
+        self.update()
 
     async def _write(self, report: Report) -> None:
+        await self._finish(report, self._session.set(self._path, report.encode(), ANY_VERSION))
+
+    async def _finish(self, report: Report, answer: Awaitable[int]) -> None:
+        """Waits for the answer to a write. Nobody else writes this node, so it has no condition."""
         try:
-            await self._session.set(self._path, report.encode(), ANY_VERSION)  # nobody else writes this node
+            await answer
         except NoNodeError:
             await self.restore()
             self.needed.set()

@@ -17,6 +17,7 @@ from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition, listing
 from aiokcc.errors import BadVersionError, NodeExistsError, NoNodeError, OutcomeUnknownError, PartitionOwnedError
 from aiokcc.runtime.cuts import limit_and_cut
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.runtime.signal import Signal
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Node, Set
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Ownership"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 _BATCH: Final = 500
 """The most locks claimed or released in one transaction: far below the store's 1 MB."""
@@ -118,6 +119,7 @@ class Ownership:
                 self._name,
                 listing(map(str, sorted(held))),
                 listing(sorted(set(held.values()))),
+                extra=log_facts(self._member, partitions=[str(p) for p in sorted(held)]),
             )
 
     async def _claim(
@@ -277,6 +279,9 @@ class Ownership:
         self._show_running()
         if self._follower is not None and self._member.leaving:
             self._follower.deregistered = True
+        self._end_release(partitions)
+
+    def _end_release(self, partitions: list[Partition]) -> None:
         self.claim_needed.set()  # one of them may have been opened again meanwhile
         for partition in partitions:
             done = self._releasing.pop(partition)

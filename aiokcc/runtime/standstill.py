@@ -12,9 +12,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
+from aiokcc.core.leader import BlockerState
 from aiokcc.core.limit import Mode
 from aiokcc.errors import AiokccError
-from aiokcc.runtime.status import STANDSTILL_SECONDS, read_status, why_blocked
+from aiokcc.runtime.progress_log import log_facts
+from aiokcc.runtime.signal import Signal
+from aiokcc.runtime.status import STANDSTILL_SECONDS, GroupState, why_blocked
+from aiokcc.runtime.status_reader import read_status
 from aiokcc.runtime.timer import Timeout, timers
 
 if TYPE_CHECKING:
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Standstill"]
 
-log = logging.getLogger("aiokcc.member")
+log = logging.getLogger("aiokcc.runtime")
 
 _SHOWN: Final = 5
 _LAST_LOOK: Final = 7 * 24 * 3600.0
@@ -40,13 +46,19 @@ class Standstill:
         self._next = 0.0
         """Seconds until the next check. The first check, half way to the first warning, only notes the positions."""
         self._told = False
+        self._due = Signal()
+        self._to_tell: tuple[list[Partition], float] = [], 0.0
+        """Our partitions that have not moved, and the seconds for which the limit has stood, at the last check."""
+        self._telling = anyio.CancelScope()
         self._marks: dict[Partition, object] = {}
 
     def moved(self, now: float) -> None:
         """Notes that the limit has moved, at this time of the event loop."""
         if self._told:
             self._told = False
-            log.info("%s: the limit moves again, after it stood for %.0f s", self._us.name, now - self._since)
+            stood = now - self._since
+            facts = log_facts(self._us.member, stood_seconds=round(stood, 1))
+            log.info("%s: the limit moves again, after it stood for %.0f s", self._us.name, stood, extra=facts)
         self._since, self._next = now, STANDSTILL_SECONDS / 2
         if self._timer is None:
             self._timer = timers().call_later(self._next, self._look)
@@ -56,12 +68,21 @@ class Standstill:
         if self._timer is not None:
             self._timer.cancel()
 
+    async def run(self) -> None:
+        """Reads the status and logs whenever the limit has stood for long enough, until it is cancelled."""
+        while True:
+            await self._due.wait()
+            with anyio.CancelScope() as self._telling:
+                await self._tell(*self._to_tell)
+
     def _look(self) -> None:
         stood = asyncio.get_running_loop().time() - self._since
         if stood >= self._next:
             still = self._still()
             if self._next >= STANDSTILL_SECONDS and self._us.member.progress.limit.mode is Mode.GATED:
-                self._us.tasks.start_soon(self._tell, still, stood)
+                self._telling.cancel()  # of the last check: the store has not answered since
+                self._to_tell = still, stood
+                self._due.set()
             self._next *= 2
         self._timer = None
         if self._next <= _LAST_LOOK:
@@ -86,12 +107,14 @@ class Standstill:
             if waiting
             else ""
         )
-        words = [
-            f"{p} on {self._us.name}: no record has passed its gate for {stood / 2:.0f} s or more, its task is still at "
-            f"work or waits for something else{hint}"
+        words = {
+            str(
+                p
+            ): f"{p} on {self._us.name}: no record has passed its gate for {stood / 2:.0f} s or more, its task is still "
+            f"at work or waits for something else{hint}"
             for p in still
-        ]
-        elsewhere: list[str] = []
+        }
+        elsewhere: dict[str, str] = {}
         term = self._us.term
         if term is not None and not term.is_blocked():
             return
@@ -101,23 +124,24 @@ class Standstill:
             except AiokccError as error:
                 log.debug("%s: the status cannot be read: %s", self._us.name, error)
                 return
-            if status.state != "running":
+            if status.state is not GroupState.RUNNING:
                 return
             for blocking in status.blocking:
-                if blocking.state != "running":
-                    words.append(f"{blocking.partition}: {why_blocked(blocking)}")
+                if blocking.state is not BlockerState.RUNNING:
+                    words.setdefault(blocking.partition, f"{blocking.partition}: {why_blocked(blocking)}")
                 elif blocking.member != self._us.name:
-                    elsewhere.append(f"{blocking.partition}: {why_blocked(blocking)}")
+                    elsewhere[blocking.partition] = f"{blocking.partition}: {why_blocked(blocking)}"
         if member.progress.limit != limit or not (words or elsewhere):
             return
         self._told = True
-        every = words + elsewhere
+        every = {**words, **elsewhere}
         more = f"; and {len(every) - _SHOWN} more" if len(every) > _SHOWN else ""
         log.log(
             logging.WARNING if words else logging.INFO,  # the member that runs it knows better whether it stands still
             "%s: the limit has stood for %.0f s. It waits for %s%s",
             self._us.name,
             stood,
-            "; ".join(every[:_SHOWN]),
+            "; ".join([*every.values()][:_SHOWN]),
             more,
+            extra=log_facts(member, stood_seconds=round(stood, 1), partitions=[*every][:_SHOWN]),
         )

@@ -1,42 +1,61 @@
-"""The status of the group, read from the store: which partition blocks, on which member, for how long."""
+"""The status of a group: its state, its members and partitions, and the partitions for which the limit waits."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, TypeVar
+import enum
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from aiokcc.core import paths
-from aiokcc.core.leader import blockers
-from aiokcc.core.limit import Limit, Mode, Request, RequestKind
-from aiokcc.core.marks import Mark
-from aiokcc.core.partitions import Partition, decode_partitions
-from aiokcc.core.report import Cut, Report
-from aiokcc.core.run import Generation, Run
-from aiokcc.errors import CorruptNodeError, MissingNodeError, NoNodeError, UsageError
-from aiokcc.exception_groups import unwrapped
-from aiokcc.runtime.agreement import has_changed
-from aiokcc.runtime.cuts import last_cut
-from aiokcc.runtime.election import list_candidates
-from aiokcc.runtime.group_status import GroupStatus, read_group_status
-from aiokcc.stores.port import Node, Session, Store
+from aiokcc.core.leader import BlockerState
+from aiokcc.runtime.group_status import GroupStatus
+from aiokcc.runtime.pipelines import PipelineStatus
 
 __all__ = [
     "STANDSTILL_SECONDS",
     "Blocking",
+    "GroupState",
     "MemberStatus",
+    "PartitionCondition",
     "PartitionStatus",
+    "ProcessStatus",
     "Status",
-    "read_status",
     "why_blocked",
 ]
 
-T = TypeVar("T")
-
 STANDSTILL_SECONDS: Final = 30.0
 """The group stands still when its limit has waited this long for a partition."""
+
+
+class GroupState(enum.StrEnum):
+    """The state of a group. The value is what ``--json`` shows, and a member of the enum equals it."""
+
+    RUNNING = "running"
+    """The leader moves the limit. Ends with a hold, a release, or the end of the run."""
+    HELD = "held"
+    """An operator holds the limit. Ends with ``aiokcc period`` or ``aiokcc release``."""
+    RELEASED = "released"
+    """Every record passes, for the rest of the run."""
+    ENDED = "ended"
+    """Every partition has finished. Nothing follows."""
+    UNREADABLE = "unreadable"
+    """The limit or the operator's request cannot be decoded. Ends when the node is repaired."""
+
+
+class PartitionCondition(enum.StrEnum):
+    """The condition of one partition. The value is what ``--json`` shows, and a member of the enum equals it."""
+
+    RUNNING = "running"
+    """Its owner has records before the limit, as far as it has reported."""
+    WAITING = "waiting"
+    """Its next record is at or past the limit: it waits for the other partitions."""
+    IDLE = "idle"
+    """Its log is read to the end. Ends with a new record."""
+    FINISHED = "finished"
+    """It has passed the end of the run."""
+    UNREPORTED = "unreported"
+    """It has an owner, and the owner's report does not have it."""
+    UNOWNED = "unowned"
+    """No member holds its lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +65,25 @@ class PartitionStatus:
     partition: str
     member: str | None
     """The member that holds its lock; None if it is unowned."""
-    state: str
-    """``waiting`` (at the gate, for the others), ``idle``, ``finished``, ``running``, ``unreported`` or ``unowned``."""
+    state: PartitionCondition
     timestamp: int | None = None
     """The timestamp of its next record, if it is blocked and that is known."""
     offset: int | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """True if it has nothing to read now: it is idle, or has finished."""
+        return self.state in {PartitionCondition.IDLE, PartitionCondition.FINISHED}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """One process of a host whose processes share one member."""
+
+    name: str
+    pid: int | None
+    partitions: str
+    """Its partitions, as ``orders:0,1;payments:0;``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +97,8 @@ class MemberStatus:
     """The time when it joined, in milliseconds since the epoch."""
     partitions: int
     leads: bool
+    processes: tuple[ProcessStatus, ...] = ()
+    """The processes of the host, if they share this member; empty otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +108,11 @@ class Blocking:
     partition: str
     member: str | None
     """The member that holds it; None if it is unowned."""
-    state: str
+    state: BlockerState
     last_member: str | None
     """The member that ran it when the last period closed."""
+    process: str | None = None
+    """The process of the member's host that has it, if the processes there share the member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +120,7 @@ class Status:
     """The group at one moment. Times are milliseconds since the epoch; None where there is nothing to tell."""
 
     where: str
-    state: str
-    """``running``, ``held``, ``unreadable`` (the limit or the request), ``released`` or ``ended``."""
+    state: GroupState
     limit: int | None
     floor: int | None
     """The boundary that closes next; below the limit only under lookahead."""
@@ -121,233 +157,24 @@ class Status:
     held_period: int | None = None
     """The period that was in force before the hold; None where there is no hold, or the store does not tell."""
 
+    pipelines: tuple[PipelineStatus, ...] = ()
+    """The Spark pipelines of the group."""
+
     def as_dict(self) -> dict[str, Any]:
         """Returns plain data, for JSON."""
         return asdict(self)
 
 
-async def read_status(store: Store, session: Session, *, now: Callable[[], float] = time.time) -> Status:
-    """Reads the status of the group. Raises UsageError if there is no group under the root."""
-    problems: list[str] = []
-
-    def attempt(decode: Callable[[str, bytes], T], node: Node | None) -> T | None:
-        if node is None:
-            return None
-        try:
-            return decode(store.describe(node.path), node.data)
-        except CorruptNodeError as error:
-            problems.append(str(error))
-            return None
-
-    nodes = await _all(
-        session.find, (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.TOPIC_PARTITIONS, paths.RUN)
-    )
-    missing = [path for path, node in nodes.items() if node is None]
-    if len(missing) == len(nodes):
-        raise UsageError(f"there is no group under {store.describe('')}; a member founds one when it connects")
-    problems += [f"{store.describe(path)} does not exist" for path in missing]
-    coordinator = nodes[paths.COORDINATOR]
-    limit = attempt(Limit.decode, coordinator)
-    request = attempt(Request.decode, nodes[paths.PERIOD])
-    generation = attempt(Generation.decode, nodes[paths.GENERATION])
-    partitions = attempt(decode_partitions, nodes[paths.TOPIC_PARTITIONS]) or frozenset()
-    run = attempt(lambda path, data: Run.decode(path, data, partitions), nodes[paths.RUN])
-    if run is None and (node := nodes[paths.RUN]) is not None and await has_changed(session, node):
-        return await read_status(store, session, now=now)  # the set has changed between the reads
-    cut: Cut | None = None
-    if coordinator is not None:
-        try:
-            cut = await last_cut(store, session, coordinator.version)
-        except (CorruptNodeError, MissingNodeError, NoNodeError) as error:
-            problems.append(str(error))
-
-    reports: dict[str, Report] = {}
-    for path, node in (await _all(session.find, await _below(session, paths.PROGRESS))).items():
-        report = attempt(Report.decode, node)
-        if report is not None:
-            reports[path.removeprefix(f"{paths.PROGRESS}/")] = report
-    locks = await _all(session.find, [paths.owner(p) for p in sorted(partitions)])
-    owners = {
-        p: node.data.decode(errors="replace") for p in partitions if (node := locks.get(paths.owner(p))) is not None
-    }
-    ids = await _all(session.find, await _below(session, paths.IDS))
-    candidates = await _all(session.find, (await list_candidates(session))[:1])
-    leaders = [_json(node) for node in candidates.values() if node is not None]
-    leader, epoch = (leaders[0].get("id"), leaders[0].get("epoch")) if leaders else (None, None)
-    finished = {} if cut is None else cut.finished()
-    last = {} if cut is None else cut.owners()
-    number = 0 if generation is None else generation.number
-    found = [] if limit is None else blockers(limit, number, partitions, reports, finished, owners)
-    group: GroupStatus | None = None
-    if run is not None and run.managed:
-        registered = {path.removeprefix(f"{paths.IDS}/"): node for path, node in ids.items() if node is not None}
-        group = await read_group_status(store, session, partitions, registered, owners, problems)
-        if limit is not None and limit.mode is Mode.END:
-            group = replace(group, waits_for=None)  # a member that has left since is not replaced any more
-    waited = 0.0 if coordinator is None else max(0.0, now() - coordinator.modified / 1000)
-    state = _state(limit, request)
-    blocking = tuple(Blocking(str(b.partition), b.member, b.state, last.get(b.partition)) for b in found)
-    standstill: str | None = None
-    if state == "running" and blocking and waited >= STANDSTILL_SECONDS:
-        first = min(
-            blocking, key=lambda b: b.state == "running"
-        )  # a partition that does not run is more likely the cause
-        standstill = f"the limit has stood for {waited:.0f} s: {first.partition}: {why_blocked(first)}"
-    told = {member: _told(member, report, limit, number) for member, report in reports.items()}
-    shown = tuple(_partition(p, owners.get(p), told, finished.get(p)) for p in sorted(partitions))
-    done, total = _offsets(run, cut, shown)
-    return Status(
-        where=store.url,
-        state=state,
-        limit=limit.value if limit is not None and limit.mode is Mode.GATED else None,
-        floor=limit.floor if limit is not None and limit.mode is Mode.GATED else None,
-        closed=None if cut is None else cut.limit,
-        period=request.period if request is not None and request.kind is RequestKind.PERIOD else None,
-        agreed_period=None if run is None else run.settings.period,
-        start=None if run is None else run.settings.start,
-        end=None if run is None else run.settings.end,
-        lookahead=0 if run is None else run.settings.lookahead,
-        generation=number,
-        leader=leader if epoch is not None else None,
-        epoch=epoch,
-        members=tuple(_member(path, node, owners, leader) for path, node in sorted(ids.items()) if node is not None),
-        partitions=shown,
-        blocking=blocking,
-        waiting_seconds=round(waited, 3),
-        periods_closed=0 if cut is None else cut.number,
-        problems=tuple(problems),
-        group=group,
-        standstill=standstill,
-        source="" if run is None else run.settings.source,
-        offsets_done=done,
-        offsets_total=total,
-        held_period=_held_period(nodes[paths.PERIOD], nodes[paths.RUN], run) if state == "held" else None,
-    )
-
-
-def _held_period(request: Node | None, founded: Node | None, run: Run | None) -> int | None:
-    """Return the period that a hold has replaced, or None if it is not known.
-
-    The node holds the one word "hold". Only if that is the first change since the founding is it known what it replaced.
-    """
-    if request is None or founded is None or run is None:
-        return None
-    is_first_change = request.version == 1 and request.created == founded.created
-    return run.settings.period if is_first_change else None
-
-
-def _offsets(
-    run: Run | None, cut: Cut | None, partitions: tuple[PartitionStatus, ...]
-) -> tuple[int | None, int | None]:
-    """Returns how many offsets of the run are processed, and how many there are; None if its end is not known."""
-    if run is None or not run.bounds:
-        return None, None
-    reached = {p.partition: p.offset for p in partitions}
-    done = total = 0
-    for partition, bounds in run.bounds.items():
-        if bounds.end is None:
-            return None, None
-        mark = None if cut is None else cut.find(partition)
-        position = max(bounds.start, (mark and mark.offset) or 0, reached.get(str(partition)) or 0)
-        total += bounds.end - bounds.start
-        done += (bounds.end if run.ended else min(position, bounds.end)) - bounds.start
-    return done, total
-
-
 def why_blocked(blocking: Blocking) -> str:
     """Returns a sentence that says why the limit waits for a partition."""
-    who = blocking.member
-    if blocking.state == "unowned":
+    who = blocking.member if blocking.process is None else f"process {blocking.process} of {blocking.member}"
+    if blocking.state is BlockerState.UNOWNED:
         last = "" if blocking.last_member is None else f" ({blocking.last_member} ran it last)"
         return f"no member runs it{last}; start the process that opens its gate"
-    if blocking.state == "unreported":
+    if blocking.state is BlockerState.UNREPORTED:
         return f"{who} has it and has not reported; look whether that process is alive and its event loop is free"
-    if blocking.state == "disputed":
+    if blocking.state is BlockerState.DISPUTED:
         return "two members report it"
-    if blocking.state == "idle":
+    if blocking.state is BlockerState.IDLE:
         return f"{who} has not looked at the end of its log since the limit moved"
     return f"{who} is still at work on records before the limit"
-
-
-async def _below(session: Session, path: str) -> list[str]:
-    try:
-        return [f"{path}/{name}" for name in await session.children(path)]
-    except NoNodeError:
-        return []
-
-
-async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str, ...]) -> dict[str, T]:
-    """Makes many reads in one round trip."""
-    result: dict[str, T] = {}
-
-    async def one(name: str) -> None:
-        result[name] = await read(name)
-
-    async with (
-        unwrapped() as tasks
-    ):  # several errors are usually of one kind: the store is unreachable, or denies access
-        for name in names:
-            tasks.start_soon(one, name)
-    return {name: result[name] for name in names}
-
-
-def _state(limit: Limit | None, request: Request | None) -> str:
-    if limit is not None and limit.mode is not Mode.GATED:
-        return "released" if limit.mode is Mode.OPEN else "ended"
-    if limit is None or request is None:
-        return "unreadable"
-    return "held" if request.kind is RequestKind.HOLD else "running"
-
-
-def _json(node: Node) -> dict[str, Any]:
-    try:
-        raw = json.loads(node.data)
-    except (ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
-
-
-def _member(path: str, node: Node, owners: dict[Partition, str], leader: str | None) -> MemberStatus:
-    name, facts = path.removeprefix(f"{paths.IDS}/"), _json(node)
-    held = sum(owner == name for owner in owners.values())
-    return MemberStatus(name, facts.get("host"), facts.get("pid"), facts.get("timestamp"), held, name == leader)
-
-
-def _partition(
-    partition: Partition,
-    owner: str | None,
-    told: dict[str, dict[Partition, PartitionStatus]],
-    finished: tuple[str, Mark] | None,
-) -> PartitionStatus:
-    name = str(partition)
-    if finished is not None:
-        return PartitionStatus(name, owner or finished[0], "finished", None, _plain(finished[1].offset))
-    if owner is None:
-        return PartitionStatus(name, None, "unowned")
-    return told.get(owner, {}).get(partition) or PartitionStatus(name, owner, "unreported")
-
-
-def _told(owner: str, report: Report, limit: Limit | None, generation: int) -> dict[Partition, PartitionStatus]:
-    """Returns what a member's report says of its partitions under this limit."""
-    is_current = limit is not None and report.generation == generation
-    crossing = report.at(limit.floor) if limit is not None and is_current else None
-    marks = None if crossing is None else dict(zip(report.partitions, crossing.marks.values(), strict=True))
-    result: dict[Partition, PartitionStatus] = {}
-    for partition, (state, ts, offset) in report.entries.items():
-        name = str(partition)
-        if ts is None:
-            status = PartitionStatus(name, owner, state.value, None, _plain(offset))
-        elif limit is not None and is_current and ts >= limit.floor:
-            status = PartitionStatus(name, owner, "waiting", ts, _plain(offset))
-        elif marks is not None:  # under lookahead: it was past this floor when an earlier one was reported
-            mark = marks[partition]
-            status = PartitionStatus(name, owner, "finished" if mark.finished else "waiting", None, _plain(mark.offset))
-        else:
-            status = PartitionStatus(name, owner, "running", ts, _plain(offset))
-        result[partition] = status
-    return result
-
-
-def _plain(offset: int | None) -> int | None:
-    """Returns the first unprocessed offset, of a span the lower one."""
-    return None if offset is None else int(offset)

@@ -35,6 +35,7 @@ from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
 from aiokcc.runtime.listener import Listener
+from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ __all__ = [
     "write_offsets",
 ]
 
-log = logging.getLogger("aiokcc.offsets")
+log = logging.getLogger("aiokcc.runtime")
 
 _BATCH: Final = 500
 _ENTRY: Final = 600
@@ -174,7 +175,10 @@ def _held(us: MemberSession, wanted: dict[Partition, int], ours: Iterable[Partit
     left = {p: wanted[p] for p in ours if us.ownership.holds(p)}
     if refused := sorted(wanted.keys() - left.keys()):
         log.warning(
-            "%s: the offsets of %s are not committed: we no longer hold them", us.name, ", ".join(map(str, refused))
+            "%s: the offsets of %s are not committed: we no longer hold them",
+            us.name,
+            ", ".join(map(str, refused)),
+            extra=log_facts(us.member, partitions=[str(p) for p in refused]),
         )
     return left
 

@@ -6,6 +6,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+from aiokafka import ConsumerRecord
+
 import aiokcc
 
 ROOT = Path(aiokcc.__file__).parent.parent
@@ -29,3 +32,11 @@ def test_every_python_that_is_tested_is_in_the_metadata() -> None:
     assert tested is not None
     named = [c.rpartition(" ")[2] for c in project["classifiers"] if re.search(r":: 3\.\d+$", c)]
     assert named == re.findall(r"3\.\d+", tested[1])
+
+
+def test_every_exported_name_is_there() -> None:
+    assert [name for name in aiokcc.__all__ if name != "spark" and not hasattr(aiokcc, name)] == []
+    assert aiokcc.Partition("orders", 3) == ("orders", 3)
+    assert aiokcc.Record.__origin__ is ConsumerRecord
+    with pytest.raises(AttributeError, match="module 'aiokcc' has no attribute 'Recrod'"):
+        aiokcc.Recrod  # type: ignore[attr-defined]  # noqa: B018

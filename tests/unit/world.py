@@ -14,7 +14,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Cut
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
-from aiokcc.stores.memory.tree import TreeOp
+from aiokcc.stores.tree import TreeOp
 from tests.history import History
 from tests.virtual import settle
 

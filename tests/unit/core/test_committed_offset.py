@@ -1,4 +1,4 @@
-"""How a committed offset is written down, and for whom it counts."""
+"""The text of a committed offset, and the runs for which it counts."""
 
 from __future__ import annotations
 

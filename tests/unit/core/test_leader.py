@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiokcc.core.leader import Advance, Blocker, Leader, Step, Wait, blockers
+from aiokcc.core.leader import Advance, Blocker, BlockerState, Leader, Step, Wait, blockers
 from aiokcc.core.limit import END, OPEN, Limit, Mode, Request, RequestKind
 from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition
@@ -436,14 +436,14 @@ def who(leader: Leader, owners: dict[Partition, str] | None = None) -> list[Bloc
 def test_who_blocks() -> None:
     leader = term(P0, P1, P2)
     assert who(leader, {P1: "b"}) == [
-        Blocker(P0, None, "unowned"),
-        Blocker(P1, "b", "unreported"),
-        Blocker(P2, None, "unowned"),
+        Blocker(P0, None, BlockerState.UNOWNED),
+        Blocker(P1, "b", BlockerState.UNREPORTED),
+        Blocker(P2, None, BlockerState.UNOWNED),
     ]
     hear(leader, "a", p0="12@3", p1="running", p2="9")
-    assert who(leader) == [Blocker(P1, "a", "running"), Blocker(P2, "a", "running")]
+    assert who(leader) == [Blocker(P1, "a", BlockerState.RUNNING), Blocker(P2, "a", BlockerState.RUNNING)]
     hear(leader, "a", limit=5, p0="12@3", p1="idle@5", p2="finished@7")
-    assert who(leader) == [Blocker(P1, "a", "idle")]
+    assert who(leader) == [Blocker(P1, "a", BlockerState.IDLE)]
     hear(leader, "a", generation=2, p0="12@3", p1="idle@5", p2="finished@7")
     assert [b.state for b in who(leader)] == ["unreported"] * 3
     hear(leader, "a", p0="12@3", p1="idle@5", p2="finished@7")
@@ -458,14 +458,14 @@ def test_a_finished_partition_blocks_only_if_somebody_runs_it_again() -> None:
     leader.finished = {P0: ("a", Mark(3, finished=True))}
     assert who(leader) == []
     hear(leader, "a2", p0="running")
-    assert who(leader) == [Blocker(P0, "a2", "running")]
+    assert who(leader) == [Blocker(P0, "a2", BlockerState.RUNNING)]
 
 
 def test_two_who_report_the_same_partition_are_told() -> None:
     leader = term(P0)
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p0="12@3")
-    assert who(leader, {P0: "b"}) == [Blocker(P0, "b", "disputed")]
+    assert who(leader, {P0: "b"}) == [Blocker(P0, "b", BlockerState.DISPUTED)]
 
 
 words = st.sampled_from(["idle@1", "finished@2", "running"]) | st.integers(0, 60).map("{}@3".format)

@@ -49,7 +49,7 @@ def read(member_progress: MemberProgress, progress: PartitionProgress, *stamps: 
 
 
 def reported(member_progress: MemberProgress) -> Report:
-    """What the member's progress reports, as anybody reads it."""
+    """Returns the report of the member's progress, as other members decode it."""
     report = member_progress.report()
     assert report is not None
     again = Report.decode("/report", report.encode())
@@ -313,12 +313,12 @@ def test_under_an_old_limit_even_who_still_runs_is_reported() -> None:
 def test_what_is_withheld_is_not_due() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 4))
     read(member_progress, a, 12)
-    member_progress.withheld = True
+    member_progress.withheld_from = 0
     assert not member_progress.due
     late = member_progress.report(even_running=True)
     assert late is not None
     assert late.running, "it has arrived and is not processed: the late report must not count either"
-    member_progress.withheld = False
+    member_progress.withheld_from = None
     again = member_progress.report()
     assert again is not None
     assert not again.running

@@ -38,7 +38,7 @@ def joined(
 
 
 def entries(member_progress: MemberProgress) -> dict[str, str] | None:
-    """What the member's progress would report."""
+    """Returns the entries that the member's progress would report."""
     report = member_progress.report()
     return None if report is None else shown(report)
 
@@ -298,8 +298,8 @@ def test_crossings_are_where_each_boundary_was_passed_however_far_ahead_the_lane
     assert entries(member_progress) == {"orders.0": "31@5"}
 
 
-def test_what_a_lane_crossed_counts_before_what_it_became() -> None:
-    """It has finished, or is idle, far past the floor: the cut of the floor is still where the floor was crossed."""
+def test_a_crossing_counts_before_the_present_state() -> None:
+    """A partition has finished, or is idle, far past the floor; the cut of the floor is where it crossed the floor."""
     for end in ("finish", "idle"):
         member_progress, [progress] = joined(P0, limit=Limit((10, 20, 30)))
         member_progress.approach(progress, 12, 1)
@@ -410,7 +410,7 @@ def test_a_finished_lane_that_was_overtaken_does_not_take_the_cut_back() -> None
     assert entries(member_progress) == {"orders.0": "finished@9"}
 
 
-def test_what_was_given_up_is_not_ours_to_report() -> None:
+def test_what_was_released_is_not_ours_to_report() -> None:
     member_progress, [a, b] = joined(P0, P1)
     member_progress.approach(a, 12, 1)
     member_progress.forget(P1)

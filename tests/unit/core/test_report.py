@@ -184,7 +184,7 @@ def test_a_cut_can_be_read_back(cut: Cut) -> None:
 
 
 def test_one_member_may_stand_in_two_lines() -> None:
-    """What it runs now, and what it had finished before."""
+    """One line has the partitions that it runs now, the other those that it had finished before."""
     cut = Cut.decode("/c", b"1 0 10 1\nw-1 a:0; 5;\nw-1 a:1; 7!;")
     assert cut is not None
     assert cut.marks == {"w-1": {Partition("a", 0): Mark(5), Partition("a", 1): Mark(7, finished=True)}}

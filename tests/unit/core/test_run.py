@@ -1,4 +1,4 @@
-"""What a group agrees on, and the fence."""
+"""The settings on which a group agrees, and the fence."""
 
 from __future__ import annotations
 

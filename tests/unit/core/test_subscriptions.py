@@ -1,4 +1,4 @@
-"""What a member may be given, as users write it and as its registration holds it."""
+"""Subscriptions, as users write them and as a registration holds them."""
 
 from __future__ import annotations
 

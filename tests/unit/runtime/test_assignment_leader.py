@@ -74,7 +74,7 @@ async def process(
 
 
 def owners(world: World, count: int = 6) -> dict[str, list[int]]:
-    """Who holds what, by member."""
+    """Returns the partitions whose locks each member holds."""
     result: dict[str, list[int]] = {}
     for number in range(count):
         owner = world.owner(number)

@@ -64,7 +64,7 @@ async def test_a_limit_cut_short_is_not_taken_for_a_lower_one(
                     await hand.set("coordinator", right, ANY_VERSION)
                 await go_far(p, start + step * stride)
                 assert a.limit == b.limit > before
-            assert "/group/coordinator" in errors(caplog)
+            assert put_back or "/group/coordinator" in errors(caplog)  # put back, nobody has seen it
             finish(p)
 
 

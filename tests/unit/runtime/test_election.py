@@ -1,4 +1,4 @@
-"""Who leads, who watches whom, and what a term that is over can still do."""
+"""The election: one leader, a chain of watches, and terms that are over and can write nothing."""
 
 from __future__ import annotations
 

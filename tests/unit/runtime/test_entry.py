@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import logging
 from collections.abc import Callable
@@ -135,7 +136,7 @@ def test_a_plain_for_says_what_to_write(call: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("option", "hint"),
     [
-        ("password", 'it takes auth=("user", "password"), acl= and ssl='),
+        ("user", 'it takes auth=("user", "password"), acl=, and for zks:// ca=, cert=, key='),
         ("acll", "did you mean 'acl'?"),
         ("x", "it takes"),
     ],
@@ -177,7 +178,7 @@ async def test_a_gates_timestamp_that_looks_like_seconds_is_told_once(
 # -- released
 
 
-async def test_what_is_given_up_is_told_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_released_is_told_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with world.connect(topics={"orders": 3}, member="m") as c:
         async with c.gate("orders", 2), c.gate("orders", 0), c.gate("orders", 1):
@@ -187,7 +188,15 @@ async def test_what_is_given_up_is_told_in_one_line(world: World, caplog: pytest
     ]
 
 
-async def test_what_is_given_up_is_told_while_the_block_goes_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_released_is_told_in_a_short_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async with world.connect(topics={"orders": 100}, member="m") as c, contextlib.AsyncExitStack() as stack:
+        for n in range(100):
+            await stack.enter_async_context(c.gate("orders", n))
+    (told,) = [r.getMessage() for r in caplog.records if "released" in r.getMessage()]
+    assert "orders.19 and 80 more were released" in told
+
+
+async def test_what_is_released_is_told_while_the_block_goes_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
     async with world.connect(member="m") as c:
         async with c.gate("orders", 1):
             pass

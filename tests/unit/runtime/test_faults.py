@@ -14,7 +14,7 @@ import pytest
 import aiokcc
 from aiokcc.errors import OutcomeUnknownError, PartitionOwnedError
 from aiokcc.stores.memory import Call
-from tests.unit.world import PERIOD, World
+from tests.unit.world import FAR, PERIOD, World
 from tests.virtual import settle
 
 LOGS = {
@@ -445,7 +445,7 @@ async def test_leaving_is_not_held_up_by_a_session_lost_after_the_cut(world: Wor
         gate.finish()
 
 
-@pytest.mark.parametrize("how", ["given up", "lost"])
+@pytest.mark.parametrize("how", ["released", "lost"])
 async def test_an_advance_does_not_rest_on_the_report_of_a_former_owner(world: World, how: str) -> None:
     """Otherwise the next owner, who has read the last cut, brings records again that the new cut holds."""
     async with world.connect(member="a") as a, a.gate("orders", 0) as led, world.connect(member="b") as b:
@@ -470,3 +470,24 @@ async def test_an_advance_does_not_rest_on_the_report_of_a_former_owner(world: W
                 await asyncio.gather(moving, taken.wait_until(PERIOD, 5))
                 taken.finish(5)
                 led.finish(3)
+
+
+async def test_an_error_of_the_clock_where_the_limit_arrives_ends_the_member_and_is_not_swallowed(world: World) -> None:
+    """The limit is taken outside of any task; an error there left the gates closed for ever, and only the loop's log had it."""
+    broken = False
+
+    def clock() -> int:
+        if broken:
+            raise ArithmeticError("the clock is broken")
+        return FAR
+
+    async with world.connect(member="a") as a, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(world.consume(a, 0, [0, 1500, 2500, 3500]))
+        with pytest.raises(ArithmeticError, match="the clock is broken"):
+            async with asyncio.timeout(HOUR), world.connect(member="b", clock=clock) as b:
+                async with b.gate("orders", 1) as gate:
+                    await gate.wait_until(0)
+                    await gate.wait_until(1500)
+                    broken = True
+                    await gate.wait_until(2500)
+        first.cancel()

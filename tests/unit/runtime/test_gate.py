@@ -10,6 +10,7 @@ import pytest
 
 import aiokcc
 from aiokcc.errors import PartitionError, RunEnded, UsageError
+from aiokcc.runtime.gate_signal import GateSignal
 from tests.unit.world import PERIOD, World
 from tests.virtual import DeadlockError, settle
 
@@ -44,9 +45,7 @@ async def test_only_tasks_whose_record_is_open_are_woken(world: World, monkeypat
     async with world.connect() as c, c.gate("orders", 0) as near, c.gate("orders", 1) as far:
         woken: list[str] = []
         for name, gate in (("near", near), ("far", far)):
-            original = gate.signal.set
-            fake = _Recorder(gate.signal, lambda name=name, original=original: (woken.append(name), original()))
-            monkeypatch.setattr(gate, "signal", fake)
+            monkeypatch.setattr(gate, "signal", _Recorder(name, woken))
         first = asyncio.create_task(near.wait_until(PERIOD))
         second = asyncio.create_task(far.wait_until(10 * PERIOD))
         await first
@@ -58,9 +57,14 @@ async def test_only_tasks_whose_record_is_open_are_woken(world: World, monkeypat
         assert woken == ["near", "far"]
 
 
-class _Recorder:
-    def __init__(self, signal: Any, on_set: Any) -> None:
-        self.wait, self.set = signal.wait, on_set
+class _Recorder(GateSignal):
+    def __init__(self, name: str, woken: list[str]) -> None:
+        super().__init__()
+        self._name, self._woken = name, woken
+
+    def _go_on(self) -> None:
+        self._woken.append(self._name)
+        super()._go_on()
 
 
 async def test_a_record_of_a_closed_period_passes_and_is_counted_as_late(world: World) -> None:

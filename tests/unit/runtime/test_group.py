@@ -59,7 +59,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_connected(wrong: dic
         aiokcc.connect("memory://unused", **{**RIGHT, **wrong})
 
 
-@pytest.mark.parametrize("url", ["kafka://x", "", "localhost:2181", "zk://", None, 5])
+@pytest.mark.parametrize("url", ["etcd://x", "", "localhost:2181", "zk://", None, 5])
 def test_an_unknown_store_is_refused(url: Any) -> None:
     with pytest.raises(UsageError, match="zk://host:port"):
         aiokcc.connect(url, **RIGHT)
@@ -217,8 +217,11 @@ async def test_each_member_writes_once_per_period(world: World, members: int) ->
         await settle()
         assert len(world.writes()) == 10 * members
         assert not [call for call in world.calls if not call.writes and call.verb != "watch"]
-        watching = [call for call in world.calls if call.verb == "watch" and "coordinator" in call.paths]
-        assert {call.session for call in watching} == {world.session(c) for c in coordinators[1:]}  # not the leader
+        assert not [call for call in world.calls if call.verb == "watch" and "coordinator" in call.paths], (
+            "nobody reads it"
+        )
+        told = [call for call in world.calls if call.verb == "watch" and "limits" in call.paths]
+        assert {call.session for call in told} == {world.session(c) for c in coordinators[1:]}  # not the leader
         for gate in gates:
             gate.finish()
 

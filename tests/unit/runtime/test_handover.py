@@ -1,4 +1,4 @@
-"""What it costs to hand partitions over: how many calls to the store follow one another until they run elsewhere.
+"""The cost of handing partitions over: the number of calls to the store, one after another, until they run elsewhere.
 
 Every call takes a while of virtual time and nothing else takes any, so the clock counts the calls; those made side by side
 count once. What runs here is all of a replay but Kafka itself: the records are numbers.
@@ -134,7 +134,7 @@ async def readers(world: World, *, commits: bool = True, periods: int = 3) -> As
 
 
 async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: str) -> tuple[float, set[int]]:
-    """How many calls follow one another until what this one had runs elsewhere, and where it goes on."""
+    """Returns the number of calls, one after another, until this member's partitions run elsewhere, and their new owners."""
     lost = set(goes.begun)
     stay = [reader for reader in everybody if reader is not goes]
     for reader in stay:
@@ -201,8 +201,8 @@ async def test_who_commits_for_the_first_time_has_nothing_to_read_before(world: 
         ours = [call for call in calls if call.session is session]
         assert [call.verb for call in ours][:2] == ["commit", "commit"]
         assert [path.split("/")[0] for path in ours[0].paths] == ["generation", "offsets", "offsets"]
-        given_up = [path.split("/")[0] for path in ours[1].paths]
-        assert given_up == ["generation", "assignments", "progress", "owners", "owners", "ids"]
+        released = [path.split("/")[0] for path in ours[1].paths]
+        assert released == ["generation", "assignments", "progress", "owners", "owners", "ids"]
 
 
 # Whose locks they are

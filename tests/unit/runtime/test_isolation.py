@@ -1,4 +1,4 @@
-"""What an operator sees of a managed group, and does about it: status, isolate, rejoin."""
+"""The operator's view of a managed group, and the verbs that change it: status, isolate, rejoin."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import aiokcc
 from aiokcc.errors import CorruptNodeError, UsageError
 from aiokcc.runtime.operator import isolate, rejoin
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status_reader import read_status
 from tests.unit.runtime.test_assignment_leader import member, owners
 from tests.unit.world import World
 from tests.virtual import settle

@@ -16,7 +16,7 @@ from tests.virtual import settle
 
 
 async def test_who_leaves_with_a_finished_partition_and_loses_its_session_waits_for_nobody(world: World) -> None:
-    """What it said has gone with the session, and whoever is given the partition says it again."""
+    """Its report has gone with the session, and the next owner of the partition reports the end again."""
     said = asyncio.Event()
     async with world.connect(member="stays", assignment="managed") as stays:
         holding = asyncio.ensure_future(_hold(stays))
@@ -50,7 +50,7 @@ async def _hold(group: aiokcc.Group) -> None:
 
 
 async def leave_early(group: aiokcc.Group, *, topic: str = "orders") -> None:
-    """Partition 0 has finished in the open period; partition 1 is given up in the middle of it."""
+    """Partition 0 has finished in the open period; partition 1 is released in the middle of it."""
     async with group.gate(topic, 0) as empty:
         empty.finish(0)
     async with group.gate(topic, 1) as gate:
@@ -75,7 +75,7 @@ async def test_who_leaves_early_does_not_wait_for_a_cut_that_cannot_come(world: 
 async def test_what_was_not_recorded_is_named_by_who_leaves(
     world: World, caplog: pytest.LogCaptureFixture, finished: list[int], said: str
 ) -> None:
-    caplog.set_level("INFO", "aiokcc.member")
+    caplog.set_level("INFO", "aiokcc.runtime")
     async with asyncio.timeout(100), world.connect(topics={"orders": 3}) as group:
         for number in finished:
             async with group.gate("orders", number) as gate:
@@ -87,7 +87,7 @@ async def test_what_was_not_recorded_is_named_by_who_leaves(
 
 @pytest.mark.parametrize("leads", ["who leaves", "who stays"])
 async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world: World, leads: str) -> None:
-    """Another member runs a partition; nobody takes the one that was given up, so no cut can come."""
+    """Another member runs a partition; nobody takes the one that was released, so no cut can come."""
     async with asyncio.timeout(100):
         first, second = world.connect(member="a", topics={"orders": 3}), world.connect(member="b", topics={"orders": 3})
         stays, leaves = (second, first) if leads == "who leaves" else (first, second)
@@ -107,13 +107,13 @@ async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world
 
 
 async def _finish_again(group: aiokcc.Group) -> None:
-    """What was declared finished still stands while the member is there."""
+    """Checks that a partition that was declared finished stays so while the member is there."""
     while not group.ended:
         await group.membership.moved.wait()
 
 
 async def test_who_hands_over_waits_until_the_next_owner_has_closed_the_period(world: World) -> None:
-    """A standby takes what is given up, so a cut can come, and what has finished stays finished."""
+    """A standby claims what is released, so a cut can come, and what has finished stays finished."""
     async with world.connect(member="heir", claim_timeout=math.inf) as heir, asyncio.timeout(600):
         async with world.connect(member="leaves") as leaves:
             async with leaves.gate("orders", 0) as done:
@@ -162,7 +162,7 @@ async def test_who_leaves_early_while_the_store_is_away_does_not_wait_for_it(wor
 
 
 async def test_who_has_finished_everything_waits_for_those_who_have_not_come_yet(world: World) -> None:
-    """Nothing was given up: a member that is started later brings the cut."""
+    """Nothing was released: a member that is started later brings the cut."""
     async with asyncio.timeout(600):
 
         async def first() -> None:

@@ -18,7 +18,7 @@ LOGS = {f"orders.{n}": list(range(n * 100, PERIODS * PERIOD, 250)) for n in rang
 
 
 def advances(world: World) -> int:
-    """How many transactions have moved the limit."""
+    """Returns the number of transactions that have moved the limit."""
     return sum(any(path.endswith("coordinator") for path in call.paths) for call in world.writes())
 
 
@@ -62,7 +62,7 @@ async def test_every_period_has_its_cut_however_many_close_at_once(world: World)
 
 @pytest.mark.parametrize("takes", [0.2, 60])
 async def test_a_slow_handler_keeps_nobody_waiting_for_more(world: World, takes: float) -> None:
-    """What could be gathered takes long; the limit moves soon after the first boundary was crossed, all the same."""
+    """The next boundaries take long; the limit still moves soon after the first one was crossed."""
     seen: list[float] = []
 
     async def watch() -> None:

@@ -1,4 +1,4 @@
-"""What comes out of our blocks when they are nested with task groups and timeouts: what would without them."""
+"""Errors and cancellations pass through our blocks unchanged if these are nested with task groups and timeouts."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ async def play_a_part(store: str | Store, **settings: Any) -> aiokcc.Group:
 async def test_a_run_that_was_left_unfinished_is_over(
     settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level("INFO", "aiokcc.member")
+    caplog.set_level("INFO", "aiokcc.runtime")
     url = f"memory://{uuid.uuid4().hex}"
     kept = await play_a_part(url)
     assert "is over" not in caplog.text

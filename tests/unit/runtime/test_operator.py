@@ -1,4 +1,4 @@
-"""What an operator may ask for while a group runs, and the policies for a run that has caught up with the clock."""
+"""The requests of an operator while a group runs, and the policies for a run that has caught up with the clock."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ async def consumer(world: World, name: str, subscription: object = EVERYTHING) -
 
 
 def owned(world: World) -> dict[str, str]:
-    """Who holds what."""
+    """Returns the owner of each lock."""
     found = {str(p): world.owner(p.number, p.topic) for p in sorted(ALL)}
     return {partition: owner.rpartition("-")[0] for partition, owner in found.items() if owner is not None}
 
@@ -309,7 +309,7 @@ async def test_who_does_not_fit_in(
 
 
 async def test_the_leader_says_which_pipeline_is_given_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "aiokcc.group")
+    caplog.set_level(logging.WARNING, "aiokcc.runtime")
     told: list[str] = []
     async with driver(world, "a", told), driver(world, "b", told, Subscription.check(pipeline="everything")):
         await asyncio.sleep(10)

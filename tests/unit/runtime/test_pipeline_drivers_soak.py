@@ -1,6 +1,7 @@
 """Random faults on virtual time for drivers of a pipeline in a managed group, beside asynchronous members.
 
-Drivers come and go, fall asleep over a job, are killed and isolated; sessions end, the network stalls. Everything is theirs but
+Drivers come and go, fall asleep over a job, are killed and isolated; somebody restates the pipeline, and may die over it;
+sessions end, the network stalls. Everything is theirs but
 Spark, Kafka and the sink: a job takes time and can be stopped, a log is a list, and the sink refuses whoever it knows
 to be followed, as the real ones do. What is published is checked, and the history of the group. Every choice comes from one
 seed; SOAK_SEEDS sets how many.
@@ -9,6 +10,7 @@ seed; SOAK_SEEDS sets how many.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -24,7 +26,14 @@ import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import EVERYTHING, Subscription
-from aiokcc.errors import AiokccError, FencedError, UsageError
+from aiokcc.errors import (
+    AiokccError,
+    FencedError,
+    PipelineBusyError,
+    SessionLostError,
+    StoreUnreachableError,
+    UsageError,
+)
 from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.topic_discovery import discover
@@ -32,11 +41,14 @@ from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark import driver as drivers
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.driver import AsyncReplay
+from aiokcc.spark.checkpoint import Checkpoint
+from aiokcc.spark.driver import AsyncReplay, Options
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pipeline import BatchStep, Pipeline
+from aiokcc.spark.restating import alone_with
 from aiokcc.spark.sinks import Sink
 from aiokcc.stores.memory import Call
+from aiokcc.stores.port import Session, SessionState
 from tests.unit.world import FAR, PERIOD, World
 from tests.virtual import settle
 
@@ -50,6 +62,7 @@ STORM = 150.0
 """Seconds of faults; then everything must come to its end."""
 CALM = 1500.0
 PIPELINE = Subscription.check("orders", pipeline="p")
+FAULTS = ("expire", "suspend", "freeze", "away", "isolate", "end", "kill", "calm", "restate")
 
 
 class Index(Finder):
@@ -89,6 +102,8 @@ class Cluster:
 
 class SparkThread:
     """Stands for Spark's thread: a call is over before anybody goes on, and a job takes a while to stop."""
+
+    spark = None
 
     def __init__(self, soak: Soak) -> None:
         self._soak = soak
@@ -176,6 +191,7 @@ class Soak:
         self.attempt = 0
         self.processes: list[asyncio.Task[None]] = []
         self.killed: set[str] = set()
+        self.restated = 0
         self.faults: list[str] = []
         self.told: list[str] = []
         world.server.intercept(before=self._delay, after=self._delay)
@@ -217,9 +233,12 @@ class Soak:
                     try:
                         await asyncio.wait([self.tasks[name]])
                     finally:
-                        self.tasks[name].cancel()
-                        await asyncio.wait([self.tasks.pop(name)])
+                        work_task = self.tasks.pop(name)
+                        work_task.cancel()
+                        await asyncio.wait([work_task])
                         del self.live[name]
+                    if not work_task.cancelled():
+                        work_task.result()  # an error of another kind fails the test at once
                     if name in self.killed:
                         raise _KilledError
                     if group.ended:
@@ -262,7 +281,7 @@ class Soak:
             tasks.cancel_scope.cancel()
 
     async def drive(self, group: aiokcc.Group) -> None:
-        options: Any = SimpleNamespace(
+        options = Options(
             spark=None,
             name="p",
             source=self.source,
@@ -277,7 +296,9 @@ class Soak:
             from_scratch=False,
             accept_deleted=False,
             progress=False,
-            check=False,
+            keeps_periods=True,
+            version=None,
+            available_now=False,
             store=self.world.store,
             store_timeout=10_000,
             subscription=PIPELINE,
@@ -313,7 +334,7 @@ class Soak:
                 if name is None:
                     continue
                 session: Any = self.live[name].membership.session
-                fault = self.chance.choice(["expire", "suspend", "freeze", "away", "isolate", "end", "kill", "calm"])
+                fault = self.chance.choice(FAULTS)
                 if fault == "end":
                     self.tasks[name].cancel()
                 elif fault == "isolate":
@@ -321,6 +342,8 @@ class Soak:
                         await isolate(self.world.store, operator, name, by="chance", now=0)
                         await asyncio.sleep(self.chance.uniform(0, 9))
                         await rejoin(self.world.store, operator, name)
+                elif fault == "restate":
+                    await self._restate()
                 elif session not in server.sessions:
                     continue
                 elif fault == "expire":
@@ -343,6 +366,25 @@ class Soak:
             await asyncio.sleep(1)
         for task in self.processes if self.follows else ():
             task.cancel()
+
+    async def _restate(self) -> None:
+        """Take the pipeline's attempt as a restatement does, while no driver drives it; or die over it, or give up."""
+        with suppress(PipelineBusyError, SessionLostError, StoreUnreachableError):
+            async with self.world.store.session(timeout=6) as session:
+
+                async def present() -> Session:
+                    if session.state is SessionState.LOST:
+                        raise StoreUnreachableError("lost")
+                    return session
+
+                async with alone_with(session, "p", "somebody", self.chance.uniform(0, 20)):
+                    node = await session.find("pipelines/p/definition")
+                    if node is not None:
+                        await Checkpoint(self.world.store, "p", present).begin(json.loads(node.data), "somebody")
+                        self.restated += 1
+                    if self.chance.random() < 0.5:
+                        self.world.server.freeze(session)  # it dies: its node stays until the session is over
+                    await asyncio.sleep(self.chance.uniform(0, 9))
 
     async def grow(self) -> None:
         for partition in LATER:
@@ -421,7 +463,7 @@ async def test_drivers_under_faults(
     monkeypatch.setattr(drivers, "SparkThread", lambda _: SparkThread(soak))
     monkeypatch.setattr(drivers, "RecordSampler", RecordSampler)
     monkeypatch.setattr(AsyncReplay, "_finder", lambda *_: Index(soak.logs))
-    computation = SimpleNamespace(verify=lambda _: None, result=lambda batch: batch, one_by_one=False)
+    computation = SimpleNamespace(is_decided=True, stage=lambda sink, batch: sink.stage(batch, batch), one_by_one=False)
     monkeypatch.setattr(drivers, "Computation", lambda *_, **__: computation)
     stage = Pipeline._stage
 

@@ -70,7 +70,7 @@ async def test_the_standby_takes_over_when_the_owner_is_gone(world: World, how: 
 
 
 async def test_waiting_is_told_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "aiokcc.member")
+    caplog.set_level(logging.INFO, "aiokcc.runtime")
     topics = {"orders": 30}
     async with (
         world.connect(member="owner", topics=topics) as owner,

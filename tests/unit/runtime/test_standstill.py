@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status_reader import read_status
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
 
@@ -51,6 +51,19 @@ async def test_a_partition_that_nobody_runs(world: World, said: pytest.LogCaptur
         ((level, text),) = about_the_limit(said)
         assert level == "WARNING"
         assert text.endswith("It waits for orders.1: no member runs it; start the process that opens its gate")
+        waiting.cancel()
+
+
+async def test_it_is_told_also_where_anyio_knows_the_loop_in_tasks_only(
+    world: World, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is where the package sniffio is installed, which trio and other packages bring."""
+    known = "anyio._core._eventloop.current_async_library"
+    monkeypatch.setattr(known, lambda: "asyncio" if asyncio.current_task() else None)
+    async with world.connect(member="m") as c, c.gate("orders", 0) as gate:
+        waiting = asyncio.create_task(gate.wait_until(5 * PERIOD))
+        await asyncio.sleep(31)
+        assert len(about_the_limit(said)) == 1
         waiting.cancel()
 
 

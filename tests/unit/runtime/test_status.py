@@ -7,10 +7,12 @@ import json
 
 import pytest
 
+from aiokcc.core.leader import BlockerState
 from aiokcc.core.report import Report
 from aiokcc.errors import UsageError
 from aiokcc.runtime.own_report import LATE
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status import GroupState, PartitionCondition
+from aiokcc.runtime.status_reader import read_status
 from aiokcc.stores import ANY_VERSION
 from tests.unit.world import PERIOD, World
 from tests.virtual import settle
@@ -40,10 +42,57 @@ async def test_the_status_of_a_running_group(world: World) -> None:
             (blocking,) = status.blocking
             assert (blocking.partition, blocking.state, (blocking.member or "")[:2]) == ("orders.1", "running", "b-")
             assert status.problems == ()
-            assert json.loads(json.dumps(status.as_dict()))["limit"] == 2 * PERIOD
+            plain = json.loads(json.dumps(status.as_dict()))
+            assert plain["limit"] == 2 * PERIOD
+            assert status.state is GroupState.RUNNING
+            assert [p.state for p in status.partitions] == [PartitionCondition.WAITING, PartitionCondition.RUNNING]
+            assert blocking.state is BlockerState.RUNNING
+            assert (plain["state"], plain["partitions"][0]["state"]) == ("running", "waiting")
             two.finish()
             await waiting
             one.finish()
+
+
+async def test_the_leaders_own_partitions_while_its_report_is_not_written(world: World) -> None:
+    """In a plain period the advance does not have the leader's report. The cut says as much."""
+    async with world.connect(member="a") as a, a.gate("orders", 0) as one, a.gate("orders", 1) as two:
+        await settle()
+        for period in range(1, 5):
+            await asyncio.gather(
+                one.wait_until(period * PERIOD, 10 + period), two.wait_until(period * PERIOD + 5, period)
+            )
+        (name,) = [name for name in world.below("progress") if name.startswith("a-")]
+        assert world.data(f"progress/{name}") == b"", "it was never written"
+        status = await a.status()
+        assert [(p.partition, p.state, p.offset) for p in status.partitions] == [
+            ("orders.0", "running", 14),
+            ("orders.1", "running", 4),
+        ]
+        assert [(b.partition, b.state) for b in status.blocking] == [("orders.0", "running"), ("orders.1", "running")]
+        one.finish(20)
+        two.finish(20)
+
+
+async def test_a_partition_of_the_leader_that_is_far_ahead_does_not_block(world: World) -> None:
+    async with world.connect(member="a") as a, a.gate("orders", 0) as far, a.gate("orders", 1) as near:
+        ahead = asyncio.create_task(far.wait_until(100 * PERIOD, 7))
+        for period in range(1, 5):
+            await near.wait_until(period * PERIOD, period)
+            status = await a.status()
+            assert [(p.partition, p.state, p.offset) for p in status.partitions] == [
+                ("orders.0", "waiting", 7),
+                ("orders.1", "running", period),
+            ]
+            assert [b.partition for b in status.blocking] == ["orders.1"]
+        near.finish(5)
+        await ahead
+        await asyncio.sleep(0)
+        status = await a.status()
+        assert [(p.partition, p.state, p.offset) for p in status.partitions] == [
+            ("orders.0", "running", 7),
+            ("orders.1", "finished", 5),
+        ]
+        far.finish(8)
 
 
 async def test_who_has_told_of_this_floor_before_does_not_block(world: World) -> None:
