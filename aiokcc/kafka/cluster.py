@@ -21,6 +21,7 @@ from aiokafka.errors import (
     GroupLoadInProgressError,
     KafkaConnectionError,
     NotCoordinatorForGroupError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
 )
 from aiokafka.errors import KafkaError as AiokafkaError
@@ -28,9 +29,10 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
+from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
 from aiokcc.errors import KafkaError, KafkaRefusedError, UsageError
 from aiokcc.kafka.consumer_policy import ConsumerPolicy
-from aiokcc.kafka.refusal import find_refusal
+from aiokcc.kafka.refusal import NOT_ALLOWED, describe_denial, find_refusal
 from aiokcc.kafka.source_options import SourceOptions
 
 __all__ = ["Cluster", "consumer_settings", "stopping"]
@@ -44,21 +46,12 @@ _RETRY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 10.0
 """After that the rest of the logs is read to the end, which is always right, and slower at most."""
 
-_ADMIN_SETTINGS: Final = {
-    "client_id",
+_ADMIN_SETTINGS: Final = CONNECTION_SETTINGS | {
     "request_timeout_ms",
     "connections_max_idle_ms",
     "retry_backoff_ms",
     "metadata_max_age_ms",
-    "security_protocol",
-    "ssl_context",
     "api_version",
-    "sasl_mechanism",
-    "sasl_plain_username",
-    "sasl_plain_password",
-    "sasl_kerberos_service_name",
-    "sasl_kerberos_domain_name",
-    "sasl_oauth_token_provider",
 }
 
 
@@ -107,6 +100,10 @@ class Cluster:
         except TimeoutError:
             raise KafkaError(f"could not {what} Kafka at {servers}: no answer within {self._timeout:g} s") from None
         except AiokafkaError as error:
+            if isinstance(error, NOT_ALLOWED):
+                raise KafkaRefusedError(
+                    f"could not {what} Kafka at {servers}: {self._source.user} is not allowed to: {describe_denial(error)}"
+                ) from error
             if not isinstance(error, KafkaConnectionError):
                 raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
             refusal = await find_refusal(servers, consumer_settings(self._source), self._timeout)
@@ -119,6 +116,12 @@ class Cluster:
         found: set[Partition] = set()
         wanted = list(topics)
         answer = await self.ask(self._admin.describe_topics(wanted), "ask for the topics of")
+        if denied := [entry["topic"] for entry in answer if entry["error_code"] == TopicAuthorizationFailedError.errno]:
+            raise KafkaRefusedError(
+                f"could not ask for the topics of Kafka at {self._source.bootstrap_servers}: {self._source.user} is not "
+                f"allowed to see {', '.join(map(repr, denied))}; it needs an ACL with Read (which includes Describe) on "
+                f"{'this topic' if len(denied) == 1 else 'these topics'}"
+            )
         missing = [entry["topic"] for entry in answer if entry["error_code"] or not entry["partitions"]]
         if missing:
             known = sorted(t for t in await self.ask(self._admin.list_topics(), "list the topics of") if t[:1] != "_")

@@ -10,6 +10,7 @@ from typing import Any
 from aiokcc.core.periods import format_duration, format_time, parse_duration
 from aiokcc.errors import UsageError
 from aiokcc.kafka.source_options import MAX_BYTES, SourceOptions, check_choice, check_count
+from aiokcc.kafka.tracing import check_traces
 from aiokcc.runtime.entry import warn_of_milliseconds
 
 __all__ = ["ConsumerPolicy", "describe_source"]
@@ -17,7 +18,7 @@ __all__ = ["ConsumerPolicy", "describe_source"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumerPolicy:
-    """How records are handled: their time, those that are late, have no usable timestamp or fail, and how many are held."""
+    """The policies for records: their time, those that are late, have no usable timestamp or fail, and how many are held."""
 
     timestamp: Callable[[Any], int] | None = None
     lateness: Mapping[str, int] = field(default_factory=dict)
@@ -31,6 +32,8 @@ class ConsumerPolicy:
     buffer_bytes: int = 1024 * 1024
     fast_fetch: bool = True
     """True if records are taken out of aiokafka's fetcher directly, where it is built as known."""
+    traces: bool = False
+    """True if there is a span per period and per batch of records."""
 
     @classmethod
     def check(
@@ -47,6 +50,7 @@ class ConsumerPolicy:
         buffer_records: object = 200,
         buffer_bytes: object = 1024 * 1024,
         fast_fetch: object = True,
+        traces: object = False,
     ) -> ConsumerPolicy:
         """Return the policy from the user's arguments, for these topics. Raises UsageError for the first invalid one."""
         if timestamp is not None and (not callable(timestamp) or inspect.iscoroutinefunction(timestamp)):
@@ -73,6 +77,7 @@ class ConsumerPolicy:
             buffer_records=check_count("buffer_records", buffer_records, 1),
             buffer_bytes=check_count("buffer_bytes", buffer_bytes, 1, MAX_BYTES),
             fast_fetch=fast_fetch,
+            traces=check_traces(traces),
         )
 
 

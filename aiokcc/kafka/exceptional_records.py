@@ -53,6 +53,7 @@ class ExceptionalRecords:
                 record.offset,
                 format_time(ts),
                 format_time(ts * 1000),
+                extra={"partition": str(self._gate.partition), "offset": record.offset},
             )
 
     async def replace_timestamp(self, record: Any, ts: Any, ceiling: int, capped: int) -> int | None:
@@ -93,6 +94,7 @@ class ExceptionalRecords:
                 record.offset,
                 format_time(ts),
                 format_duration(self._gate.progress.late_below - ts),
+                extra={"partition": str(self._gate.partition), "offset": record.offset},
             )
         self._summary.late += 1
         if self._policy.late == "dead-letter":

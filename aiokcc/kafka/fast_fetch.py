@@ -94,6 +94,14 @@ class FetchedRecords:
             self.forget(partition)
         return found
 
+    def held_bytes(self) -> int | None:
+        """Return the size of the fetches of which records are left, as the broker sent them; None if that is not known."""
+        if self._fetcher is None:
+            return None
+        waiting = (getattr(fetched, "_partition_records", None) for fetched in self._fetcher._records.values())
+        held = (*waiting, *(records for records, _ in self._opened.values()))
+        return sum(int(records._records.size_in_bytes()) for records in held if type(records) is _PlainRecords)
+
     def forget(self, partition: TopicPartition) -> None:
         """Drop what was fetched of this partition."""
         opened = self._opened.pop(partition, None)

@@ -24,8 +24,9 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import KafkaError, RecordError, UsageError
+from aiokcc.errors import KafkaError, KafkaRefusedError, RecordError, UsageError
 from aiokcc.kafka.fast_fetch import FetchedRecords, prepare_fetcher
+from aiokcc.kafka.refusal import NOT_ALLOWED, describe_denial
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class FetchLoop:
         self._taken_in_turn = 0
         self._coordinator_known = False
         self._last_records_at = monotonic()
+        self._unanswered: set[str] = set()
+        """The questions that Kafka has not answered, in the present outage."""
         self._fetching: anyio.CancelScope | None = None
         self._fetched_records = prepare_fetcher(consumer, fetch_ahead=fetch_ahead) if fast else FetchedRecords()
 
@@ -80,6 +83,16 @@ class FetchLoop:
         self._woken.set()
         if self._fetching is not None:
             self._fetching.cancel()
+
+    @property
+    def buffered(self) -> int:
+        """The number of records that were fetched and that no consumer has taken."""
+        return sum(feed.buffered for feed in self._feeds.values())
+
+    @property
+    def buffered_bytes(self) -> int | None:
+        """The size of the fetches that are held until all their records are unpacked; None if aiokafka does not tell."""
+        return self._fetched_records.held_bytes()
 
     def add(self, feeds: Mapping[Partition, PartitionFeed]) -> None:
         """Fetch for these partitions too, each from its position."""
@@ -181,6 +194,8 @@ class FetchLoop:
                 f"records were deleted under the replay: {self._places_in(error)}; nothing was skipped. "
                 f"Raise the topic's retention, or start again from what is left"
             ) from error
+        except NOT_ALLOWED as error:
+            raise KafkaRefusedError(f"not allowed to fetch from Kafka: {describe_denial(error)}") from error
         except AiokafkaError as error:
             raise KafkaError(f"could not fetch from Kafka: {error}") from error
         except Exception as error:  # the user's deserializer may raise anything
@@ -215,10 +230,11 @@ class FetchLoop:
         try:
             ends = await self._cluster.ends([Partition(*tp) for tp in unknown])
         except KafkaError as error:
-            log.warning("%s; no partition counts as idle until it answers", error)
+            self._warn_of_outage("ends", "%s; no partition counts as idle until it answers", error)
             await self._check_topics({tp.topic for tp in unknown})
             await anyio.sleep(_WAIT_MS / 1000)  # time is the event: a broker that is down does not say when it is back
             return
+        self._note_answer("ends")
         for tp in unknown:
             if tp in self._feeds:
                 self._feeds[tp].note_log_end(ends[Partition(*tp)], as_of, asked_at)
@@ -227,13 +243,26 @@ class FetchLoop:
         """Raise KafkaError if a topic was deleted: aiokafka brings neither records nor an error for it."""
         try:
             await self._cluster.partitions(topics)
+            self._note_answer("topics")
         except UsageError as error:
             if self._member.options.grows and self._member.options.managed is not None:
                 log.warning("%s; the leader takes it out of the set", error)
                 return
             raise KafkaError(f"a topic was deleted under the replay: {error}") from error
         except KafkaError as error:
-            log.warning("%s; waiting until it answers", error)
+            self._warn_of_outage("topics", "%s; waiting until it answers", error)
+
+    def _warn_of_outage(self, question: str, text: str, error: KafkaError) -> None:
+        """Log that Kafka does not answer: once for each outage, which may last long."""
+        if not self._unanswered:
+            log.warning(text, error)
+        self._unanswered.add(question)
+
+    def _note_answer(self, question: str) -> None:
+        if question in self._unanswered:
+            self._unanswered.remove(question)
+            if not self._unanswered:
+                log.info("Kafka answers again")
 
     def _places_in(self, error: OffsetOutOfRangeError) -> str:
         places = error.args[0] if error.args and isinstance(error.args[0], dict) else {}

@@ -75,7 +75,9 @@ class KafkaOffsets:
         ours = await still_ours(us, offsets, self._fence)
         self._fence = us.generation.version
         if refused := sorted(offsets.keys() - ours):
-            log.warning("%s: not committed, because we no longer own them: %s", us.name, ", ".join(map(str, refused)))
+            told = _facts(us, refused)
+            names = ", ".join(map(str, refused))
+            log.warning("%s: not committed, because we no longer own them: %s", us.name, names, extra=told)
         if not ours:
             return
         facts = (self._member.founded, us.generation.number, self._member.clock(), us.name)
@@ -96,7 +98,17 @@ class KafkaOffsets:
                     "the committed offsets would use them",
                     us.name,
                     ", ".join(f"{p} at {offsets[p]}" for p in sorted(ours)),
+                    extra=_facts(us, ours),
                 )
+
+
+def _facts(us: MemberSession, partitions: Iterable[Partition]) -> dict[str, object]:
+    """Return the facts of a log record."""
+    return {
+        "member": us.name,
+        "generation": us.generation.number,
+        "partitions": [str(p) for p in sorted(partitions)],
+    }
 
 
 class Committer:

@@ -4,15 +4,17 @@ The inner loop of :meth:`PartitionConsumer._run_in_order` runs once per record, 
 other case (the limit, a late record, an unusable timestamp, the session's deadline) goes through
 :meth:`PartitionConsumer._admit`, and from there to :mod:`aiokcc.kafka.exceptional_records` where a policy decides.
 
-With a bound on lateness the partition is read past the limit, and :mod:`aiokcc.kafka.lateness_buffer` holds the records back
-until no earlier one can come. At the end of the log no further record shows how far time has come, so the clock is used there:
-the partition no longer waits for a record that would be older than the bound by the clock.
+With a bound on lateness the partition is read past the next boundary, and :mod:`aiokcc.kafka.lateness_buffer` holds the records
+behind it back until no earlier one can come; under lookahead too, so each period of a partition is processed whole before its
+next one begins. At the end of the log no further record shows how far time has come, so the clock is used there: the partition
+no longer waits for a record that would be older than the bound by the clock.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from aiokcc.kafka.fetch_loop import FetchLoop
     from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.kafka.summary import Summary
+    from aiokcc.kafka.telemetry import PartitionTelemetry
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
 
@@ -78,6 +81,8 @@ class PartitionConsumer:
         """Hands the gathered batch to the handler; called before this task waits for anything."""
         self.fetch_loop: FetchLoop
         """Fills :attr:`feed`; set before :meth:`run`."""
+        self.telemetry: PartitionTelemetry | None = None
+        """Measures the lists of records, and has the span of the batch that is handled; None: nothing is measured."""
 
     # -- waiting for records --------------------------------------------------------------------------------------------
 
@@ -86,9 +91,10 @@ class PartitionConsumer:
 
         Returns an empty list when records in the buffer need not wait for earlier ones any more.
         """
-        feed = self.feed
-        if self._flush is not None:
-            await self._flush()
+        feed, telemetry = self.feed, self.telemetry
+        await self._end_batch()
+        if telemetry is not None:
+            telemetry.end_list()
         if not (feed.has_records or feed.complete or await self.fetch_loop.fetch_now(feed)):
             feed.waiting = True
             self.fetch_loop.wake()
@@ -96,7 +102,18 @@ class PartitionConsumer:
                 await self.gate.rest(self._can_continue, self._idle_position)
             finally:
                 feed.waiting = False
-        return None if feed.complete and not feed.has_records else feed.take()
+        if feed.complete and not feed.has_records:
+            return None
+        if telemetry is not None:
+            telemetry.begin_list()
+        return feed.take()
+
+    async def _end_batch(self) -> None:
+        """End the batch of the handler; called before this task waits for anything."""
+        if self._flush is not None:
+            await self._flush()
+        elif self.telemetry is not None and self.telemetry.span is not None:
+            self.telemetry.span.end()
 
     def _can_continue(self) -> bool:
         feed = self.feed
@@ -106,7 +123,7 @@ class PartitionConsumer:
         """True when the log holds no earlier record, and by the clock none should come."""
         limit = self._member.progress.limit
         return limit.mode is not Mode.GATED or (
-            self.feed.end_seen == limit and self._buffer.watermark(self._now()) >= limit.value
+            self.feed.end_seen == limit and self._buffer.watermark(self._now()) >= self.gate.progress.open_below
         )
 
     def _now(self) -> int:
@@ -124,7 +141,7 @@ class PartitionConsumer:
             self.fetch_loop.wake()
             return None, feed.position
         if self._buffer:  # not idle: the records in the buffer are due, at the latest when the clock says so
-            self._wake_at(self.gate.limit + self._lateness)
+            self._wake_at(self.gate.progress.open_below + self._lateness)
             return None, feed.position
         return feed.end_seen, feed.position
 
@@ -144,14 +161,18 @@ class PartitionConsumer:
         record or batch that was being handled counts as not processed.
         """
         handle: Handler = handler if inspect.iscoroutinefunction(handler) else _as_coroutine(handler)
+        span = None if self.telemetry is None else self.telemetry.span
+        if span is not None and self._flush is None:
+            handle = span.around_each(handle)
         try:
             if self._lateness:
                 await self._run_with_lateness(handle)
             else:
                 await self._run_in_order(handle)
-            if self._flush is not None:
-                await self._flush()
+            await self._end_batch()
         finally:
+            if span is not None:
+                span.end()
             if self._wake_timer is not None:
                 self._wake_timer.cancel()
         self.gate.finish(self.feed.position)
@@ -162,6 +183,9 @@ class PartitionConsumer:
         ``internal``: the handler is part of this package. Its errors are not wrapped, and it counts the records itself.
         """
         batch: list[Any] = []
+        if internal:
+            self.telemetry = None  # the records are handled elsewhere
+        span = None if self.telemetry is None else self.telemetry.span
 
         async def gather(record: Any) -> None:
             batch.append(record)
@@ -176,9 +200,10 @@ class PartitionConsumer:
             await wait_until_owned(self.gate, self.next_offset)
             batch.clear()
             try:
-                result = handler(records)
-                if inspect.isawaitable(result):
-                    result = await result
+                with nullcontext() if span is None else span.around(records):
+                    result = handler(records)
+                    if inspect.isawaitable(result):
+                        result = await result
             except Exception as error:
                 if internal:
                     raise
@@ -249,7 +274,7 @@ class PartitionConsumer:
                 self._greatest = max(self._greatest, ts)
                 buffer.add(ts, record.offset, record)
                 self.next_offset = buffer.next_offset
-                await self._process_below_limit(handle)
+                await self._process_open(handle)
                 await self._process_to_watermark(self._greatest, handle)
             if not self.feed.has_records:
                 buffer.read_to = self.feed.position
@@ -257,24 +282,23 @@ class PartitionConsumer:
                 await self._process_to_watermark(self._now(), handle)
         while buffer:
             await self._wait_at_gate(buffer.oldest)
-            await self._process_below_limit(handle)
+            await self._process_open(handle)
 
     async def _process_to_watermark(self, greatest: int, handle: Handler) -> None:
-        """Wait at the gate and process, as long as no record before the limit can come any more."""
-        buffer, gate = self._buffer, self.gate
-        while buffer and (buffer.watermark(greatest) >= gate.limit or buffer.oldest < gate.limit):
-            if buffer.oldest >= gate.limit:
+        """Cross boundary after boundary and process, as long as no record before the next one can come any more."""
+        buffer, progress = self._buffer, self.gate.progress
+        while buffer and (buffer.watermark(greatest) >= progress.open_below or buffer.oldest < progress.open_below):
+            if buffer.oldest >= progress.open_below:
                 await self._wait_at_gate(buffer.watermark(greatest))
-            await self._process_below_limit(handle)
+            await self._process_open(handle)
 
     async def _wait_at_gate(self, ts: int) -> None:
-        if self._flush is not None:
-            await self._flush()
+        await self._end_batch()
         await self.gate.wait_until(ts, Span.of(self.next_offset, self._buffer.read_to))
 
-    async def _process_below_limit(self, handle: Handler) -> None:
-        """Process the records in the buffer that lie before the limit, in the order of the log."""
-        while taken := self._buffer.take_below(self.gate.limit):
+    async def _process_open(self, handle: Handler) -> None:
+        """Process the records in the buffer that lie before the next boundary, in the order of the log."""
+        while taken := self._buffer.take_below(self.gate.progress.open_below):
             for ts, offset, record in taken:
                 await self._process(ts, record, handle)
                 self._buffer.mark_processed(offset)
@@ -319,8 +343,7 @@ class PartitionConsumer:
             return False
         gate = self.gate
         gate.progress.offset = record.offset
-        if self._flush is not None:
-            await self._flush()
+        await self._end_batch()
         late = checked < gate.progress.late_below and self._member.progress.limit.mode is Mode.GATED
         if late and (
             self._is_in_cut(checked, record.offset) or not await self._exceptional.admit_late(record, checked)

@@ -43,6 +43,11 @@ class PartitionFeed:
         self._records: list[Any] = []
 
     @property
+    def buffered(self) -> int:
+        """The number of records that were fetched and that the consumer has not taken."""
+        return len(self._records)
+
+    @property
     def has_records(self) -> bool:
         """True while it holds records."""
         return bool(self._records)

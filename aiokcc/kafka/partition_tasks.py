@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from aiokcc.kafka.offset_committer import Committer
     from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.kafka.summary import Summary
+    from aiokcc.kafka.telemetry import Telemetry
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.group import Group
     from aiokcc.runtime.member import Member
@@ -69,7 +70,9 @@ class PartitionTasks:
         summary: Summary,
         work: Work,
         tasks: anyio.abc.TaskGroup,
+        telemetry: Telemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry
         self._source = source
         self._policy = policy
         self._group = group
@@ -148,6 +151,8 @@ class PartitionTasks:
                 self._source, self._policy, gate, bounds, self._member, self._summary, committed.get(partition, 0)
             )
             consumer.fetch_loop = self._fetch_loop
+            if self._telemetry is not None:
+                consumer.telemetry = self._telemetry.partition(gate)
             gate.mark = partial(getattr, consumer, "next_offset")
             feeds[partition] = consumer.feed
             self._running[partition] = _Running(gate, consumer)

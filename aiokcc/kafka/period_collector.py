@@ -1,7 +1,10 @@
 """Gathers records into whole periods for :meth:`Replay.periods`.
 
-While a period is gathered and worked on, the member's report is withheld: a record counts as processed only when the user asks
-for the next period. See [withheld] in docs/explanation/protocol.md.
+While a period is gathered and worked on, its boundary is withheld from the member's report: a record counts as processed only
+when the user asks for the next period. See [withheld] in docs/explanation/protocol.md.
+
+With lookahead the partitions go on meanwhile, up to the limit. What they bring is kept by period; the first period is handed
+over once every partition has crossed its end, and then the next one. So the user gets whole periods, in order.
 """
 
 from __future__ import annotations
@@ -31,7 +34,8 @@ class PeriodCollector(Listener):
         self._reader = reader
         self._member = reader.group.membership
         self._handoff = handoff
-        self._records: dict[Partition, list[Any]] = {}
+        self._gathered: dict[int, dict[Partition, list[Any]]] = {}
+        """The records that are not handed over yet, by the end of their period."""
         self._complete = Signal()
         """Set when the gathered period may be complete."""
         self._taken = asyncio.Event()
@@ -52,42 +56,52 @@ class PeriodCollector(Listener):
                     await self._complete.wait()
                     if self._reader.stopped:  # the records are no complete period
                         self._taken.set()
-                    elif self._records and (progress.has_arrived or self._is_released):
+                    elif self._is_whole:
                         await self._hand_over()
         finally:
-            if progress.withheld:  # a period that was not processed must not count as finished
+            if progress.withheld_from is not None:  # a period that was not processed must not count as finished
                 await self._member.release_all()
-            progress.withheld = False
+            progress.withheld_from = None
 
     def all_arrived(self) -> None:
-        self._complete.set()
+        if self._is_whole:
+            self._complete.set()
+
+    @property
+    def _is_whole(self) -> bool:
+        """True if the first of the gathered periods has all its records, or there are no periods any more."""
+        return bool(self._gathered) and (self._is_released or self._member.progress.has_crossed(min(self._gathered)))
 
     @property
     def _is_released(self) -> bool:
         return self._member.progress.limit.mode is Mode.OPEN
 
     async def _work(self, consumer: PartitionConsumer) -> None:
-        await consumer.run_batches(self._gather, internal=True)
+        await consumer.run_batches(lambda records: self._gather(consumer, records), internal=True)
 
-    async def _gather(self, records: list[Any]) -> None:
-        self._member.progress.withheld = True
-        where = Partition(records[0].topic, records[0].partition)
-        self._records.setdefault(where, []).extend(records)
+    async def _gather(self, consumer: PartitionConsumer, records: list[Any]) -> None:
+        progress = self._member.progress
+        end = progress.next_boundary(consumer.gate.progress)  # it has not crossed this, so the records lie before it
+        self._gathered.setdefault(end, {}).setdefault(consumer.partition, []).extend(records)
+        progress.withheld_from = end if progress.withheld_from is None else min(end, progress.withheld_from)
         if self._is_released:  # there are no periods any more: this list is handed over before more is read
             self._complete.set()
             await self._taken.wait()
 
     async def _hand_over(self) -> None:
         progress = self._member.progress
-        records, self._records = self._records, {}
-        ends = {p: gathered[-1].offset + 1 for p, gathered in records.items()}
-        cut = ends if self._is_released else progress.positions()
+        end = min(self._gathered)
+        records = self._gathered.pop(end)
+        if self._is_released:
+            start, end = progress.late_below, progress.limit.value
+            cut = {p: gathered[-1].offset + 1 for p, gathered in records.items()}
+        else:
+            start = max((b for b in progress.limit.boundaries if b < end), default=progress.late_below)
+            cut = progress.positions(end)
         async with self._reader.period_lock:
-            await self._handoff.put(Period(progress.late_below, progress.limit.value, records, cut))
+            await self._handoff.put(Period(start, end, records, cut))
             self._taken.set()
             self._taken = asyncio.Event()
-            if self._records:  # an idle partition woke meanwhile
-                self._complete.set()
-            else:
-                progress.withheld = False
-                self._member.report_if_due()
+            # Another list of the same period may be there by now: of an idle partition that has woken.
+            progress.withheld_from = min(self._gathered, default=None)
+            self._member.report_if_due()

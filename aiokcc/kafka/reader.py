@@ -6,8 +6,11 @@ The tasks of a reading: the fetch loop, the committer, one task for each partiti
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import anyio
@@ -26,8 +29,12 @@ from aiokcc.kafka.partition_tasks import (
     run_fixed,
     run_managed,
 )
+from aiokcc.kafka.summary import lookahead_gain
+from aiokcc.kafka.telemetry import Telemetry
 from aiokcc.kafka.topic_discovery import claim_new, discover
+from aiokcc.kafka.tracing import Tracing
 from aiokcc.runtime.listener import Listener
+from aiokcc.runtime.metrics import Observed, observing
 
 if TYPE_CHECKING:
     from aiokcc.core.partitions import Partition
@@ -105,7 +112,7 @@ class Reader:
         # would join again only when it is polled, which a process without partitions never does. The store's session shows
         # that we live.
         consumer = AIOKafkaConsumer(**bounded, group_id=source.group_id, max_poll_interval_ms=_UNLIMITED_MS)
-        async with stopping(consumer):
+        async with stopping(consumer), contextlib.AsyncExitStack() as watched:
             await self._cluster.ask(consumer.start(), "connect to")
             fetch_loop = FetchLoop(
                 consumer,
@@ -122,11 +129,17 @@ class Reader:
             member.add_listener(steps)
             if listener is not None:
                 member.add_listener(listener)
+            tracing = Tracing(source, member, self._summary) if policy.traces else None
+            if tracing is not None:
+                tracing.begin_period()
+                member.add_listener(tracing)
+            telemetry = Telemetry(member, tracing)
             partition_tasks: PartitionTasks | None = None
             try:
                 async with unwrapped() as tasks:
+                    watched.enter_context(observing(partial(self._observe, fetch_loop, telemetry)))
                     self._partition_tasks = partition_tasks = PartitionTasks(
-                        source, policy, self.group, fetch_loop, commits, self._summary, work, tasks
+                        source, policy, self.group, fetch_loop, commits, self._summary, work, tasks, telemetry
                     )
                     tasks.start_soon(commits.run)
                     tasks.start_soon(fetch_loop.run)
@@ -146,6 +159,9 @@ class Reader:
                 if partition_tasks is not None:
                     await partition_tasks.close()  # only now: no task waits in a gate any more
                 member.remove_listener(steps)
+                if tracing is not None:
+                    member.remove_listener(tracing)
+                    tracing.end_period()
                 self._log_summary()
                 self._summary.seconds += time.monotonic() - began
 
@@ -167,12 +183,29 @@ class Reader:
                 await run_fixed(partition_tasks, self._mine, group)
             tasks.cancel_scope.cancel()
 
+    def _observe(self, fetch_loop: FetchLoop, telemetry: Telemetry) -> Iterator[Observed]:
+        """Yield what metrics tell of this process: what the summary counts anyway."""
+        who, summary = self._member.measurements.labels, self._summary
+        yield Observed("messaging.client.consumed.messages", summary.records, {"messaging.system": "kafka", **who})
+        yield Observed("aiokcc.records.late", summary.late, who)
+        yield Observed("aiokcc.records.skipped", summary.skipped, who)
+        yield Observed("aiokcc.records.dead_lettered", summary.dead_lettered, who)
+        yield Observed("aiokcc.records.retried", summary.retried, who)
+        yield Observed("aiokcc.buffer.records", fetch_loop.buffered, who)
+        if (size := fetch_loop.buffered_bytes) is not None:
+            yield Observed("aiokcc.buffer.bytes", size, who)
+        yield from telemetry.observe()
+
     def _log_summary(self) -> None:
         name, summary = self._member.name, self._summary
         if summary.late:
-            log.warning("%s: %d records came late in this replay", name, summary.late)
+            log.warning("%s: %d records came late in this replay", name, summary.late, extra={"member": name})
         if summary.outside:
-            log.info("%s: %d records lay before the start of this replay and were left out", name, summary.outside)
+            text = "%s: %d records lay before the start of this replay and were left out"
+            log.info(text, name, summary.outside, extra={"member": name})
+        if summary.round_trips:
+            gain = lookahead_gain(summary.round_trips, summary.waited)
+            log.info("%s: %s", name, gain, extra={"member": name})
 
 
 class Steps(Listener):
@@ -186,7 +219,9 @@ class Steps(Listener):
         """Set when the gate was opened for all."""
 
     def limit_moved(self, positions: dict[Partition, int]) -> None:
-        self._summary.periods = self._group.membership.closed
+        member = self._group.membership
+        self._summary.periods = member.closed
+        self._summary.waited, self._summary.round_trips = member.waits.seconds, member.waits.round_trips
         self._committer.note(positions)
         if self._group.released:
             self.released.set()

@@ -18,24 +18,22 @@ from aiokafka.client import collect_hosts
 from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
-__all__ = ["find_refusal"]
+from aiokcc.credentials import explain_tls_error
+from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
 
-_CONNECTION: Final = (
-    "client_id",
-    "ssl_context",
-    "security_protocol",
-    "sasl_mechanism",
-    "sasl_plain_username",
-    "sasl_plain_password",
-    "sasl_kerberos_service_name",
-    "sasl_kerberos_domain_name",
-    "sasl_oauth_token_provider",
+__all__ = ["NOT_ALLOWED", "describe_denial", "find_refusal"]
+
+NOT_ALLOWED: Final = (
+    errors.ClusterAuthorizationFailedError,
+    errors.GroupAuthorizationFailedError,
+    errors.TopicAuthorizationFailedError,
 )
+"""The errors by which a broker says that an ACL is missing."""
 
 
 async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> str | None:
     """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation."""
-    wanted = {name: settings[name] for name in _CONNECTION if settings.get(name) is not None}
+    wanted = {name: settings[name] for name in CONNECTION_SETTINGS if settings.get(name) is not None}
     for host, port, _ in collect_hosts(servers):
         try:
             async with asyncio.timeout(timeout):
@@ -54,7 +52,7 @@ async def _try_connection(host: str, port: int, settings: Mapping[str, Any]) -> 
     except socket.gaierror:
         return "is not a name that can be looked up"
     except ssl.SSLError as error:
-        return f"does not complete the TLS handshake ({error.reason or error}); is security_protocol={protocol} right?"
+        return f"{explain_tls_error(error)} (security_protocol is {protocol})"
     except ConnectionResetError:
         return f"closed the connection; is its listener one for security_protocol={protocol}?"
     except OSError:
@@ -81,6 +79,11 @@ def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
         case errors.SaslAuthenticationFailed() | errors.AuthenticationMethodNotSupported():
             told = str(error).rpartition("SaslAuthenticationFailed: ")[2]
             return f"refuses the credentials of {user!r} by {mechanism}: {told}"
+        case errors.KafkaConnectionError() if protocol == "SSL":
+            return (
+                "closed the connection after the TLS handshake; does it ask for a client's certificate that was not given "
+                "(ssl.keystore.location), or refuse the one that was? Or its listener needs SASL_SSL and credentials"
+            )
         case errors.KafkaConnectionError() if not protocol.startswith("SASL_"):
             return (
                 f"closed the connection when it was asked something; security_protocol is {protocol}, "
@@ -91,6 +94,18 @@ def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
                 f"closed the connection while we authenticated by {mechanism}; is security_protocol={protocol} right?"
             )
     return f"refuses us: {error}"
+
+
+def describe_denial(error: errors.KafkaError) -> str:
+    """Return which ACL is missing, for an error by which the broker says that one is."""
+    where = error.args[0] if error.args else ""
+    names = ", ".join(map(repr, sorted(where))) if isinstance(where, set | frozenset | list | tuple) else repr(where)
+    match error:
+        case errors.TopicAuthorizationFailedError():
+            return f"it needs an ACL with Read on the topic{f' {names}' if where else ''}"
+        case errors.GroupAuthorizationFailedError():
+            return f"it needs an ACL with Read on the group{f' {names}' if where else ''}"
+    return "it needs an ACL on the cluster"
 
 
 class _HideCredentials(logging.Filter):

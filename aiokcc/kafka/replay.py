@@ -15,11 +15,13 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.core.run import Bounds
 from aiokcc.core.weighted import Weight
+from aiokcc.credentials import KafkaConfig
 from aiokcc.errors import PartitionError, UsageError
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
 from aiokcc.kafka.handlers import check_handler
 from aiokcc.kafka.handoff import Handoff
+from aiokcc.kafka.own_store import choose_store
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.period_collector import PeriodCollector
 from aiokcc.kafka.reader import Reader
@@ -27,8 +29,9 @@ from aiokcc.kafka.source_options import SourceOptions, consumer_keywords
 from aiokcc.kafka.summary import Period, Summary
 from aiokcc.runtime.entry import Block, known_keywords
 from aiokcc.runtime.group import Group, join
-from aiokcc.runtime.new_run import open_by_url
+from aiokcc.runtime.member_health import MemberHealth
 from aiokcc.runtime.options import GroupOptions
+from aiokcc.runtime.status import STANDSTILL_SECONDS
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.stores.port import Store
 
@@ -39,7 +42,8 @@ __all__ = ["Period", "Replay", "Summary", "replay"]
 def replay(
     *topics: str,
     pattern: str | None = None,
-    bootstrap_servers: str | list[str],
+    bootstrap_servers: str | list[str] | None = None,
+    kafka: KafkaConfig = None,
     store: str | Store,
     period: str | int | timedelta,
     start: str | int | datetime = "earliest",
@@ -61,18 +65,21 @@ def replay(
     on_error: Literal["raise", "dead-letter"] = "raise",
     retries: int = 0,
     dead_letter: Callable[[Any, str], Any] | None = None,
-    lookahead: int = 0,
+    lookahead: int | Literal["auto"] = 0,
+    max_apart: str | int | timedelta | None = None,
     caught_up: str | int | timedelta = "follow",
     ahead: str | int | timedelta = "1h",
     buffer_records: int = 200,
     buffer_bytes: int = 1024 * 1024,
     fast_fetch: bool = True,
+    traces: bool = False,
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
     member: str | None = None,
     session_timeout: float = 10.0,
     connect_timeout: float = 10.0,
     claim_timeout: float | None = None,
     clock: Callable[[], int] | None = None,
+    share_host: bool = False,
     store_options: Mapping[str, Any] | None = None,
     **consumer: Any,
 ) -> AbstractAsyncContextManager[Replay]:
@@ -81,8 +88,11 @@ def replay(
     Any number of processes with the same settings form one group under the store's root. The arguments are checked at once.
 
     :param pattern: instead of topics, a regular expression over the cluster's topics
-    :param bootstrap_servers: ``"host:port"``, or several
-    :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
+    :param bootstrap_servers: ``"host:port"``, or several; by default ``bootstrap.servers`` of ``kafka``
+    :param kafka: Kafka's client properties: a file such as ``"client.properties"``, or a mapping, with ``security.protocol``,
+        ``ssl.*`` (PEM) and ``sasl.*``; a value may be ``env:NAME`` or ``file:PATH``
+    :param store: ``zk://h1:2181,h2:2181/root``, ``zks://…`` (TLS), ``"kafka"`` (a topic of the Kafka that is read) or
+        ``kafka://h1:9092/root``, ``memory://name`` (one process), or a store
     :param period: how far the limit moves at a time: ``"1m"``, a timedelta, or milliseconds
     :param start: a time, ``"earliest"``, or ``"committed"``: the offsets in ``offset_storage`` when the run is founded, whoever
         committed them; a partition without one starts at its earliest record
@@ -120,15 +130,21 @@ def replay(
     :param fast_fetch: whether records are taken out of aiokafka's fetcher directly, which is faster and relies on its insides.
         Where the fetcher is not built as this version of aiokcc knows it, and with False, aiokafka's ``getmany`` is used. The
         records are the same
+    :param traces: whether there is an OpenTelemetry span for each period, and in :meth:`Replay.run` and
+        :meth:`Replay.run_batches` one for each batch of records, linked to the spans in which the records were sent
+    :param share_host: whether the processes of this host that set it share one session and one report; see
+        :func:`aiokcc.connect`. Not with ``assignment="managed"``, and not without an end
     :param store_options: for the store behind a URL
-    :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``
+    :param consumer: any other setting of aiokafka's consumer: security, fetch sizes, deserializers, ``client_id``. It replaces
+        what ``kafka`` says
 
-    For ``lookahead``, ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
+    For ``lookahead``, ``max_apart``, ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
     """
     source = SourceOptions.check(
         topics,
         pattern=pattern,
         bootstrap_servers=bootstrap_servers,
+        kafka=kafka,
         start=start,
         end=end,
         partitions=partitions,
@@ -151,16 +167,16 @@ def replay(
         buffer_records=buffer_records,
         buffer_bytes=buffer_bytes,
         fast_fetch=fast_fetch,
+        traces=traces,
     )
     if store_options is not None and not isinstance(store_options, Mapping):
         raise UsageError(f"store_options is {store_options!r}; expected a mapping of options for the store")
-    if lookahead and any(policy.lateness.values()):
-        raise UsageError("lookahead and lateness do not go together yet; leave one of them out")
     options = GroupOptions.check(
         period=period,
         start=format_time(source.start) if isinstance(source.start, int) else None,
         end=format_time(source.end) if isinstance(source.end, int) else None,
         lookahead=lookahead,
+        max_apart=max_apart,
         caught_up=caught_up,
         ahead=ahead,
         member=member,
@@ -177,12 +193,10 @@ def replay(
         weight=weight,
         join_window=join_window,
         expect=expect,
+        share_host=share_host,
     )
-    if not isinstance(store, Store):
-        store = open_by_url(store, **(store_options or {}))
-    elif store_options:
-        raise UsageError("store_options go with a store's URL; give them to the store you made")
-    return Block(_replaying(source, policy, options, store), "aiokcc.replay", "replay")
+    chosen = choose_store(store, source, store_options)
+    return Block(_replaying(source, policy, options, chosen), "aiokcc.replay", "replay")
 
 
 @asynccontextmanager
@@ -260,6 +274,10 @@ class Replay:
         """The part of each log that the run replays, for all partitions: the first offset, and the offset behind the last."""
         return self._member.bounds
 
+    async def health(self, *, stuck_after: float = STANDSTILL_SECONDS) -> MemberHealth:
+        """Return whether this process is alive, in step, stuck, fenced, or without its store. Never raises, answers soon."""
+        return await self.group.health(stuck_after=stuck_after)
+
     def stop(self) -> None:
         """Stop reading in this process in good order; call it from anywhere in its event loop, also from a handler.
 
@@ -326,10 +344,9 @@ class Replay:
 
         Asking for the next period says that this one is processed; only then does the limit move. If the loop is left early,
         the partitions are released, at the latest when the block ends. After a release there are no periods: records come as
-        they are read. Raises UsageError with lookahead, and where partitions may move.
+        they are read. With lookahead the periods come in order all the same, and so many more of them are gathered, in memory,
+        while one is processed. Raises UsageError where partitions may move.
         """
-        if self._member.settings.lookahead:
-            raise UsageError("periods() reads one period at a time; leave lookahead out")
         if self._source.by_group or self._source.managed:
             raise UsageError('periods() needs partitions that stay: give partitions=, or assignment="fixed"')
         handoff = Handoff[Period]()

@@ -16,6 +16,7 @@ from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition, check_topic
 from aiokcc.core.periods import parse_time
 from aiokcc.core.subscriptions import Subscription
+from aiokcc.credentials import KafkaClient, KafkaConfig
 from aiokcc.errors import UsageError
 
 __all__ = ["MAX_BYTES", "SourceOptions", "check_choice", "check_consumer", "check_count", "consumer_keywords"]
@@ -41,7 +42,7 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """What is read: topics and partitions of a cluster, between two places in their logs; and where offsets are committed."""
+    """The source: topics and partitions of a cluster, between two places in their logs; and where offsets are committed."""
 
     topics: tuple[str, ...] = ()
     """The topics to replay; empty if there is a pattern."""
@@ -63,6 +64,12 @@ class SourceOptions:
     isolation_level: str = "read_committed"
     consumer: Mapping[str, Any] = field(default_factory=dict, repr=False)
     """Further settings of the aiokafka consumer. Not in the repr: a password may be among them."""
+
+    @property
+    def user(self) -> str:
+        """The name by which the broker knows us, for errors."""
+        name = self.consumer.get("sasl_plain_username")
+        return "this client" if name is None else f"the user {name!r}"
 
     @property
     def can_fetch_ahead(self) -> bool:
@@ -87,6 +94,7 @@ class SourceOptions:
         *,
         pattern: object = None,
         bootstrap_servers: object,
+        kafka: KafkaConfig = None,
         start: object = "earliest",
         end: object = "now",
         partitions: object = None,
@@ -110,7 +118,12 @@ class SourceOptions:
             raise UsageError(f"a topic is named twice: {', '.join(topics)}")
         for topic in topics:
             check_topic(topic)
-        servers = _servers(bootstrap_servers)
+        client = KafkaClient.load(kafka)
+        if bootstrap_servers is None and client.bootstrap_servers is None:
+            raise UsageError(
+                'bootstrap_servers is missing; give "host:port", or bootstrap.servers in the kafka properties'
+            )
+        servers = _servers(client.bootstrap_servers if bootstrap_servers is None else bootstrap_servers)
         begin = start if start in _STARTS else _time(start, "start", _STARTS)
         finish = end if end is None or end == "now" else _time(end, "end", ("now",))
         if isinstance(begin, int) and isinstance(finish, int) and finish <= begin:
@@ -135,6 +148,7 @@ class SourceOptions:
         check_choice("isolation_level", isolation_level, ("read_committed", "read_uncommitted"))
         if not isinstance(commit, bool):
             raise UsageError(f"commit is {commit!r}; expected True or False")
+        consumer = {**client.consumer, **consumer}
         check_consumer(consumer)
         return cls(
             topics=tuple(topics),
@@ -150,7 +164,7 @@ class SourceOptions:
             commit=commit,
             offset_storage=str(offset_storage),
             isolation_level=str(isolation_level),
-            consumer=dict(consumer),
+            consumer=consumer,
         )
 
     def check_replayed(self, what: str, topic: object) -> None:

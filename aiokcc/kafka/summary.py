@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokcc.core.partitions import Partition
 
-__all__ = ["Period", "Summary"]
+__all__ = ["Period", "Summary", "lookahead_gain"]
 
 
 @dataclass(slots=True)
@@ -35,6 +35,10 @@ class Summary:
     a release leaves open nor anything after it is counted."""
     seconds: float = 0.0
     """The time spent reading."""
+    waited: float = 0.0
+    """Seconds in which all partitions of this process waited for the limit to move. Measured without lookahead only."""
+    round_trips: float = 0.0
+    """The part of ``waited`` that round trips to the store took, at least: what a lookahead would have saved."""
     commit_error: str | None = None
     """The reason why the last commit of offsets failed; None if it succeeded, or if there was none."""
 
@@ -47,3 +51,11 @@ class Period:
     end: int
     records: Mapping[Partition, list[Any]]
     cut: Mapping[Partition, int] = field(default_factory=dict)
+
+
+def lookahead_gain(round_trips: float, waited: float) -> str:
+    """Return in words what a lookahead would have saved, from the seconds in a summary."""
+    return (
+        f"all partitions waited for the limit for {waited:.1f} s, {round_trips:.1f} s of it for round trips to the store; "
+        f'lookahead="auto" with max_apart= would save about so much'
+    )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from aiokcc.core.partitions import Partition
+from aiokcc.core.partitions import Partition, listing
 from aiokcc.core.run import Bounds
 from aiokcc.errors import KafkaError, UsageError
 from aiokcc.exception_groups import unwrapped
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from aiokcc.kafka.source_options import SourceOptions
     from aiokcc.runtime.group import Group
 
-__all__ = ["claim_new", "discover"]
+__all__ = ["claim_new", "discover", "include_present"]
 
 log = logging.getLogger("aiokcc.kafka")
 
 
 async def discover(source: SourceOptions, cluster: Cluster, group: Group) -> None:
     """Ask for partitions that are not in the set yet, and add them while we lead. Runs until cancelled."""
-    seconds = source.consumer.get("metadata_max_age_ms", 5000) / 1000
+    seconds = _interval(source)
     missing = frozenset[Partition]()
     while True:
         await anyio.sleep(seconds)  # time is the event: Kafka does not notify of new partitions
@@ -55,15 +55,44 @@ async def discover(source: SourceOptions, cluster: Cluster, group: Group) -> Non
                 missing = gone
             else:
                 found = await cluster.partitions(await cluster.topics())
-            new = found - group.partitions
-            if new:
-                begins = await cluster.begins(new)
-                group.add({p: Bounds(begins[p]) for p in new})
+            await _add(cluster, group, found - group.partitions)
         except (
             KafkaError,
             UsageError,
         ) as error:  # a topic was deleted, or no broker answers: the fetch loop reports it
             log.warning("could not look for new partitions: %s", error)
+
+
+async def include_present(source: SourceOptions, cluster: Cluster, group: Group) -> None:
+    """Wait until the agreed set has all partitions that are there now, and add those that it lacks once we lead.
+
+    For a start that ends before :func:`discover` looks for the first time. If another member leads, it is given three times the
+    interval at which it looks; then the log names what is left out. Raises KafkaError and UsageError as the cluster does.
+    """
+    found = await cluster.partitions(await cluster.topics())
+    growth = _Growth()
+    group.membership.add_listener(growth)
+    try:
+        with anyio.move_on_after(3 * _interval(source)):
+            while new := found - group.partitions:
+                if group.epoch is not None:
+                    await _add(cluster, group, new)
+                await growth.signal.wait()
+            return
+    finally:
+        group.membership.remove_listener(growth)
+    names = listing(map(str, sorted(found - group.partitions)))
+    log.warning("%s: not in the agreed set yet, so this start does not read it; another member leads", names)
+
+
+def _interval(source: SourceOptions) -> float:
+    return float(source.consumer.get("metadata_max_age_ms", 5000)) / 1000
+
+
+async def _add(cluster: Cluster, group: Group, new: frozenset[Partition]) -> None:
+    if new:
+        begins = await cluster.begins(new)
+        group.add({p: Bounds(begins[p]) for p in new})
 
 
 async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callable[[Partition], bool]) -> None:
@@ -87,10 +116,13 @@ async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callab
 
 
 class _Growth(Listener):
-    """Sets its signal when the agreed set has changed."""
+    """Sets its signal when the agreed set has changed, and when this member has become the leader."""
 
     def __init__(self) -> None:
         self.signal = Signal()
 
     def set_changed(self) -> None:
+        self.signal.set()
+
+    def elected(self) -> None:
         self.signal.set()

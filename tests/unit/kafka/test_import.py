@@ -1,4 +1,4 @@
-"""What a person sees who has installed aiokcc without the package that reads Kafka."""
+"""The error for a person who has installed aiokcc without the package that reads Kafka."""
 
 from __future__ import annotations
 

@@ -269,7 +269,7 @@ class TestStop:
             ours.timestamps[ZERO] = [1]
             await ours.partition_tasks.start([ZERO])
             await settle()
-            ours.group.membership.progress.withheld = True
+            ours.group.membership.progress.withheld_from = 0
             await ours.partition_tasks.stop([ZERO])
             assert ours.storage.commits == []
             assert ours.owners()[0] is None
@@ -412,7 +412,7 @@ class TestClose:
                 ours.timestamps[ZERO] = [1, 2]
                 await ours.partition_tasks.start([ZERO])
                 await settle()
-                group.membership.progress.withheld = True
+                group.membership.progress.withheld_from = 0
             assert ours.storage.commits == []
 
     async def test_a_store_that_does_not_answer_delays_the_end_for_two_seconds(self, world: World) -> None:
@@ -452,10 +452,10 @@ class TestCommitAfterRelease:
             released.set()
             await asyncio.sleep(2)
             assert ours.storage.commits == [{ZERO: 1}]
-            member.progress.withheld = True
+            member.progress.withheld_from = 0
             await asyncio.sleep(4)
             assert ours.storage.commits == [{ZERO: 1}], "a period that was gathered is not processed yet"
-            member.progress.withheld = False
+            member.progress.withheld_from = None
             await asyncio.sleep(5)
             assert ours.storage.commits == [{ZERO: 1}, {ZERO: 2}, {ZERO: 3}]
             committing.cancel()
