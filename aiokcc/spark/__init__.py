@@ -5,10 +5,13 @@ try:
     from aiokcc.spark.compute import Periods
     from aiokcc.spark.driver import AsyncReplay
     from aiokcc.spark.progress import Progress, Summary
+    from aiokcc.spark.published import LatePeriod
     from aiokcc.spark.replay import Replay, replay
+    from aiokcc.spark.restate import late, restate
     from aiokcc.spark.session import session
     from aiokcc.spark.sinks import DeltaSink, FunctionSink, KafkaSink, ParquetSink, Sink
-    from aiokcc.spark.tables import files, manifest, read
+    from aiokcc.spark.state_tables import read_state
+    from aiokcc.spark.tables import arrow_schema, files, manifest, read
 except ModuleNotFoundError as error:
     if error.name != "aiokafka":
         raise
@@ -22,6 +25,7 @@ __all__ = [
     "DeltaSink",
     "FunctionSink",
     "KafkaSink",
+    "LatePeriod",
     "ParquetSink",
     "Periods",
     "Progress",
@@ -29,9 +33,13 @@ __all__ = [
     "Sink",
     "Slice",
     "Summary",
+    "arrow_schema",
     "files",
+    "late",
     "manifest",
     "read",
+    "read_state",
     "replay",
+    "restate",
     "session",
 ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from aiokcc.core.partitions import Partition
 
-__all__ = ["Batch", "Slice"]
+__all__ = ["Batch", "LateRecords", "Slice"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,22 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class LateRecords:
+    """Late records of one partition that belong to the period ``[start, end)``, which was decided before they were read.
+
+    All records of the partition from offset ``first`` to ``last`` (exclusive) with a time in this period are late for it.
+    """
+
+    start: int
+    end: int
+    partition: Partition
+    first: int
+    last: int
+    records: int
+    """Their number."""
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Neighbouring periods of a pipeline, computed by one job. Batches are numbered from 0 without a gap."""
 
@@ -36,6 +52,14 @@ class Batch:
     behind: Mapping[Partition, int] = field(default_factory=dict)
     """Under a bound on lateness, the upper offset of the boundary at which the batch starts. Records before it that are older
     than ``start`` belong to earlier batches. If a partition is not in it, all of its first range belongs to this batch."""
+
+    late: tuple[LateRecords, ...] = ()
+    """With ``late="restate"``, the late records in the ranges. They are left out, and wait until their periods are restated."""
+    replaces: tuple[int, int] | None = None
+    """For a batch that restates periods: the bounds of event time whose published periods it replaces. Its number is that of
+    the restatement."""
+    included: tuple[LateRecords, ...] = ()
+    """For a batch that restates periods: late records of earlier batches that it includes, beside the ranges."""
 
     @property
     def start(self) -> int:
@@ -50,7 +74,17 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         """True if no period holds a record."""
-        return not any(period.ranges for period in self.periods)
+        return not self.full
+
+    @property
+    def full(self) -> list[int]:
+        """The indexes of the periods that hold records."""
+        cells = {(late.start, late.end) for late in self.included}
+        return [
+            n
+            for n, period in enumerate(self.periods)
+            if period.ranges or any(start < period.end and period.start < end for start, end in cells)
+        ]
 
     @property
     def ranges(self) -> dict[Partition, tuple[int, int]]:
@@ -66,4 +100,6 @@ class Batch:
         behind = dict(self.behind)
         for period in self.periods[:first]:
             behind |= {partition: high for partition, (_, high) in period.ranges.items()}
-        return replace(self, periods=self.periods[first : first + count], behind=behind)
+        periods = self.periods[first : first + count]
+        included = tuple(late for late in self.included if late.start < periods[-1].end and periods[0].start < late.end)
+        return replace(self, periods=periods, behind=behind, included=included)

@@ -5,6 +5,8 @@
 ``attempt``     a counter and the driver that took it. A driver takes it by a conditional write that adds one
 ``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
 ``published``   the number of the last batch that is published, and of the last one among these that had records
+``error``       why the batch that was decided last has failed, as JSON; for people. It is made when a job first fails
+``function``    the version and the fingerprint of the function that computed the last batch, as JSON; for people
 ``run``         a random text. Sinks compare their results with it, because another root may use the same name
 ==============  ====================================================================================================
 
@@ -16,13 +18,18 @@ needed. That is safe because only the holder of the attempt writes these nodes, 
 from __future__ import annotations
 
 import json
+import logging
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
+
+from aiokcc.core import paths
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import (
+    AiokccError,
     BadVersionError,
     CorruptNodeError,
     FencedError,
@@ -33,12 +40,16 @@ from aiokcc.errors import (
     PipelineMismatchError,
     SessionLostError,
 )
+from aiokcc.spark.function_version import FunctionVersion, describe_change
 from aiokcc.spark.plan import Intent
 from aiokcc.stores.port import Check, Create, Node, Session, Set, Store
 
 __all__ = ["Checkpoint"]
 
-ROOT: Final = "pipelines"
+log = logging.getLogger("aiokcc.spark")
+
+ROOT: Final = paths.PIPELINES
+_ERROR_SECONDS: Final = 5.0
 NOTHING: Final = -1
 """The number of the last published batch while there is none."""
 
@@ -67,6 +78,9 @@ class Checkpoint:
         self._intent = _Written(f"{base}/intent")
         self._published = _Written(f"{base}/published")
         self._run = f"{base}/run"
+        self._error = f"{base}/error"
+        self._function = f"{base}/function"
+        self._recorded_function: FunctionVersion | None = None
         self.run = ""
         """The run that the results belong to. It differs for each root, and after each start from scratch."""
         self.attempt = 0
@@ -151,11 +165,14 @@ class Checkpoint:
                 written.data, written.version = data, written.version + 1
         self._read()
 
-    async def check(self, session: Session, definition: Mapping[str, Any]) -> bool:
-        """Return whether the pipeline exists, without taking over. Raise PipelineMismatchError as :meth:`begin` does."""
+    async def check(self, session: Session, definition: Mapping[str, Any], *, leave_out: Sequence[str] = ()) -> bool:
+        """Return whether the pipeline exists, without taking over. Raise PipelineMismatchError as :meth:`begin` does.
+
+        The parts of the definition that are named in ``leave_out`` are not compared.
+        """
         node = await session.find(self._definition)
         if node is not None:
-            self._compare(node, definition)
+            self._compare(node, definition, leave_out)
         return node is not None
 
     async def is_complete(self, definition: Mapping[str, Any]) -> bool:
@@ -183,7 +200,7 @@ class Checkpoint:
         else:
             self.filled = NOTHING if self.published == NOTHING else None
 
-    def _compare(self, node: Node, mine: Mapping[str, Any]) -> None:
+    def _compare(self, node: Node, mine: Mapping[str, Any], leave_out: Sequence[str] = ()) -> None:
         where = self._store.describe(node.path)
         try:
             theirs: Any = json.loads(node.data)
@@ -195,7 +212,7 @@ class Checkpoint:
         differences = [
             f"{name} was {_shown(theirs.get(name))} and is {_shown(wanted.get(name))}"
             for name in dict.fromkeys([*theirs, *wanted])
-            if theirs.get(name) != wanted.get(name)
+            if name not in leave_out and theirs.get(name) != wanted.get(name)
         ]
         if differences:
             raise PipelineMismatchError(
@@ -213,6 +230,48 @@ class Checkpoint:
         filled = number if has_records else self.filled
         await self._write(self._published, (f"{number}" if filled is None else f"{number} {filled}").encode())
         self.published, self.filled = number, filled
+
+    async def record_error(self, number: int, text: str) -> None:
+        """Record why a batch failed, for the operator. Nothing depends on it: it is left out if the store does not answer."""
+        data = json.dumps({"batch": number, "error": mask_text(text)[:2000]}).encode()
+        fence = Check(self._attempt, self._attempt_version)
+        with anyio.move_on_after(_ERROR_SECONDS):
+            await self._record_error(number, data, fence)
+
+    async def _record_error(self, number: int, data: bytes, fence: Check) -> None:
+        try:
+            session = await self._session()
+            node = await session.find(self._error)
+            await session.commit(
+                fence, Create(self._error, data) if node is None else Set(self._error, data, node.version)
+            )
+        except AiokccError as error:
+            log.debug("the error of batch %d was not recorded: %r", number, error)
+
+    async def record_function(self, function: FunctionVersion, number: int) -> None:
+        """Record the function that computes batches from this one on. Log a warning if it changed without a new version.
+
+        Nothing depends on it: it is left out if the store does not answer in time, and tried again with the next batch.
+        """
+        if function == self._recorded_function:
+            return
+        fence = Check(self._attempt, self._attempt_version)
+        with anyio.move_on_after(_ERROR_SECONDS):
+            try:
+                session = await self._session()
+                node = await session.find(self._function)
+                before = FunctionVersion() if node is None else FunctionVersion.decode(node.data)
+                data = function.encode()
+                if node is None:
+                    await session.commit(fence, Create(self._function, data))
+                elif before != function:
+                    await session.commit(fence, Set(self._function, data, node.version))
+                self._recorded_function = function
+            except AiokccError as error:
+                log.debug("the function of batch %d was not recorded: %r", number, error)
+                return
+            if sentence := describe_change(before, function, number):
+                log.warning("%s: %s", self.name, sentence)
 
     async def is_superseded(self) -> bool:
         """Return whether another driver has taken over since."""

@@ -1,37 +1,47 @@
-"""Applies the user's function, and checks that one job for many periods gives the same result as one job for each.
+"""Applies the user's function, and decides whether one job for many periods gives the same result as one job for each.
 
 In catch-up a frame holds several periods, which the column ``period`` distinguishes. A function that keeps this column in every
-``groupBy``, join and window gives each period the same rows as if it were computed alone. Two checks guard this rule. If the
-result has no such column, each period is computed alone, and later jobs hold one period. And before the first job with several
-periods is published, one of them is computed alone and compared.
+``groupBy``, join and window gives each period the same rows as if it were computed alone. The analysed plan of the result shows
+whether it does (:mod:`aiokcc.spark.separation`); no job runs for that. If an operator mixes periods, the function is
+refused. If the plan does not show it, each period is computed alone, and later jobs hold one period. That is so
+
+* if the result has no column ``period``;
+* if Python code gets many rows at once, as with ``mapInPandas``;
+* if the function runs a job itself, such as ``count()``, or looks at its second argument: what it learns there may go into the
+  plan as a constant;
+* in a session of Spark Connect, whose client does not have the analysed plan.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
-from aiokcc.spark.batch import Batch, Slice
+from aiokcc.spark.analysed_plan import analysed_plan
+from aiokcc.spark.batch import Batch
 from aiokcc.spark.period_column import PERIOD
+from aiokcc.spark.period_rows import MixesPeriods, NotShownByPlan
+from aiokcc.spark.separation import RECORDS, check_separation
+from aiokcc.spark.spark_thread import is_remote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Computation", "Periods"]
+    from aiokcc.spark.sinks import Sink
+
+__all__ = ["Computation", "Periods", "WatchedPeriods", "checked_result", "is_frame", "type_name", "with_period"]
 
 log = logging.getLogger("aiokcc.spark")
 
-_FEW: Final = 100_000
-"""The check runs in one task up to this number of records."""
+_GROUP: Final = "spark.jobGroup.id"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Periods:
     """The periods of one job: neighbours in event time, milliseconds since the epoch."""
 
@@ -51,6 +61,17 @@ class Periods:
         return f"{format_time(self.start)} to {format_time(self.end)}"
 
 
+class WatchedPeriods(Periods):
+    """Notes whether the function has looked at it."""
+
+    was_read = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("start", "end", "boundaries", "number"):
+            object.__setattr__(self, "was_read", True)
+        return object.__getattribute__(self, name)
+
+
 class Computation:
     """Applies the user's function to batches."""
 
@@ -59,118 +80,153 @@ class Computation:
         function: Callable[[DataFrame, Periods], DataFrame],
         read: Callable[[Batch], DataFrame],
         *,
-        check: bool,
+        keeps_periods: bool,
         one_by_one: bool,
     ) -> None:
         self._function = function
         self._read = read
-        self._unchecked = check
+        self._keeps_periods = keeps_periods
+        """True if the user vouches for the function: then nothing is decided from its plan."""
         self.one_by_one = one_by_one
-        """True if each period is computed alone: by the user's choice, or because the result has no column ``period``."""
+        """True if each period is computed alone: the user chose it, or the plan does not show that periods are kept apart."""
+        self._prepared: tuple[Batch, DataFrame] | None = None
+        self.is_decided = one_by_one
+        """True if it was decided how the periods of a batch are computed."""
+
+    def prepare(self, batch: Batch) -> None:
+        """Decide before the first batch is recorded how the periods are computed. Later calls do nothing.
+
+        Raise UsageError if the function mixes periods, or returns no DataFrame. No job runs.
+        """
+        if self.is_decided or batch.is_empty:
+            return
+        result = self._together(batch)
+        if result is not None:
+            self._prepared = batch, result
+        self.is_decided = True
+
+    def stage(self, sink: Sink, batch: Batch) -> object:
+        """Compute a batch and let the sink write it where no reader looks; return what the sink needs to publish it."""
+        return sink.stage(self.result(batch), batch)
 
     def result(self, batch: Batch) -> DataFrame:
-        """Return the function's result for a batch, with the column ``period``. Raise UsageError if it is no DataFrame."""
+        """Return the function's result for a batch, with the column ``period``. Raise UsageError if the function is refused."""
+        prepared, self._prepared = self._prepared, None
         if not self.one_by_one:
-            result = self._apply(batch)
-            if PERIOD in result.columns:
+            result = prepared[1] if prepared is not None and prepared[0] == batch else self._together(batch)
+            if result is not None:
                 return result
-            self.one_by_one = True
-            log.warning(
-                "%s: the function's result has no column %r, so each job holds one period. Keep it in every groupBy, "
-                "join and window to have several periods computed at once, which is many times faster",
-                batch.pipeline,
-                PERIOD,
-            )
-        full = [n for n, period in enumerate(batch.periods) if period.ranges]
-        return reduce(lambda a, b: a.unionByName(b), [self._alone(batch.part(n)) for n in full])
+        return reduce(lambda a, b: a.unionByName(b), [self._alone(batch.part(n)) for n in batch.full])
 
-    def verify(self, batch: Batch) -> None:
-        """Before the first job with several periods, raise UsageError if the function mixes them. Later calls do nothing."""
-        full = [n for n, period in enumerate(batch.periods) if period.ranges]
-        if not self._unchecked or self.one_by_one or len(full) < 2:
-            return
-        self._unchecked = False
-        first, second = min(itertools.pairwise(full), key=lambda pair: sum(_size(batch.periods[n]) for n in pair))
-        pair, period = batch.part(first, second - first + 1), batch.periods[first]
-        start = _instant(period.start)
-        frame = self._read(pair).persist()  # read from Kafka once for both
-        try:
-            together = self._call(frame, pair)
-            if PERIOD not in together.columns:
-                return  # result() handles that
-            alone = frame.where(frame[PERIOD] == start)
-            few = sum(_size(batch.periods[n]) for n in (first, second)) <= _FEW
-            both, one = _digests(
-                together.where(together[PERIOD] == start), self._call(alone, batch.part(first)), few=few
-            )
-            if both == one:
-                return
-            if _digests(self._call(alone, batch.part(first)), few=few) != [one]:
-                log.warning(
-                    "%s: the function gives another result each time, so it cannot be checked whether it mixes periods",
-                    batch.pipeline,
-                )
-                return
-        finally:
-            frame.unpersist()
-        raise UsageError(
-            f"the function mixes periods: for {format_time(period.start)} to {format_time(period.end)} it gives other rows "
-            f"when the next period is in the same frame. Keep the column 'period' in every groupBy, join and window; or "
-            f"give max_periods=1 to have one period in each frame; or check=False if the difference is meant"
+    def _together(self, batch: Batch) -> DataFrame | None:
+        """Return the result for all periods of a batch at once; None if each is to be computed alone, from now on."""
+        frame = self._read(batch)
+        if self._keeps_periods:
+            result = self._call(frame, Periods.of(batch))
+            reason = self._missing(result)
+        else:
+            result, reason = self._judged(frame, batch)
+        if reason is None:
+            return result
+        self.one_by_one = True
+        log.warning(
+            "%s: each job holds one period, because %s. Several periods at once are many times faster: keep %r in every "
+            "groupBy, distinct, join and window%s",
+            batch.pipeline,
+            reason,
+            PERIOD,
+            "" if self._keeps_periods else "; or give keeps_periods=True if the function keeps periods apart",
         )
+        return None
 
-    def _apply(self, batch: Batch) -> DataFrame:
-        return self._call(self._read(batch), batch)
+    def _judged(self, frame: DataFrame, batch: Batch) -> tuple[DataFrame, str | None]:
+        """Return the result, and why its periods have to be computed one by one, if so. Raise UsageError if it mixes them."""
+        periods = WatchedPeriods.of(batch)
+        assert isinstance(periods, WatchedPeriods)
+        spark = frame.sparkSession
+        if is_remote(spark):
+            result = self._call(frame, periods)
+            return result, self._missing(result) or "Spark Connect does not show the analysed plan to its client"
+        before = _job_count(spark)
+        result = self._call(frame.alias(RECORDS), periods)
+        if reason := self._missing(result):
+            return result, reason
+        try:
+            check_separation(analysed_plan(result))
+        except MixesPeriods as mixes:
+            raise UsageError(
+                f"the function mixes periods: {mixes}. Keep the column {PERIOD!r} in every groupBy, distinct, join and window; "
+                f"or give max_periods=1 to have one period in each frame; or keeps_periods=True if you know that each period "
+                f"gets the same rows as alone"
+            ) from None
+        except NotShownByPlan as unknown:
+            return result, str(unknown)
+        if periods.was_read:
+            return result, "the function looks at its second argument, whose value depends on the job"
+        if _has_run_jobs(spark, before):
+            return (
+                result,
+                "the function runs jobs of its own, such as count() or collect(), whose results the plan does not show",
+            )
+        return result, None
 
-    def _call(self, frame: DataFrame, batch: Batch) -> DataFrame:
-        result: Any = self._function(frame, Periods.of(batch))
-        if not hasattr(result, "columns") or not hasattr(result, "schema"):
-            raise UsageError(f"the function returned {result!r}; expected a DataFrame made from the one it was given")
-        return result
+    @staticmethod
+    def _missing(result: DataFrame) -> str | None:
+        return None if PERIOD in result.columns else f"the function's result has no column {PERIOD!r}"
+
+    def _call(self, frame: DataFrame, periods: Periods) -> DataFrame:
+        return checked_result(self._function(frame, periods))
 
     def _alone(self, batch: Batch) -> DataFrame:
-        return self._apply(batch).withColumn(PERIOD, _instant(batch.start))
+        return with_period(self._call(self._read(batch), Periods.of(batch)), batch.start)
 
 
-def _size(period: Slice) -> int:
-    return sum(end - start for start, end in period.ranges.values())
-
-
-def _instant(millis: int) -> Any:
-    from pyspark.sql import functions as F  # noqa: N812
-
-    return F.timestamp_millis(F.lit(millis))
-
-
-def _digests(*frames: DataFrame, few: bool) -> list[tuple[Any, ...]]:
-    """Return a digest of each frame, computed in one job; equal rows in any order give equal digests.
-
-    Sums of floats depend on the order of addition, so floats count with nine digits. ``few`` rows are summed in one task,
-    because a shuffle would cost more.
-    """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    hashes = reduce(
-        lambda a, b: a.unionAll(b),
-        [frame.select(F.lit(n).alias("n"), _hash(frame).alias("h")) for n, frame in enumerate(frames)],
+def is_frame(value: object) -> bool:
+    """Return whether a value is a DataFrame, of a classic session or of Spark Connect."""
+    # A Column has every attribute that it is asked for.
+    return (
+        isinstance(getattr(value, "columns", None), list)
+        and hasattr(value, "schema")
+        and hasattr(value, "sparkSession")
     )
-    if few:
-        hashes = hashes.coalesce(1)
-    # The upper half of each, so that no sum is too large.
-    sums = hashes.groupBy("n").agg(F.count("h"), F.bit_xor("h"), F.sum(F.shiftright("h", 32)))
-    found = {row[0]: tuple(row)[1:] for row in sums.collect()}
-    return [found.get(n, ()) for n in range(len(frames))]
 
 
-def _hash(frame: DataFrame) -> Any:
+def type_name(value: object) -> str:
+    """Return the words for the type of what a function returned. The value itself may be large, or secret."""
+    made = type(value)
+    return "None" if value is None else f"a {made.__module__}.{made.__qualname__}"
+
+
+def checked_result(result: Any) -> DataFrame:
+    """Return what the function returned. Raise UsageError if it is no DataFrame, or its ``period`` is no timestamp."""
+    if not is_frame(result):
+        raise UsageError(
+            f"the function returned {type_name(result)}; expected a Spark DataFrame made from the one it was given"
+        )
+    if PERIOD in result.columns and (kind := dict(result.dtypes)[PERIOD]) != "timestamp":
+        raise UsageError(
+            f"the column {PERIOD!r} of the function's result is of type {kind}; keep it as it was, the timestamp of the "
+            f"period's start, and give what you computed another name"
+        )
+    return cast("DataFrame", result)
+
+
+def with_period(frame: DataFrame, start: int) -> DataFrame:
+    """Return the frame with this start of a period in each row."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = [
-        F.format_string("%.8e", F.col(f"`{name}`").cast("double"))
-        if kind in ("float", "double")
-        else F.col(f"`{name}`")
-        for name, kind in frame.dtypes
-    ]
-    if all(kind.isidentifier() or kind.startswith("decimal(") for _, kind in frame.dtypes):  # nothing nested
-        return F.xxhash64(*columns)
-    return F.xxhash64(F.to_json(F.struct(*(column.alias(f"c{n}") for n, column in enumerate(columns)))))
+    return frame.withColumn(PERIOD, F.timestamp_millis(F.lit(start)))
+
+
+def _job_count(spark: SparkSession) -> int:
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+
+
+def _has_run_jobs(spark: SparkSession, before: int) -> bool:
+    """Return whether this thread's job group has run a job. It is a new group for each call of the function."""
+    context = spark.sparkContext
+    group = context.getLocalProperty(_GROUP)
+    if group is None or _job_count(spark) == before:
+        return False
+    context._jsc.sc().listenerBus().waitUntilEmpty()  # jobs are recorded a moment after they began
+    return len(context.statusTracker().getJobIdsForGroup(group)) > 0

@@ -23,6 +23,7 @@ from aiokcc.core.run import Bounds
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import (
     FencedError,
+    GroupMismatchError,
     KafkaError,
     PartitionRevoked,
     RunEnded,
@@ -33,30 +34,42 @@ from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
 from aiokcc.kafka.source_options import SourceOptions
-from aiokcc.kafka.topic_discovery import discover
+from aiokcc.kafka.topic_discovery import discover, include_present
 from aiokcc.runtime.group import Group, join
+from aiokcc.runtime.metrics import observing
 from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation, Periods
 from aiokcc.spark.finder import Finder
+from aiokcc.spark.function_version import VersionedFunction
+from aiokcc.spark.job_metrics import JobMetrics
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.pipeline import BatchStep, Pipeline
 from aiokcc.spark.planner import Planner
-from aiokcc.spark.preflight import check_run_published, check_topics, explain_kafka_error, forget_group
+from aiokcc.spark.preflight import (
+    check_run_published,
+    check_topics,
+    explain_kafka_error,
+    explain_mismatch,
+    forget_group,
+)
 from aiokcc.spark.progress import Line, Progress, Summary
 from aiokcc.spark.record_sampler import CheckedFinder, RecordSampler
+from aiokcc.spark.restating import wait_until_restated
 from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.security import check_sink_security
 from aiokcc.spark.sinks import FunctionSink, KafkaSink, Sink
-from aiokcc.spark.source import read
+from aiokcc.spark.source import check_timestamp, find_late, read
 from aiokcc.spark.spark_thread import SparkThread
 from aiokcc.spark.standby import check_other_pipelines, claim_all, drive_in_turn
+from aiokcc.spark.state import StatefulComputation, StateOptions
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 __all__ = ["AsyncReplay", "Options", "open_driver"]
 
@@ -81,17 +94,24 @@ class Options:
     from_scratch: bool
     accept_deleted: bool
     progress: Callable[[Progress], None] | bool | None
-    check: bool
+    keeps_periods: bool
+    version: str | None
+    """The version of the function, as the user gave it."""
+    available_now: bool
+    """True if this start publishes what is closed by now and returns; the run itself has no end."""
     store: Store
     store_timeout: float
     subscription: Subscription | None
     """In a managed group, the partitions that the pipeline runs; else None."""
+    restates_late: bool = False
+    """True if late records are left out and listed, until their periods are restated."""
 
 
 @asynccontextmanager
 async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
     """Join the group, or found it, and give the replay; leave the group at the end of the block."""
     source = options.source
+    await anyio.to_thread.run_sync(check_timestamp, options.spark, options.timestamp, options.kafka_options)
     cluster = Cluster(source, options.group.connect_timeout)
     async with cluster.connected():
         everything = await cluster.partitions(await cluster.topics())
@@ -109,6 +129,10 @@ async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
         except RunEnded as ended:
             yield AsyncReplay(options, cluster, None, ended)
             return
+        except GroupMismatchError as mismatch:
+            async with _session(options) as session:
+                await explain_mismatch(mismatch, options.store, session, options.name, _definition(options))
+            raise
         try:
             yield AsyncReplay(options, cluster, group)
         except BaseException as error:
@@ -133,14 +157,19 @@ class AsyncReplay:
         """This driver as a member of the group; None if the run had ended before."""
         self._ended = ended
         self._used = False
+        self._state: StateOptions | None = None
         self.summary = Summary()
         self.after_step: Callable[[BatchStep, Batch], None] | None = None
         """Called after each step of each batch, in the event loop. For tests, which stop the driver there."""
 
     async def for_each_period(
         self,
-        function: Callable[[DataFrame, Periods], Any],
+        function: Callable[..., Any],
         sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
+        *,
+        state: DataFrame | StructType | str | None = None,
+        chain: int | None = None,
+        keep_states: int | None = None,
     ) -> Summary:
         """Compute each period and publish it to the sink, once; return when the replay has reached its end.
 
@@ -149,11 +178,32 @@ class AsyncReplay:
         groupBy, join and window.** Without a sink, the function itself writes the result; it must be idempotent, because it
         may be called again for the same periods.
 
+        With ``state`` the function is called as ``function(frame, periods, state)`` and returns a pair: the result, and the
+        state after these periods, which the next call gets. The sink, a ParquetSink or a DeltaSink in a directory, publishes
+        both at once. A frame then holds one period, unless ``chain`` says otherwise. Periods without records leave the state
+        as it is.
+
+        :param state: the state before the first period: a DataFrame, or the columns of an empty one, such as
+            ``"customer string, total bigint"``. The state that the function returns has the same columns. Once something is
+            published, the published state counts, and only the columns of this one
+        :param chain: the most periods that the function can take in one frame, 1 by default. If it is more, the result has the
+            column ``period``, and the state is the one after the last of them
+        :param keep_states: how many of the published states are kept, 24 by default: see :func:`aiokcc.spark.read_state`
+
         Cancelling stops the running job and leaves no period half published; started again, the pipeline continues there.
         """
         if self._used:
             raise UsageError("this replay has been run already; open another one")
         self._used = True
+        if state is not None or chain is not None or keep_states is not None:
+            self._state = await anyio.to_thread.run_sync(
+                StateOptions.check, self._options.spark, function, sink, state, chain, keep_states
+            )
+            if self._state is not None and self._options.restates_late:
+                raise UsageError(
+                    'late="restate" and state= do not go together: a pipeline with state cannot be restated, so its late '
+                    "records would wait for ever; leave late= out"
+                )
         if sink is None:
             function, target = _same, _as_sink(function)
         else:
@@ -162,6 +212,8 @@ class AsyncReplay:
             source = self._options.source
             servers = source.bootstrap_servers.split(",")
             check_sink_security(source.consumer, servers, target.servers, target.options, self._options.spark)
+        if self._options.restates_late and type(target).published is Sink.published:
+            raise UsageError(f'late="restate" needs a ParquetSink or a DeltaSink, and the sink is {target.describe()}')
         group = self.group
         if group is None:
             await self._confirm_end(target)
@@ -176,6 +228,8 @@ class AsyncReplay:
             async with unwrapped() as tasks:
                 if source.end is None:
                     tasks.start_soon(discover, source, self._cluster, group)
+                if options.available_now and source.partitions is None:
+                    await include_present(source, self._cluster, group)
                 if options.subscription is None:
                     await drive(source.partitions or group.partitions)
                 else:
@@ -197,7 +251,7 @@ class AsyncReplay:
         self,
         participant: Participant,
         spark_thread: SparkThread,
-        function: Callable[[DataFrame, Periods], Any],
+        function: Callable[..., Any],
         sink: Sink,
         line: Line,
         mine: frozenset[Partition],
@@ -218,7 +272,10 @@ class AsyncReplay:
             timestamp=options.timestamp,
             lateness=options.policy.lateness or None,
             start=source.start if isinstance(source.start, int) else None,
+            on_time=options.restates_late,
         )
+        versioned = VersionedFunction(function, options.version)
+        late = partial(find_late, *frames.args, period=options.group.settings.period, **frames.keywords)
         on_progress = options.progress if callable(options.progress) else line.show
         if options.progress is False:
             on_progress = _ignore
@@ -233,13 +290,21 @@ class AsyncReplay:
             alone=source.partitions is None and not is_managed,
             clock=options.group.clock,
         )
+        computation: Computation | StatefulComputation
+        if self._state is None:
+            one_by_one = options.max_periods == 1
+            computation = Computation(versioned, frames, keeps_periods=options.keeps_periods, one_by_one=one_by_one)
+        else:
+            computation = StatefulComputation(versioned, frames, self._state)
+            sizer.max_periods = min(sizer.max_periods, self._state.chain)
+        metrics = JobMetrics(member.measurements.labels, options.name, self.summary)
         pipeline = Pipeline(
             participant,
             planner,
             checkpoint,
             finder,
             spark_thread,
-            Computation(function, frames, check=options.check, one_by_one=options.max_periods == 1),
+            computation,
             sink,
             sizer,
             self.summary,
@@ -250,6 +315,10 @@ class AsyncReplay:
             sample=sampler.mean_size,
             on_progress=on_progress,
             after=self.after_step,
+            until=options.group.clock() if options.available_now else None,
+            function=versioned,
+            metrics=metrics,
+            find_late=late if options.restates_late else None,
         )
         async with sampler.open():
             # The locks first: a driver of this pipeline that is alive must not be fenced out.
@@ -257,7 +326,11 @@ class AsyncReplay:
             definition = self._definition(sink)
             past = await spark_thread.call(sink.last_attempt, options.name) if options.from_scratch else 0
             await checkpoint.begin(
-                definition, member.name, from_scratch=options.from_scratch, past=past, ready=participant.ready
+                definition,
+                member.name,
+                from_scratch=options.from_scratch,
+                past=past,
+                ready=partial(_ready, participant, options.name),
             )
             try:
                 sink.identify(checkpoint.run, member.store.describe(""))
@@ -266,7 +339,8 @@ class AsyncReplay:
                 elif checkpoint.filled is not None:
                     await spark_thread.call(sink.check_published, options.name, checkpoint.filled)
                 await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
-                await pipeline.run()
+                with observing(metrics.observe):
+                    await pipeline.run()
             except FencedError as fenced:
                 if is_managed and await checkpoint.is_superseded():  # else the sink has refused us
                     raise PartitionRevoked(str(fenced)) from fenced
@@ -368,17 +442,32 @@ class AsyncReplay:
 
     def _definition(self, sink: Sink) -> dict[str, Any]:
         """Return the definition that is recorded for the pipeline's name."""
-        options, source = self._options, self._options.source
-        mine = source.partitions
-        return {
-            "topics": sorted(source.topics),
-            "partitions": None if mine is None else [str(p) for p in sorted(mine)],
-            "period": options.group.settings.period,
-            "source": describe_source(source, options.policy),
-            "timestamp": None if options.timestamp is None else str(options.timestamp),
-            "sink": sink.describe(),
-            **({} if options.subscription is None else {"subscription": str(options.subscription)}),
-        }
+        state = {} if self._state is None else {"state": self._state.columns}
+        return {**_definition(self._options), "sink": sink.describe(), **state}
+
+
+async def _ready(participant: Participant, name: str) -> None:
+    """Return when this driver may take over: it owns its partitions, and nobody restates the pipeline."""
+    while True:
+        await participant.ready()
+        try:
+            return await wait_until_restated(await participant.session(), name)
+        except SessionLostError:
+            continue
+
+
+def _definition(options: Options) -> dict[str, Any]:
+    """Return the definition without the sink."""
+    source, mine = options.source, options.source.partitions
+    return {
+        "topics": sorted(source.topics),
+        "partitions": None if mine is None else [str(p) for p in sorted(mine)],
+        "period": options.group.settings.period,
+        "source": describe_source(source, options.policy),
+        "timestamp": None if options.timestamp is None else str(options.timestamp),
+        **({} if options.subscription is None else {"subscription": str(options.subscription)}),
+        **({"late": "restate"} if options.restates_late else {}),
+    }
 
 
 def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:

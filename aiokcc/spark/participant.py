@@ -276,7 +276,7 @@ class Participant:
 
 
 async def _close(gates: Iterable[Gate]) -> None:
-    """Close gates all at once, also when cancelled; give up after a few seconds if the store does not answer."""
+    """Close gates all at once, also when cancelled; stop waiting after a few seconds if the store does not answer."""
     with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
         async with anyio.create_task_group() as tasks:
             for gate in gates:

@@ -21,6 +21,7 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 
 from aiokcc.core.limit import Mode
 from aiokcc.core.masking import mask_text
@@ -28,11 +29,13 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
 from aiokcc.exception_groups import unwrapped
-from aiokcc.spark.batch import Batch
+from aiokcc.spark.batch import Batch, LateRecords
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation
 from aiokcc.spark.finder import Finder
+from aiokcc.spark.function_version import VersionedFunction
+from aiokcc.spark.job_metrics import JobMetrics
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.plan import Intent
 from aiokcc.spark.planner import Plan, Planner
@@ -40,7 +43,8 @@ from aiokcc.spark.preflight import check_not_deleted, check_start, deleted_error
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.sinks import Sink
 from aiokcc.spark.source import offsets_text, poison_in
-from aiokcc.spark.spark_thread import SparkThread
+from aiokcc.spark.spark_thread import SparkThread, is_stopped
+from aiokcc.spark.state import StatefulComputation
 
 __all__ = ["BatchStep", "Pipeline"]
 
@@ -68,7 +72,7 @@ class Pipeline:
         checkpoint: Checkpoint,
         finder: Finder,
         spark_thread: SparkThread,
-        computation: Computation,
+        computation: Computation | StatefulComputation,
         sink: Sink,
         sizer: BatchSizer,
         summary: Summary,
@@ -80,6 +84,10 @@ class Pipeline:
         sample: Callable[[Mapping[Partition, tuple[int, int]]], Awaitable[float | None]],
         on_progress: Callable[[Progress], None],
         after: Callable[[BatchStep, Batch], None] | None,
+        until: int | None = None,
+        function: VersionedFunction | None = None,
+        metrics: JobMetrics | None = None,
+        find_late: Callable[[Batch], tuple[LateRecords, ...]] | None = None,
     ) -> None:
         self._participant = participant
         self._planner = planner
@@ -99,10 +107,22 @@ class Pipeline:
         self._on_progress = on_progress
         self._after = after or _nothing
         """Called after each step; tests stop the driver there."""
+        self._until = until
+        """The clock at the start, if only periods that were closed by then are to be published; None to go on."""
+        self._function = function
+        """The function that the computation calls; None if nothing is to be recorded of it."""
+        self._find_late = find_late
+        """Finds the late records of a batch, if they are to be listed."""
+        self._late: tuple[LateRecords, ...] = ()
+        """The late records of the batch that was staged last."""
         self._began = time.monotonic()
+        self._metrics = metrics
 
     async def run(self) -> None:
-        """Continue after what is published, and return when the run has ended or all partitions are finished."""
+        """Continue after what is published, and return when the run has ended or all partitions are finished.
+
+        Under ``until``, return when every period that was closed by then is published.
+        """
         participant, planner, checkpoint = self._participant, self._planner, self._checkpoint
         participant.check()
         await self._resume()
@@ -125,11 +145,15 @@ class Pipeline:
             if all(track.is_finished for track in participant.tracks.values()):
                 await participant.wait_until_settled()
                 break
+            if self._until is not None and planner.has_published_until(self._until):
+                break
             plan = await planner.plan(checkpoint.published + 1, limit)
             if plan is None:
                 await participant.moved(planner.seconds_to_next_look())
                 continue
             batch = plan.intent.batch(checkpoint.name)
+            if await self._is_to_be_split(batch):
+                continue  # planned again, with fewer periods
             self._after(BatchStep.PLANNED, batch)
             await participant.ready()
             async with unwrapped() as tasks:
@@ -174,6 +198,25 @@ class Pipeline:
         if size is not None:
             self._sizer.record_size(size)
 
+    async def _is_to_be_split(self, batch: Batch) -> bool:
+        """Decide before the first batch is recorded whether jobs hold one period. Return whether this batch has too many."""
+        if self._computation.is_decided:
+            return False
+
+        def prepare() -> None:
+            try:
+                self._computation.prepare(batch)
+            except AiokccError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
+                log.debug("the function failed, and is called again for the job: %r", error)
+
+        await self._spark_thread.job(self._describe(batch), prepare)
+        if not self._computation.one_by_one or self._sizer.max_periods == 1:
+            return False
+        self._sizer.max_periods = 1
+        return sum(1 for period in batch.periods if period.ranges) > 1
+
     # -- one batch ------------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, batch: Batch, intent: Intent | None = None) -> None:
@@ -188,9 +231,10 @@ class Pipeline:
             intent = None
             if error is None:
                 self._after(BatchStep.STAGED, batch)
+                await self._record_function(batch)
                 await self._checkpoint.confirm()
                 try:
-                    await self._spark_thread.call(self._sink.publish, batch, staged)
+                    await self._spark_thread.call(self._sink.publish, replace(batch, late=self._late), staged)
                 except Exception as raised:  # noqa: BLE001 - a sink may raise anything
                     error = raised
                 else:
@@ -222,15 +266,31 @@ class Pipeline:
         except Exception as error:  # noqa: BLE001 - a function of the user may raise anything
             return None, error
 
+    async def _record_function(self, batch: Batch) -> None:
+        if self._function is not None:
+            self._sink.computed_by(self._function.known)
+            if not batch.is_empty:
+                await self._checkpoint.record_function(self._function.known, batch.number)
+
     async def _failed(self, batch: Batch, error: Exception, failures: int) -> None:
         """Return if the job may be tried again; raise the error otherwise."""
+        await self._checkpoint.record_error(batch.number, _first_line(error))
         if isinstance(error, AiokccError):
             raise error
-        await self._check_log(batch, error)
         periods = f"{format_time(batch.start)} to {format_time(batch.end)}"
-        if failures > self._retries:
+        if is_stopped(self._spark_thread.spark):
             raise SparkJobError(
-                f"the job for {periods} of pipeline {batch.pipeline!r} failed {failures} times, the last time with "
+                f"the Spark session was stopped while the job for {periods} of pipeline {batch.pipeline!r} ran; the limit has "
+                f"not passed it. Started again with another session, the pipeline continues there",
+                batch.pipeline,
+                batch.start,
+                batch.end,
+            ) from error
+        await self._check_log(batch, error)
+        if failures > self._retries or _is_permanent(error):
+            times = "failed" if failures == 1 else f"failed {failures} times, the last time"
+            raise SparkJobError(
+                f"the job for {periods} of pipeline {batch.pipeline!r} {times} with "
                 f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline continues there. "
                 f"{offsets_text(batch)}",
                 batch.pipeline,
@@ -241,15 +301,23 @@ class Pipeline:
         log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, _first_line(error))
 
     async def _stage(self, batch: Batch) -> object | None:
+        self._late = ()
         if batch.is_empty:
             return None
-        description = f"{batch.pipeline} {format_time(batch.start)} to {format_time(batch.end)}"
 
         def run() -> object:
-            self._computation.verify(batch)
-            return self._sink.stage(self._computation.result(batch), batch)
+            if self._find_late is not None:
+                self._late = self._find_late(batch)
+            return self._computation.stage(self._sink, batch)
 
-        return await self._spark_thread.job(description, run)
+        return await self._spark_thread.job(self._describe(batch), run)
+
+    def _describe(self, batch: Batch) -> str:
+        """Return what Spark's web page shows for the jobs of this batch."""
+        return (
+            f"{batch.pipeline} batch {batch.number}, {format_time(batch.start)} to {format_time(batch.end)}, "
+            f"attempt {self._checkpoint.attempt}"
+        )
 
     async def _check_log(self, batch: Batch, error: Exception) -> None:
         """Raise an error at once if the job failed because of a bad or a deleted record: it would always fail."""
@@ -281,6 +349,8 @@ class Pipeline:
         full = sum(1 for period in batch.periods if period.ranges)
         if full:
             self._summary.jobs += 1
+            if self._metrics is not None:
+                self._metrics.record_job(full, seconds)
             log.info(
                 "%s batch %d: %s to %s, %d of %d periods with records, in %.2f s; %s",
                 batch.pipeline,
@@ -312,13 +382,29 @@ class Pipeline:
             left = rest / rate if rate > 0 else None
         self._on_progress(
             Progress(
-                batch.pipeline, summary.periods, summary.jobs, summary.records, batch.end, seconds, rate, done, left
+                batch.pipeline,
+                summary.periods,
+                summary.jobs,
+                summary.records,
+                batch.end,
+                seconds,
+                rate,
+                done,
+                left,
+                {str(track.partition): track.place.low for track in sorted(tracks, key=lambda track: track.partition)},
             )
         )
 
 
 def _nothing(_step: BatchStep, _batch: Batch) -> None:
     pass
+
+
+def _is_permanent(error: Exception) -> bool:
+    """Return whether a job fails in the same way each time: the function is wrong, or its plan."""
+    # By name: classic Spark and Spark Connect have classes of their own.
+    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pyspark")}
+    return isinstance(error, TypeError | NameError | AttributeError) or "AnalysisException" in kinds
 
 
 def _first_line(error: Exception) -> str:

@@ -147,6 +147,21 @@ class Planner:
         """Return whether the logs were read when records before this boundary were no longer waited for."""
         return self._read_at >= boundary + self._most_late
 
+    def has_published_until(self, clock: int) -> bool:
+        """Return whether no partition has an unpublished record in a period that was closed at this time by the clock.
+
+        A period is closed when records of it are no longer waited for: at its end plus the bound on lateness. Records that come
+        after its end and are older belong to a later period, unless nothing of the period is published yet.
+        """
+        boundary = max(0, clock - self._most_late) // self._period * self._period
+        if self.published >= boundary:
+            return True
+        return all(
+            track.is_finished
+            or (track.end_seen is not None if track.next is None else self._next_ts(track) >= boundary)
+            for track in self._participant.tracks.values()
+        )
+
     def seconds_to_next_look(self) -> float | None:
         """Return how long until a boundary is due by the clock; None if no log is followed, or all are due up to the run's end.
 

@@ -18,7 +18,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import anyio
 
@@ -29,15 +30,18 @@ from aiokcc.core.run import CUT_SLOTS, Run
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import (
     BadVersionError,
+    GroupMismatchError,
     KafkaError,
     NoNodeError,
     PartitionError,
     PartitionRevoked,
+    PipelineMismatchError,
     RunEnded,
     UsageError,
 )
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.runtime.cuts import last_cut
+from aiokcc.runtime.pipelines import read_pipeline
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.participant import Participant, Track
@@ -51,6 +55,7 @@ __all__ = [
     "check_topics",
     "deleted_error",
     "explain_kafka_error",
+    "explain_mismatch",
     "forget_group",
 ]
 
@@ -123,6 +128,32 @@ async def explain_kafka_error(
         with anyio.move_on_after(again):  # time is the event: Kafka does not notify that a topic exists again
             await wait_until_revoked(participant)
             return
+
+
+# -- another definition ------------------------------------------------------------------------------------------------
+
+
+async def explain_mismatch(
+    error: GroupMismatchError, store: Store, session: Session, name: str, definition: Mapping[str, Any]
+) -> None:
+    """Raise PipelineMismatchError if a pipeline of this name was started before and is the whole group; else return.
+
+    The group's settings are compared before the pipeline's definition. A pipeline that runs all partitions is the whole group,
+    and starting it from scratch founds another one; so the error says how to do that.
+    """
+
+    async def present() -> Session:
+        return session
+
+    shared = ("partitions", "subscription")
+    pipeline = await read_pipeline(store, session, name)
+    if pipeline is None or pipeline.is_shared or any(definition.get(part) is not None for part in shared):
+        return  # other members take part in the group: its settings are not the pipeline's alone
+    await Checkpoint(store, name, present).check(session, definition, leave_out=["sink", "state"])
+    raise PipelineMismatchError(
+        f"the pipeline {name!r} was started before with other settings. Give it the same settings, or from_scratch=True to "
+        f"throw away what it has done, or use another root: {error}"
+    ) from error
 
 
 # -- deleted records ---------------------------------------------------------------------------------------------------

@@ -16,24 +16,28 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from aiokcc.core.periods import format_time
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.core.weighted import Weight
+from aiokcc.credentials import KafkaClient, KafkaConfig
 from aiokcc.errors import UsageError
 from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
-from aiokcc.kafka.source_options import SourceOptions, check_count, consumer_keywords
+from aiokcc.kafka.own_store import choose_store
+from aiokcc.kafka.source_options import SourceOptions, check_choice, check_count, consumer_keywords
 from aiokcc.runtime.entry import known_keywords
 from aiokcc.runtime.options import GroupOptions
-from aiokcc.spark.compute import Periods
 from aiokcc.spark.driver import AsyncReplay, Options, open_driver
+from aiokcc.spark.function_version import check_version
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.security import check_security
 from aiokcc.spark.sinks import Sink
 from aiokcc.spark.source import check_options
+from aiokcc.spark.spark_thread import is_stopped
 from aiokcc.stores import open_store
 from aiokcc.stores.port import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-__all__ = ["Opening", "Replay", "replay"]
+__all__ = ["Opening", "Replay", "check_bytes", "replay"]
 
 LOOKAHEAD: Final = 1000
 """The default lookahead of a group in which one driver runs all partitions: one job may hold this number of periods."""
@@ -46,12 +50,14 @@ def replay(
     spark: SparkSession,
     *topics: str,
     pattern: str | None = None,
-    bootstrap_servers: str | list[str],
+    bootstrap_servers: str | list[str] | None = None,
+    kafka: KafkaConfig = None,
     store: str | Store,
     name: str,
     period: str | int | timedelta,
     start: str | int | datetime = "earliest",
     end: str | int | datetime | None = "now",
+    trigger: Literal["available_now"] | None = None,
     partitions: Mapping[str, list[int]] | list[tuple[str, int]] | None = None,
     assignment: Literal["managed"] | None = None,
     subscription: object = None,
@@ -63,6 +69,7 @@ def replay(
     lookahead: int | None = None,
     timestamp: Column | str | None = None,
     lateness: str | int | timedelta | Mapping[str, str | int | timedelta] | None = None,
+    late: Literal["deliver", "restate"] = "deliver",
     isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
     max_periods: int = LOOKAHEAD,
     target_seconds: float = 10.0,
@@ -70,7 +77,8 @@ def replay(
     retries: int = 2,
     from_scratch: bool = False,
     accept_deleted: bool = False,
-    check: bool = True,
+    keeps_periods: bool = False,
+    version: str | None = None,
     progress: Callable[[Progress], None] | bool | None = None,
     caught_up: str | int | timedelta = "follow",
     ahead: str | int | timedelta = "1h",
@@ -94,12 +102,19 @@ def replay(
 
     :param spark: a session with the Kafka connector, such as :func:`aiokcc.spark.session` makes
     :param pattern: instead of topics, a regular expression that the whole name of a topic must match
-    :param store: ``zk://h1:2181,h2:2181/root``, ``memory://name`` (one process), or a store
+    :param bootstrap_servers: ``"host:port"``, or several; by default ``bootstrap.servers`` of ``kafka``
+    :param kafka: Kafka's client properties: a file such as ``"client.properties"``, or a mapping, with ``security.protocol``,
+        ``ssl.*`` (PEM) and ``sasl.*``; a value may be ``env:NAME`` or ``file:PATH``. Both consumers get them: aiokafka's,
+        through which boundaries are looked up, and Spark's, on every executor
+    :param store: ``zk://h1:2181,h2:2181/root``, ``zks://…`` (TLS), ``"kafka"`` (a topic of the Kafka that is read) or
+        ``kafka://h1:9092/root``, ``memory://name`` (one process), or a store
     :param name: identifies the pipeline under the store's root: started again, it resumes after what it has published
     :param period: the length of a period: ``"1h"``, a timedelta, or milliseconds
     :param start: a time, or ``"earliest"``
     :param end: a time, ``"now"`` (the default: the ends of the logs when the group is founded), or None to follow for ever:
         then partitions that are added later, and topics that come to match the pattern, join while it runs
+    :param trigger: ``"available_now"``: the run has no end. This start publishes every period that is closed by now and
+        returns; the next start, such as tomorrow's, goes on there
     :param partitions: which partitions Spark runs, where others of the group run the rest; by default all
     :param assignment: ``"managed"``: the pipeline takes part in a group whose leader says who runs which partitions. All of the
         pipeline's go together, to one driver; others that are started with the same name, on any machine, stand by, and one
@@ -112,6 +127,8 @@ def replay(
         0 with ``partitions`` or in a managed group, and many without, for then there is nobody to wait for
     :param timestamp: event time as a column expression over the Kafka source's columns; Kafka's timestamp by default
     :param lateness: how far a record may lie behind an earlier one of its partition, for all topics or by topic
+    :param late: where a record goes that is later than that. ``"deliver"``: to the period that is open by then. ``"restate"``:
+        it is left out and listed, and :func:`restate` puts it into its own period. Each batch is then read twice
     :param max_periods: the most periods with records in one job; 1: each frame holds one period
     :param target_seconds: how long a job should take: the number of periods in a job is tuned to it
     :param max_bytes: the most that one job reads, such as ``"512MB"``
@@ -119,12 +136,15 @@ def replay(
     :param from_scratch: throw away what the pipeline has published, and start again
     :param accept_deleted: start also if Kafka may have deleted records past ``start`` before the run was founded. A warning
         names the partitions; without this it is an error
-    :param check: whether to check, at the first job with several periods, that the function keeps them apart
+    :param keeps_periods: True if you vouch for it that the function keeps periods apart: then it is not decided from its plan
+    :param version: the version of the function, such as ``"2"``: it is recorded with each batch. A function that has changed
+        without a new version is noticed by its plan, and logged once
     :param progress: called with a :class:`Progress` after each job. By default a line on the terminal; False: nothing
     :param store_timeout: seconds without the store after which the replay stops
     :param kafka_options: further options of Spark's Kafka source, such as ``{"kafka.security.protocol": "SSL"}``
-    :param consumer: settings of aiokafka's consumer, through which boundaries are looked up: security, ``client_id``. Spark
-        reads the records through a consumer of its own: where this one logs in, ``kafka_options`` says how that one does
+    :param consumer: settings of aiokafka's consumer, through which boundaries are looked up: ``client_id``. Spark reads the
+        records through a consumer of its own: where this one logs in by such settings and not by ``kafka``,
+        ``kafka_options`` says how that one does
 
     For ``caught_up``, ``ahead``, ``member`` and the timeouts see :func:`aiokcc.connect`.
     """
@@ -134,10 +154,15 @@ def replay(
         )
     if not hasattr(spark, "read"):
         raise UsageError(f"spark is {spark!r}; expected a SparkSession, such as aiokcc.spark.session() makes")
+    client = KafkaClient.load(kafka)
+    if is_stopped(spark):
+        raise UsageError("the Spark session was stopped; make another one, such as with aiokcc.spark.session()")
+    end = _end(end, trigger, assignment)
     source = SourceOptions.check(
         topics,
         pattern=pattern,
         bootstrap_servers=bootstrap_servers,
+        kafka=client,
         start=start,
         end=end,
         partitions=partitions,
@@ -147,7 +172,7 @@ def replay(
         consumer=consumer,
     )
     policy = ConsumerPolicy.check(source, timestamp=None if timestamp is None else _told_by_spark, lateness=lateness)
-    options = check_options(kafka_options or {})
+    options = {**client.spark, **check_options(kafka_options or {})}
     check_security(source.consumer, options, spark)
     if source.rule is not None:
         raise UsageError("partitions is a function; a pipeline's result depends on which they are, so list them")
@@ -164,6 +189,7 @@ def replay(
         raise UsageError(
             'start="committed" is for consumer groups; a pipeline goes on by its name. Give a time or "earliest"'
         )
+    check_choice("late", late, ("deliver", "restate"))
     if progress is not None and not isinstance(progress, bool) and not callable(progress):
         raise UsageError(f"progress is {progress!r}; expected a function of a Progress, or False")
     if not isinstance(target_seconds, int | float) or isinstance(target_seconds, bool) or not target_seconds > 0:
@@ -192,12 +218,7 @@ def replay(
         join_window=join_window,
         expect=expect,
     )
-    if isinstance(store, Store):
-        if store_options:
-            raise UsageError("store_options go with a store's URL; give them to the store you made")
-        place = store
-    else:
-        place = open_store(store, **(store_options or {}))
+    place = choose_store(store, source, store_options, name, open_store)
     return Opening(
         Options(
             spark,
@@ -209,17 +230,39 @@ def replay(
             options,
             check_count("max_periods", max_periods, 1),
             float(target_seconds),
-            _bytes(max_bytes),
+            check_bytes(max_bytes),
             check_count("retries", retries, 0),
             bool(from_scratch),
             bool(accept_deleted),
             progress,
-            bool(check),
+            bool(keeps_periods),
+            check_version(version),
+            trigger is not None,
             place,
             store_timeout,
             wanted,
+            late == "restate",
         )
     )
+
+
+def _end(end: str | int | datetime | None, trigger: object, assignment: object) -> str | int | datetime | None:
+    """Return the end of the run. A run that is triggered has none, so that each start finds the same run."""
+    if trigger is None:
+        return end
+    if trigger != "available_now":
+        raise UsageError(f'trigger is {trigger!r}; expected "available_now", or None')
+    if end not in ("now", None):
+        raise UsageError(
+            f'trigger="available_now" does not go with end={end!r}: each start publishes what is closed by then, and the run '
+            f"has no end; leave end out"
+        )
+    if assignment == "managed":
+        raise UsageError(
+            'trigger="available_now" does not go with a managed group, whose drivers stand by and follow the topics; leave '
+            "trigger out, or use a pipeline of its own root"
+        )
+    return None
 
 
 def _pipeline(name: str, source: SourceOptions, subscription: object) -> Subscription:
@@ -250,7 +293,8 @@ def _told_by_spark(record: Any) -> int:
     raise NotImplementedError
 
 
-def _bytes(value: object) -> int:
+def check_bytes(value: object) -> int:
+    """Return ``max_bytes`` as a number. Raise UsageError if it is none."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     match = _BYTES.fullmatch(value) if isinstance(value, str) else None
@@ -305,15 +349,21 @@ class Replay:
 
     def for_each_period(
         self,
-        function: Callable[[DataFrame, Periods], Any],
+        function: Callable[..., Any],
         sink: Sink | Callable[[DataFrame, Any], Any] | None = None,
+        *,
+        state: DataFrame | StructType | str | None = None,
+        chain: int | None = None,
+        keep_states: int | None = None,
     ) -> Summary:
         """Do as :meth:`AsyncReplay.for_each_period` does. Ctrl-C stops the running job; no period is half published then."""
         over = threading.Event()
 
         async def run() -> Summary:
             try:
-                return await self._inner.for_each_period(function, sink)
+                return await self._inner.for_each_period(
+                    function, sink, state=state, chain=chain, keep_states=keep_states
+                )
             finally:
                 over.set()
 

@@ -59,7 +59,8 @@ def check_security(consumer: Mapping[str, Any], kafka_options: Mapping[str, str]
         example = ", ".join(f"{name!r}: {needed[name]!r}" for name in missing)
         raise UsageError(
             f"security_protocol is {protocol!r} for the consumer that looks up the boundaries, but Spark reads the records "
-            f"through a consumer of its own, and kafka_options lacks {', '.join(missing)}. Give kafka_options={{{example}}}"
+            f"through a consumer of its own, and kafka_options lacks {', '.join(missing)}. Give kafka_options={{{example}}}, "
+            f"or the credentials once for both, as kafka='client.properties'"
         )
 
 
@@ -85,7 +86,8 @@ def check_sink_security(
         example = ", ".join(f"{name!r}: {needed[name]!r}" for name in missing)
         raise UsageError(
             f"security_protocol is {protocol!r} for the source, and the KafkaSink writes to {shared[0]} too, but its "
-            f"kafka_options lack {', '.join(missing)}. Give KafkaSink(..., kafka_options={{{example}}})"
+            f"kafka_options lack {', '.join(missing)}. Give KafkaSink(..., kafka_options={{{example}}}), "
+            f"or kafka='client.properties'"
         )
 
 

@@ -7,6 +7,8 @@ These settings make the read several times faster than Spark's defaults:
 
 - ``fetch.max.wait.ms``: with the default a task waits half a second at its end, in a fetch for records past its range.
 - ``max.poll.records``: fewer and larger steps.
+- ``max.partition.fetch.bytes`` and ``receive.buffer.bytes``: a consumer reads one partition, so a task waits for each answer of
+  this size. They are not larger because Spark keeps a consumer for each partition, which may hold such an answer.
 - A fixed group id, by which executors keep their consumers from job to job. Spark keeps them by group id and partition, and
   refuses one whose other settings differ; so a digest of the settings is part of the id.
 - The newer of the connector's two readers, in a classic session: the older one converts each row to objects and back.
@@ -22,25 +24,41 @@ import hashlib
 import json
 import math
 import re
+import secrets
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import PoisonTimestampError, UsageError
-from aiokcc.spark.batch import Batch
-from aiokcc.spark.period_column import label
+from aiokcc.spark.batch import Batch, LateRecords
+from aiokcc.spark.late_records import collect_late, read_in_layers, read_included
+from aiokcc.spark.period_column import PERIOD, label
 from aiokcc.spark.spark_thread import is_remote
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["check_options", "event_millis", "load", "offsets_text", "poison", "poison_in", "read"]
+__all__ = [
+    "check_options",
+    "check_timestamp",
+    "event_millis",
+    "find_late",
+    "load",
+    "offsets_text",
+    "poison",
+    "poison_in",
+    "read",
+]
 
 _TUNED: Final = {
     "kafka.fetch.max.wait.ms": "10",
     "kafka.max.poll.records": "5000",
+    "kafka.max.partition.fetch.bytes": "4194304",
+    "kafka.receive.buffer.bytes": "1048576",
     "kafka.isolation.level": "read_committed",
     "failOnDataLoss": "true",
 }
@@ -60,6 +78,12 @@ _V1_LIST_LOCK: Final = threading.Lock()
 _TASKS: Final = "spark.sql.shuffle.partitions"
 _FEW: Final = 250_000
 """The number of offsets for which one task is enough; more are spread over further tasks."""
+_SALT: Final = secrets.token_bytes(16)
+"""Without it the group id, which brokers show, would let one guess a password that is among the options."""
+_COLUMNS: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+)
+_HEADERS: Final = "headers array<struct<key: string, value: binary>>"
 _TS: Final = "__aiokcc_event_ts"
 _POISON: Final = "aiokcc: poison timestamp "
 _POISON_FORM: Final = re.compile(_POISON + r"(-?\d+|null) at (\S+) (\d+) (\d+);")
@@ -74,6 +98,7 @@ def read(
     timestamp: Column | str | None = None,
     lateness: Mapping[str, int] | None = None,
     start: int | None = None,
+    on_time: bool = False,
 ) -> DataFrame:
     """Return the batch's records with the columns of Spark's Kafka source and ``period``, the start of the row's period.
 
@@ -82,21 +107,63 @@ def read(
     :param lateness: the bound by topic, in milliseconds; with one, a row's time counts as well as its offset
     :param start: of the run: older records lie outside of it, wherever they stand. They are left out, as by
         :func:`aiokcc.replay`
+    :param on_time: leave out late records, except for those that the batch includes
 
     A record that has no time, or one before 1970, makes the job fail; :func:`poison_in` finds it in the error.
     """
-    frame = load(spark, batch.ranges, bootstrap_servers=bootstrap_servers, options=options)
+    ranged = partial(load, spark, bootstrap_servers=bootstrap_servers, options=options)
+    if batch.included:
+        included = read_in_layers(batch.included, ranged)
+        inside, ts = _inside(included, timestamp, start)
+        late_rows = read_included(inside, batch, ts).select(*(f"`{name}`" for name in (*included.columns, PERIOD)))
+        if not batch.ranges:
+            return late_rows
+        rest = replace(batch, included=())
+        same: dict[str, Any] = {"timestamp": timestamp, "lateness": lateness, "start": start, "on_time": on_time}
+        whole = read(spark, rest, bootstrap_servers=bootstrap_servers, options=options, **same).unionByName(late_rows)
+        return whole.select(
+            *(f"`{name}`" for name in whole.columns)
+        )  # a projection, as aiokcc.spark.separation expects it
+    frame = ranged(batch.ranges)
     columns = frame.columns
-    late = any((lateness or {}).values())
-    if timestamp is not None and not late and start is None:
+    by_time = on_time or any((lateness or {}).values())
+    if timestamp is not None and not by_time and start is None:
         return label(frame, batch, columns=columns)  # the scan for its boundaries has checked the times
+    frame, ts = _inside(frame, timestamp, start, once=by_time or timestamp is not None)
+    return label(frame, batch, ts if by_time else None, columns, on_time=on_time)
+
+
+def find_late(
+    spark: SparkSession,
+    batch: Batch,
+    *,
+    bootstrap_servers: str,
+    options: Mapping[str, str] | None = None,
+    timestamp: Column | str | None = None,
+    start: int | None = None,
+    period: int,
+    **_others: Any,
+) -> tuple[LateRecords, ...]:
+    """Run a job that finds the late records in the batch's ranges: those that :func:`read` leaves out with ``on_time``."""
+    if not batch.ranges:
+        return ()
+    frame, ts = _inside(
+        load(spark, batch.ranges, bootstrap_servers=bootstrap_servers, options=options), timestamp, start
+    )
+    return collect_late(frame, batch, ts, period)
+
+
+def _inside(
+    frame: DataFrame, timestamp: Column | str | None, start: int | None, *, once: bool = True
+) -> tuple[DataFrame, Column]:
+    """Return the records that lie in the run, and their event time, as a column that is computed once if it is used often."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    ts = event_millis(frame, timestamp)
-    if late or timestamp is not None:  # computed once for all uses
-        frame, ts = frame.withColumn(_TS, ts), F.col(_TS)
-    inside = _sound(ts) if start is None else _sound(ts) & (ts >= start)
-    return label(frame.where(inside), batch, ts if late else None, columns)
+    ts = "unix_millis(timestamp)"
+    if once:
+        frame, ts = frame.withColumn(_TS, event_millis(frame, timestamp)), _TS
+    inside = frame.where(_sound(ts) if start is None else f"{_sound(ts)} AND {ts} >= {start}")
+    return inside, F.col(_TS) if once else F.expr(ts)
 
 
 def load(
@@ -113,7 +180,7 @@ def load(
     assigned = {topic: [int(number) for number in numbers] for topic, numbers in starts.items()}
     chosen = {**_TUNED, **(options or {}), "kafka.bootstrap.servers": bootstrap_servers}
     if not any(name.lower() == "kafka.group.id" for name in chosen):
-        digest = hashlib.sha256(json.dumps(sorted(chosen.items())).encode()).hexdigest()[:12]
+        digest = hashlib.sha256(_SALT + json.dumps(sorted(chosen.items())).encode()).hexdigest()[:12]
         chosen["kafka.group.id"] = f"aiokcc-spark-{digest}"
     offsets = {"assign": assigned, "startingOffsets": starts, "endingOffsets": ends}
     with _newer_reader(spark):
@@ -153,22 +220,37 @@ def check_options(options: Mapping[str, Any]) -> dict[str, str]:
     return result
 
 
+def check_timestamp(spark: SparkSession, timestamp: Column | str | None, options: Mapping[str, str]) -> None:
+    """Raise UsageError if the expression cannot be resolved over the columns of the source, or has a wrong type."""
+    if timestamp is None:
+        return
+    headers = any(name.lower() == "includeheaders" and value == "true" for name, value in options.items())
+    columns = f"{_COLUMNS}, {_HEADERS}" if headers else _COLUMNS
+    event_millis(spark.createDataFrame([], columns), timestamp)
+
+
 def event_millis(frame: DataFrame, timestamp: Column | str | None) -> Column:
     """Return event time in milliseconds since the epoch.
 
     Raise UsageError if the expression cannot be resolved, or is of a wrong type.
     """
     from pyspark.errors import AnalysisException, ParseException
+    from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812
 
     if timestamp is None:
         return F.unix_millis("timestamp")
+    if not isinstance(timestamp, str | Column):
+        raise UsageError(f"timestamp is {timestamp!r}; expected a column, or an expression as text")
     try:
         column = F.expr(timestamp) if isinstance(timestamp, str) else timestamp
         kind = frame.select(column).schema[0].dataType.simpleString()
     except (AnalysisException, ParseException) as error:
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        wrong = "is no expression" if isinstance(error, ParseException) else "cannot be resolved"
         raise UsageError(
-            f"timestamp cannot be resolved over the columns {', '.join(frame.columns)}: {str(error).splitlines()[0]}"
+            f"timestamp {wrong} over the columns {', '.join(frame.columns)}: {reason}. Expected one such as "
+            f"\"timestamp_millis(cast(get_json_object(cast(value as string), '$.at') as bigint))\""
         ) from error
     if kind == "timestamp":
         return F.unix_millis(column)
@@ -198,16 +280,13 @@ def poison(ts: int | None, topic: str, partition: int, offset: int, ceiling: int
     return PoisonTimestampError(f"{wrong}; timestamp= can tell event time in another way", topic, partition, offset)
 
 
-def _sound(ts: Column) -> Column:
+def _sound(ts: str) -> str:
     """Return a condition that is true for a good timestamp and fails the job otherwise.
 
     It is a filter condition because Spark keeps that whatever columns are used afterwards.
     """
-    from pyspark.sql import functions as F  # noqa: N812
-
-    words = [F.lit(_POISON), F.coalesce(ts.cast("string"), F.lit("null")), F.lit(" at "), F.col("topic"), F.lit(" ")]
-    words += [F.col("partition").cast("string"), F.lit(" "), F.col("offset").cast("string"), F.lit(";")]
-    return F.when(ts >= 0, F.lit(True)).otherwise(F.raise_error(F.concat(*words)).cast("boolean"))
+    text = f"concat('{_POISON}', coalesce(string({ts}), 'null'), ' at ', topic, ' ', partition, ' ', offset, ';')"
+    return f"CASE WHEN {ts} >= 0 THEN true ELSE boolean(raise_error({text})) END"
 
 
 def _by_topic(

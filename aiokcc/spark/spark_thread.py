@@ -21,7 +21,7 @@ import anyio
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkThread", "is_remote"]
+__all__ = ["SparkThread", "is_remote", "is_stopped"]
 
 T = TypeVar("T")
 
@@ -36,11 +36,24 @@ def is_remote(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+def is_stopped(spark: SparkSession) -> bool:
+    """Return whether the session was stopped, or its Java process has ended."""
+    if is_remote(spark):
+        return bool(getattr(spark, "is_stopped", False))
+    context = getattr(spark, "_sc", None)
+    if context is None:
+        return False  # not a session of PySpark's; its first use shows that
+    try:
+        return context._jsc is None or bool(context._jsc.sc().isStopped())
+    except Exception:  # noqa: BLE001 - Java is gone
+        return True
+
+
 class SparkThread:
     """Runs calls to Spark and to the sink in a thread, one at a time."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+        self.spark: Final = spark
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="aiokcc-spark")
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
@@ -72,7 +85,7 @@ class SparkThread:
         return waiter.result()
 
     def _tagged(self, tag: str, description: str, function: Callable[..., T], *args: Any) -> T:
-        spark = self._spark
+        spark = self.spark
         if is_remote(spark):
             spark.addTag(tag)
             try:
@@ -84,14 +97,15 @@ class SparkThread:
         try:
             return function(*args)
         finally:
-            for name in _PROPERTIES:
-                context.setLocalProperty(name, None)
+            if not is_stopped(spark):  # the function may have stopped it
+                for name in _PROPERTIES:
+                    context.setLocalProperty(name, None)
 
     def _stop(self, tag: str) -> None:
         try:
-            if is_remote(self._spark):
-                self._spark.interruptTag(tag)
+            if is_remote(self.spark):
+                self.spark.interruptTag(tag)
             else:
-                self._spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(tag)
+                self.spark.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(tag)
         except Exception as error:  # noqa: BLE001 - a session that has stopped has no jobs
             log.warning("could not stop the running job: %r", error)

@@ -17,7 +17,7 @@ The function that runs on a worker is sent by value and imports nothing of aiokc
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,10 +26,11 @@ from aiokcc.spark.sinks.manifest import period_name
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
 
     from aiokcc.spark.batch import Batch
 
-__all__ = ["WrittenFile", "check_installed", "check_schema", "write_files"]
+__all__ = ["WrittenFile", "check_installed", "check_schema", "check_types", "write_files", "write_state"]
 
 _LABEL: Final = "__aiokcc_file"
 _RESULT: Final = "period long, part int, name string, rows long, size long, sha256 string, host string"
@@ -80,47 +81,82 @@ def check_schema(frame: DataFrame) -> None:
         raise UsageError(
             f"the result's column 'period' is {kind}; keep it as it was, the timestamp of the period's start"
         )
-    for field in frame.schema.fields:
-        _check_type(field.name, field.dataType)
+    check_types(frame.schema)
 
 
-def _check_type(name: str, kind: Any) -> None:
+def check_types(schema: StructType, what: str = "the result") -> None:
+    """Raise UsageError if a column is of a type that Parquet does not have."""
+    for field in schema.fields:
+        _check_type(what, field.name, field.dataType)
+
+
+def _check_type(what: str, name: str, kind: Any) -> None:
     title = kind.typeName()
     for word, advice in _NO_PARQUET.items():
         if word in title or (word == "udt" and hasattr(kind, "sqlType")):
             raise UsageError(
-                f"the result's column {name!r} is {kind.simpleString()}, which Parquet does not have: {advice}"
+                f"{what}'s column {name!r} is {kind.simpleString()}, which Parquet does not have: {advice}"
             )
     if title == "struct":
         for field in kind.fields:
-            _check_type(f"{name}.{field.name}", field.dataType)
+            _check_type(what, f"{name}.{field.name}", field.dataType)
     for inner in ("elementType", "keyType", "valueType"):
         if hasattr(kind, inner):
-            _check_type(f"{name}.{inner.removesuffix('Type')}", getattr(kind, inner))
+            _check_type(what, f"{name}.{inner.removesuffix('Type')}", getattr(kind, inner))
 
 
 def write_files(
-    frame: DataFrame, batch: Batch, target: str, *, parts: int, compression: str, group_rows: int, prefix: str = ""
+    frame: DataFrame,
+    batch: Batch,
+    target: str,
+    *,
+    parts: int,
+    compression: str,
+    group_rows: int,
+    prefix: str = "",
+    storage_options: Mapping[str, str] | None = None,
 ) -> list[WrittenFile]:
-    """Run the job: write the rows of each period to ``parts`` files in a directory, or below a URI that pyarrow knows.
+    """Run the job: write the rows of each period to ``parts`` files in a directory, or below a URI that deltalake knows.
 
-    The directory must exist, and be the same on all workers. Empty files are not written. Return the files in the order of
-    periods and parts.
+    The directory must exist, and be the same on all workers. Below a URI they write through the deltalake package, with these
+    storage options. Empty files are not written. Return the files in the order of periods and parts.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
-    # Columns go by position, and the task restores their names: mapInArrow cannot take a name with a dot.
-    plain = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
+    plain, order, part = _numbered(frame, parts)
     period = F.col(f"c{frame.columns.index('period')}")
-    order = [_orderable(field.dataType, F.col(field.name)) for field in plain.schema.fields]
-    part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 else F.lit(0)
     labelled = plain.withColumn(_LABEL, F.unix_millis(period) * F.lit(parts) + part)
     # One file needs one task. Otherwise the session's shuffle sets the number, or fewer if they are small (adaptive execution).
     spread = labelled.repartition(1) if len(batch.periods) * parts == 1 else labelled.repartition(_LABEL)
     names = {period.start: period_name(period.start) for period in batch.periods}
-    task = _writer(target, prefix, _LABEL, parts, names, frame.columns, compression, group_rows)
+    task = _writer(target, prefix, _LABEL, parts, names, frame.columns, compression, group_rows, storage_options)
     rows = spread.sortWithinPartitions(_LABEL, *order).mapInArrow(task, _RESULT).collect()
     return sorted((WrittenFile(*row) for row in rows), key=lambda file: (file.period, file.part))
+
+
+def write_state(frame: DataFrame, target: str, *, parts: int, group_rows: int) -> list[WrittenFile]:
+    """Run the job: write all rows to ``parts`` files in a directory, which must exist; return them. Their period is 0."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    plain, order, part = _numbered(frame, parts)
+    labelled = plain.withColumn(_LABEL, part.cast("long"))
+    spread = labelled.repartition(1) if parts == 1 else labelled.repartition(parts, F.col(_LABEL))
+    task = _writer(target, "", _LABEL, parts, {0: "state"}, frame.columns, "zstd", group_rows)
+    rows = spread.sortWithinPartitions(_LABEL, *order).mapInArrow(task, _RESULT).collect()
+    return sorted((WrittenFile(*row) for row in rows), key=lambda file: file.part)
+
+
+def _numbered(frame: DataFrame, parts: int) -> tuple[DataFrame, list[Column], Column]:
+    """Return the frame with its columns named by their position, the order of its rows, and a row's part.
+
+    The task restores the names: mapInArrow cannot take a name with a dot.
+    """
+    from pyspark.sql import functions as F  # noqa: N812
+
+    plain = frame.toDF(*[f"c{number}" for number in range(len(frame.columns))])
+    order = [_orderable(field.dataType, F.col(field.name)) for field in plain.schema.fields]
+    part = F.pmod(F.xxhash64(*order), F.lit(parts)) if parts > 1 else F.lit(0)
+    return plain, order, part
 
 
 def _orderable(kind: Any, column: Column) -> Column:
@@ -149,6 +185,7 @@ def _writer(
     columns: list[str],
     compression: str,
     group_rows: int,
+    storage_options: Mapping[str, str] | None = None,
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the function of a task. It is defined in here, so it is pickled by value, with all that it needs."""
 
@@ -164,20 +201,26 @@ def _writer(
         import pyarrow.fs
         import pyarrow.parquet as pq
 
-        local = "://" not in target
+        local, step = "://" not in target, 2**20
         remote: Any = None
-        base = target
+        base = f"{target}/"
         if not local:
-            remote, base = pa.fs.FileSystem.from_uri(target)
+            from deltalake.fs import DeltaStorageHandler
+
+            remote, base = pa.fs.PyFileSystem(DeltaStorageHandler(target, dict(storage_options or {}))), ""
         task_id = uuid.uuid4().hex[:12]
 
         class Output:
             """A file that knows its size and hash."""
 
             def __init__(self, name: str) -> None:
-                path = f"{base}/{name}"
+                path = f"{base}{name}"
                 self.name, self.size, self.hash, self.closed = name, 0, hashlib.sha256(), False
-                self.file = open(path, "xb", buffering=0) if local else remote.open_output_stream(path)  # noqa: PTH123, SIM115
+                if local:
+                    self.file: Any = open(path, "xb", buffering=0)  # noqa: PTH123, SIM115
+                else:
+                    # deltalake's stream takes bytes alone. Arrow makes some of what fits into its own buffer.
+                    self.file = remote.open_output_stream(path, buffer_size=2 * step)
 
             def write(self, data: Any) -> int:
                 view = memoryview(data).cast("B")
@@ -185,7 +228,8 @@ def _writer(
                 self.size += len(view)
                 done = 0
                 while done < len(view):
-                    done += self.file.write(view[done:]) or len(view)
+                    piece = view[done:] if local else view[done : done + step]
+                    done += self.file.write(piece) or len(piece)
                 return len(view)
 
             def tell(self) -> int:

@@ -1,4 +1,4 @@
-"""The files and the columns of a Delta table, as its log describes them."""
+"""The files of a Delta table, as its log describes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from aiokcc.core.periods import format_time
 
-__all__ = ["add_action", "bare_type", "delta_schema"]
+__all__ = ["add_action"]
 
 
 def add_action(period: int, name: str, rows: int, size: int) -> Any:
@@ -24,19 +24,3 @@ def add_action(period: int, name: str, rows: int, size: int) -> Any:
         "nullCount": {"period": 0},
     }
     return AddAction(name, size, {}, int(time.time() * 1000), True, json.dumps(stats))
-
-
-def delta_schema(schema: str) -> str:
-    """Return Delta's JSON of a schema for Spark's: the same text, but all columns are nullable and have no metadata."""
-    content = json.loads(schema)
-    for field in content["fields"]:
-        field["nullable"], field["metadata"] = True, {}
-    return json.dumps(content)
-
-
-def bare_type(kind: Any) -> Any:
-    """Return a type without the marks that its parts may be null, to be compared."""
-    if isinstance(kind, dict):
-        left_out = ("nullable", "containsNull", "valueContainsNull", "metadata")
-        return {key: bare_type(value) for key, value in kind.items() if key not in left_out}
-    return [bare_type(value) for value in kind] if isinstance(kind, list) else kind

@@ -7,6 +7,8 @@ Every commit carries some of Delta's *application transactions*:
 ``aiokcc/<pipeline>/attempt``  the number of the driver at work
 ``aiokcc/<pipeline>/run``      the run that the results belong to, as a number
 ``aiokcc/<pipeline>/batch``    a digest of the last published batch: its periods, and the offsets they were read from
+``aiokcc/<pipeline>/state``    the number of the state after the last published batch, if the pipeline carries state; else 0
+``aiokcc/<pipeline>/restate``  the number of the last restatement, and as ``…/restated-by`` the attempt that published it
 =============================  ==========================================================================
 
 **The fence.** Delta refuses a commit if another one has written the same application transaction since the snapshot that it
@@ -28,11 +30,15 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from aiokcc.core.periods import format_time
 from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch
+from aiokcc.spark.function_version import FunctionVersion
+from aiokcc.spark.sinks.columns import added_fields
+from aiokcc.spark.sinks.delta_replace import actions_to_replace
 
 __all__ = ["PipelineTable"]
 
@@ -47,6 +53,8 @@ class PipelineTable:
         self._app = ""
         self._table: Any = None
         self.attempt = 0
+        self.function = FunctionVersion()
+        """The function that computes the batches."""
         self.run = ""
         """The run that the results belong to; empty if it is not known."""
         self.where = ""
@@ -64,9 +72,19 @@ class PipelineTable:
         return -1 if number is None else int(number)
 
     @property
-    def columns(self) -> dict[str, Any]:
-        """The columns of the table, each with its type as Delta writes it."""
-        return {field["name"]: field["type"] for field in json.loads(self._table.schema().to_json())["fields"]}
+    def state(self) -> int:
+        """The number of the state after the last published batch; 0 if there is none."""
+        return 0 if self._table is None else int(self._table.transaction_version(f"{self._app}/state") or 0)
+
+    @property
+    def schema(self) -> str:
+        """The columns of the table, as Delta writes them."""
+        return str(self._table.schema().to_json())
+
+    @property
+    def is_without_rows(self) -> bool:
+        """True if the table has no file."""
+        return not self._table.file_uris()
 
     # A driver begins
 
@@ -112,6 +130,7 @@ class PipelineTable:
 
         for _ in range(100):
             self._table.update_incremental()
+            self._refuse_foreign()
             self._refuse_other_run()
             self._refuse_later()
             try:
@@ -161,8 +180,8 @@ class PipelineTable:
         self._refuse_other_batch(batch)
         return True
 
-    def add(self, batch: Batch, actions: list[Any]) -> None:
-        """Commit the files of a batch and its number; the number also if there is no file.
+    def add(self, batch: Batch, actions: list[Any], state: int = 0) -> None:
+        """Commit the files of a batch, its number, and that of the state after it; the numbers also if there is no file.
 
         Raise FencedError if another driver has taken over.
         """
@@ -170,6 +189,8 @@ class PipelineTable:
 
         content = _content_of(batch)
         numbers = {"attempt": self.attempt, "number": batch.number, "batch": _digest(content), **self._run_number()}
+        if state:
+            numbers["state"] = state
         self._check_ours()  # Delta would accept a commit that is based on a snapshot of the successor's
         try:
             self._commit(actions, numbers, content)
@@ -180,11 +201,81 @@ class PipelineTable:
             raise self._fenced() from error
         self._refresh()
 
+    def change_columns(self, schema: str, *, replace: bool) -> None:
+        """Give the table these columns, in a commit of its own before that of the batch: Delta's writer has none for both.
+
+        New columns are added, and readers see them as null; with ``replace`` the table, which has no rows, gets these and no
+        others. Nothing is committed if the table has them already. Raise FencedError if another driver has taken over.
+        """
+        from deltalake import Schema
+        from deltalake.exceptions import CommitFailedError
+
+        added = {field["name"] for field in added_fields(self.schema, schema)}
+        if not added and not (replace and added_fields(schema, self.schema)):
+            return
+        self._check_ours()
+        new, properties = Schema.from_json(schema), self._properties({"attempt": self.attempt, **self._run_number()})
+        try:
+            if replace and self.is_without_rows:
+                self._table.create_write_transaction([], "overwrite", new, commit_properties=properties)
+            else:
+                fields = [field for field in new.fields if field.name in added]
+                self._table.alter.add_columns(fields, commit_properties=properties)
+        except CommitFailedError as error:
+            raise self._fenced() from error
+        self._refresh()
+
     def was_added_by_us(self, batch: Batch) -> bool:
         """Return whether the table's last batch is this one and was committed by this driver."""
         there = self._table.transaction_version(f"{self._app}/batch")
         is_this_batch = self.published == batch.number and there == _digest(_content_of(batch))
         return is_this_batch and self._holds_our_numbers()
+
+    # Periods that are computed again
+
+    @property
+    def restated(self) -> tuple[int, int]:
+        """The number of the last restatement and the attempt that published it; -1 and 0 if there is none."""
+        if self._table is None:
+            return -1, 0
+        number = self._table.transaction_version(f"{self._app}/restate")
+        attempt = self._table.transaction_version(f"{self._app}/restated-by")
+        return (-1, 0) if number is None or attempt is None or number < 0 else (int(number), int(attempt))
+
+    def replace(self, batch: Batch, actions: Sequence[Any], prefix: str) -> list[str]:
+        """Replace the periods between the bounds of the batch by the added files, in one commit.
+
+        Return the names of files that were written and are in no commit. Raise FencedError if another driver has taken over.
+        Others may compact the table meanwhile: then the commit is made again, from what the table has become.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        assert batch.replaces is not None
+        numbers = {
+            "attempt": self.attempt,
+            "restate": batch.number,
+            "restated-by": self.attempt,
+            **self._run_number(),
+        }
+        unused: list[str] = []
+        for _ in range(100):
+            self._table.update_incremental()
+            self._check_ours()
+            if self.restated == (batch.number, self.attempt):
+                return unused  # only the reply was lost, or it is the second call
+            removals, written = actions_to_replace(
+                self._table, self._uri, self._options, self._shown, batch.replaces, prefix
+            )
+            try:
+                self._commit([*removals, *actions], numbers, _content_of(batch))
+            except CommitFailedError:
+                unused += written
+                continue
+            self._refresh()
+            return unused
+        raise CoordinationError(
+            f"{self._shown}: a hundred other commits came before this one; find out who writes there"
+        )
 
     # From scratch
 
@@ -214,16 +305,40 @@ class PipelineTable:
                 f"{self._shown} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
                 f"compaction); empty the table by hand, or choose another"
             )
+        self._refuse_foreign()  # before our number is in the table: another pipeline may have no rows yet
         now = int(time.time() * 1000)
         removals = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
         try:
             # Our own attempt number is committed later, by take_over.
-            self._commit(removals, {"attempt": self.attempt - 1, "number": -1, **self._run_number()})
+            reset = {"state": 0} if self.state else {}
+            reset |= {} if self.restated[0] < 0 else {"restate": -1}
+            self._commit(removals, {"attempt": self.attempt - 1, "number": -1, **reset, **self._run_number()})
         except CommitFailedError as error:
             raise self._fenced() from error
         self._table = None
 
     # Refusals
+
+    def _refuse_foreign(self) -> None:
+        """Raise PipelineMismatchError if this pipeline has never begun in the table, and there are rows or another pipeline.
+
+        The other one may have begun a moment ago, or have had no rows yet.
+        """
+        if self._table.transaction_version(f"{self._app}/attempt") is not None:
+            return
+        entries = [json.loads(entry.get("aiokcc", "{}")) for entry in self._table.history()]
+        theirs = next((entry for entry in entries if "pipeline" in entry), None)
+        if theirs is None and not self._table.file_uris():
+            return
+        who = (
+            "another program"
+            if theirs is None
+            else _name_run(theirs["pipeline"], theirs.get("root"), theirs.get("run"))
+        )
+        raise PipelineMismatchError(
+            f"{self._shown} holds the results of {who}, and this is {_name_run(self._app, self.where, self.run)}, which has "
+            f"never written there; choose a table of its own"
+        )
 
     def _refuse_other_run(self) -> None:
         there = self._table.transaction_version(f"{self._app}/run")
@@ -300,6 +415,7 @@ class PipelineTable:
             metadata |= {"run": self.run, "root": self.where}
         if content:
             metadata["content"] = _shorten(content)
+            metadata |= {name: value for name, value in asdict(self.function).items() if value is not None}
         return CommitProperties(
             app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
             custom_metadata={"aiokcc": json.dumps(metadata)},
@@ -337,4 +453,6 @@ def _shorten(content: str) -> str:
 def _name_run(app: str, root: str | None, run: str | None) -> str:
     """Return the words for a run of a pipeline in an error message."""
     name = f"the pipeline {app.removeprefix('aiokcc/')!r}"
+    if root is None and run is None:
+        return name
     return f"{name} under {root} (run {run[:8]})" if root and run else f"another run of {name}"

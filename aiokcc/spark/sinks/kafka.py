@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
+from aiokcc.credentials import KafkaClient, KafkaConfig
 from aiokcc.errors import UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.port import Sink
@@ -35,7 +36,8 @@ class KafkaSink(Sink):
 
     Args:
         topic: the topic; it must exist, unless the broker creates topics.
-        bootstrap_servers: ``"host:port"`` or a list of them.
+        bootstrap_servers: ``"host:port"`` or a list of them; by default ``bootstrap.servers`` of ``kafka``.
+        kafka: Kafka's client properties, with the credentials: a file or a mapping, as :func:`aiokcc.spark.replay` takes them.
         kafka_options: further settings of Kafka's producer, such as ``{"compression.type": "zstd"}``.
     """
 
@@ -45,11 +47,18 @@ class KafkaSink(Sink):
         self,
         topic: str,
         *,
-        bootstrap_servers: str | Sequence[str],
+        bootstrap_servers: str | Sequence[str] | None = None,
+        kafka: KafkaConfig = None,
         kafka_options: Mapping[str, str] | None = None,
     ) -> None:
         if not isinstance(topic, str) or not topic:
             raise UsageError(f"topic is {topic!r}; expected the name of a topic")
+        client = KafkaClient.load(kafka)
+        bootstrap_servers = client.bootstrap_servers if bootstrap_servers is None else bootstrap_servers
+        if bootstrap_servers is None:
+            raise UsageError(
+                'bootstrap_servers is missing; give "host:port", or bootstrap.servers in the kafka properties'
+            )
         servers = [bootstrap_servers] if isinstance(bootstrap_servers, str) else list(bootstrap_servers)
         if not servers or not all(isinstance(server, str) and server for server in servers):
             raise UsageError(f'bootstrap_servers is {bootstrap_servers!r}; expected "host:port" or a list of them')
@@ -60,7 +69,7 @@ class KafkaSink(Sink):
         for name in _OURS:
             if name in options:
                 raise UsageError(f"kafka_options has {name!r}, which is an argument of its own")
-        self._topic, self._options = topic, {**options, "kafka.bootstrap.servers": ",".join(servers)}
+        self._topic, self._options = topic, {**client.spark, **options, "kafka.bootstrap.servers": ",".join(servers)}
         self._attempt = 0
 
     @property

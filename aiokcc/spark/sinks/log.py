@@ -8,6 +8,7 @@
         _aiokcc/attempts/00000003-5d1e0c/           the driver at work; it writes its manifests here first
         _aiokcc/data/00000012-00000003-5d1e0c-0/    the files of batch 12, as attempt 3 wrote them; never changed again
         _aiokcc/log/00000012.json                   the manifest of batch 12: from now on it is published
+        _aiokcc/log/restate-00000002.json           computed again: these periods replace the published ones
 
 **A batch is published if and only if its manifest is in the log.** Everything else follows:
 
@@ -18,40 +19,50 @@
   meanwhile cannot write a manifest: its directory is gone, and is never made again. It cannot link a manifest that it wrote
   before: that has no name any more, and a file without a name cannot be linked. The kernel checks that under the file's lock,
   so it holds even for a link that is under way.
+- *Restatements.* They are numbered by themselves, and are published as batches are: by the link of a manifest, from the
+  attempt's own directory. The log before and after the link gives the old or the new periods, never a mixture. The files of the
+  old periods stay, for readers that have listed them and to be read as of an earlier moment.
 - *Left-overs.* The files of a dead attempt are in directories with its number. A driver that begins removes those of smaller
   attempts that the log does not name. It never removes those of a greater attempt.
 - *Further names.* When a batch is published, each of its files gets a second name in ``out/revenue``, after its period, for
   people and for tools that read a whole directory. After a crash some may be missing; the next driver adds them. They never
-  show anything that is not published.
+  show anything that is not published. A restatement replaces them file by file: to see all of it at once, read the log.
 - *From scratch.* A reset moves what readers see **into the attempt's own directory**, which a driver that takes over removes
   before it reads the log. So a driver that was suspended in its reset cannot remove what its successor publishes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
-import logging
 import os
 import re
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from aiokcc.errors import CoordinationError, CorruptNodeError, FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark.batch import Batch
+from aiokcc.spark.function_version import FunctionVersion
+from aiokcc.spark.published import Published
 from aiokcc.spark.sinks.attempts import ENDED, Attempts
 from aiokcc.spark.sinks.disk import Disk
-from aiokcc.spark.sinks.manifest import FORMAT, DataFile, Manifest, PublishedPeriod, period_name
+from aiokcc.spark.sinks.file_system import check_file_system
+from aiokcc.spark.sinks.further_names import FURTHER, FurtherNames
+from aiokcc.spark.sinks.manifest import FORMAT, DataFile, Manifest, PublishedPeriod
+from aiokcc.spark.sinks.places import unusable
+from aiokcc.spark.sinks.states import States
 
-__all__ = ["HOME", "MANIFEST", "Log"]
+__all__ = ["HOME", "MANIFEST", "RESTATE", "Log"]
 
 HOME: Final = "_aiokcc"
-_logger = logging.getLogger("aiokcc.spark")
+_RESTATE: Final = "restate-"
 MANIFEST: Final = re.compile(r"(\d{8,})\.json")
-_STAGED: Final = re.compile(r"(\d{8,})-(\d{8,})-[0-9a-f]+-\d+")
-_FURTHER: Final = re.compile(r"\d+(T\d{6}(\.\d{3})?Z)?(-\d{5})?\.parquet")
+RESTATE: Final = re.compile(r"restate-(\d{8,})\.json")
+_STAGED: Final = re.compile(r"((?:restate-)?\d{8,})-(\d{8,})-[0-9a-f]+-\d+")
 _GONE: Final = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
-_NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSYS)
 
 
 class Log:
@@ -64,19 +75,39 @@ class Log:
         self._attempts = Attempts(root, self.home / "attempts", self._disk)
         self._attempt, self._name = 0, ""
         self._next, self._total, self._tries = 0, 0, 0
+        self.schema: str | None = None
+        """The columns of all that is published, as Spark's JSON; None while there are none."""
+        self.states: States | None = None
+        """The states that are kept after the last published batch; None if there is none."""
+        self.function = FunctionVersion()
+        """The function that computes the batches."""
+        self._restates: tuple[Manifest, ...] = ()
+        self._names = FurtherNames(root, self.home, self._disk)
         self.run: str | None = None
         """The run that the results belong to; None if it is not known."""
         self.where: str | None = None
         """The root of that run in the store."""
 
+    @property
+    def is_without_rows(self) -> bool:
+        """True if no file is published."""
+        return self._total == 0
+
     # A driver begins
 
     def begin(self, pipeline: str, attempt: int) -> None:
         """Take over from every smaller attempt. Raise FencedError if a greater one, or another with this number, is there."""
-        self._check_place()
-        for path in (self.home, self._attempts.path, self._data, self._log):
-            self._disk.ensure_directory(path)
-        name = self._attempts.make(attempt)
+        try:
+            self._check_place()
+            for path in (self.home, self._attempts.path, self._data, self._log):
+                self._disk.ensure_directory(path)
+            name = self._attempts.make(attempt)
+        except (PermissionError, NotADirectoryError, FileExistsError) as error:
+            raise UsageError(unusable(self.root, "ParquetSink", error)) from error
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                raise
+            raise UsageError(unusable(self.root, "ParquetSink", error)) from error
         try:
             self._own(pipeline, name)
             self._refuse_other_run()  # before its drivers are fenced out
@@ -92,6 +123,8 @@ class Log:
         self._disk.ensure_directory(self._log)  # a reset that we have just stopped may have moved it
         self._read_end()
         self._clear_data(attempt)
+        if self.states is not None:
+            self.states.remove_dropped(self.home, self._disk)
         for path in (self._attempts.path, self.home, self.root, self.root.parent):
             self._disk.sync(path)
 
@@ -109,22 +142,14 @@ class Log:
     def _own(self, pipeline: str, name: str) -> None:
         """Record the pipeline that the directory belongs to, or check that it is ours.
 
-        Raise UsageError if the file system has no hard links.
+        Raise UsageError if the directory is new and the file system lacks something that publishing needs.
         """
         owner, draft = self.home / "owner.json", self._attempts.path / name / "owner.json"
         if not owner.exists():
+            check_file_system(self.root, draft.parent, self._disk)
             self._disk.write(draft, json.dumps({"format": FORMAT, "pipeline": pipeline}).encode() + b"\n")
-            try:
+            with contextlib.suppress(FileExistsError):
                 self._disk.link(draft, owner)
-            except FileExistsError:
-                pass
-            except OSError as error:
-                if error.errno not in _NO_LINKS:
-                    raise
-                raise UsageError(
-                    f"{self.root}: this file system has no hard links ({error.strerror}), by which a ParquetSink publishes; "
-                    f"choose a directory on another one, or a DeltaSink"
-                ) from error
             self._disk.remove(draft)
         self._check_owner(pipeline)
 
@@ -166,27 +191,49 @@ class Log:
         Raise CoordinationError if the log has a gap, PipelineMismatchError if it belongs to another run.
         """
         # In this order: a file gets its further name after its manifest, so the log read after the names has it.
-        shown = {name for name in self._disk.names(self.root) if _FURTHER.fullmatch(name)}
+        shown = {name for name in self._disk.names(self.root) if FURTHER.fullmatch(name)}
         numbers = self._numbers()
         if numbers != list(range(len(numbers))):
             missing = next(number for number, found in enumerate([*numbers, -1]) if number != found)
             raise CoordinationError(f"{self._log} has no {missing:08d}.json, but later ones: a manifest was deleted")
-        self._next, self._total = len(numbers), 0
+        self._next, self._total, self.schema, self.states = len(numbers), 0, None, None
+        self._restates = ()
         if not numbers:
             for name in sorted(shown):  # left by a reset that did not complete
                 self._disk.remove(self.root / name)
             return
         last = self._read(numbers[-1])
         self._refuse_other_run(last)  # the other run may have published since we looked
-        self._total = last.total_files
-        # Usually only names of the last batch are missing. If power was lost, others may be; the number of names shows it.
-        for number in (
-            [last.number] if len(shown) >= last.total_files - sum(len(p.files) for p in last.periods) else numbers
-        ):
-            self._show(self._read(number))
+        self._restates = self._read_restates()
+        self._total, self.states = last.total_files, last.states
+        self.schema = self._latest_schema(numbers)
+        if self._restates and self._restates[-1].after >= last.number:
+            self._total = self._restates[-1].total_files
+        # Usually only names of what was published last are missing. If power was lost, others may be; their number shows it.
+        latest = Published((last,), self._restates)
+        if len(shown) < self._total - sum(len(period.files) for period in latest.periods()):
+            latest = Published(tuple(map(self._read, numbers)), self._restates)
+        self._names.show(latest.periods(), self._attempts.path / self._name, replaced=bool(self._restates))
+
+    def _latest_schema(self, numbers: list[int]) -> str | None:
+        """Return the columns that were published last. A batch without records has none: those before it count."""
+        for number in reversed(numbers):
+            later = [restate.schema for restate in self._restates if restate.after == number]
+            schema = next((one for one in reversed(later) if one is not None), None) or self._read(number).schema
+            if schema is not None:
+                return schema
+        return None
 
     def _numbers(self) -> list[int]:
         return sorted(int(match[1]) for match in map(MANIFEST.fullmatch, self._disk.names(self._log)) if match)
+
+    def _read_restates(self) -> tuple[Manifest, ...]:
+        names = sorted(name for name in self._disk.names(self._log) if RESTATE.fullmatch(name))
+        if names != [_restate_name(number) for number in range(len(names))]:
+            raise CoordinationError(
+                f"{self._log} does not have all of {len(names)} restatements: a manifest was deleted"
+            )
+        return tuple(Manifest.decode(os.fspath(self._log / name), (self._log / name).read_bytes()) for name in names)
 
     def _clear_data(self, attempt: int) -> None:
         """Remove what smaller attempts staged and no driver published, and what a reset left."""
@@ -194,20 +241,28 @@ class Log:
             if name.startswith(ENDED):
                 self._disk.remove_tree(self.home / name)
         by_number: dict[int, list[tuple[int, str]]] = {}
+        restated = {_directory(file) for manifest in self._restates for p in manifest.periods for file in p.files}
         for match in filter(None, map(_STAGED.fullmatch, self._disk.names(self._data))):
+            if match[1].startswith(_RESTATE):
+                if int(match[2]) < attempt and match[0] not in restated:
+                    self._disk.remove_tree(self._data / match[0])
+                continue
             by_number.setdefault(int(match[1]), []).append((int(match[2]), match[0]))
         for number, staged in by_number.items():
             # A published batch was staged. So a single directory is the published one, and its manifest need not be read.
             if number < self._next and len(staged) == 1:
                 continue
             for former, name in staged:
-                if former < attempt and (number >= self._next or not self._names(number, name)):
+                if former < attempt and (number >= self._next or not self._is_named(number, name)):
                     self._disk.remove_tree(self._data / name)
 
-    def _names(self, number: int, directory: str) -> bool:
+    def _is_named(self, number: int, directory: str) -> bool:
         """Return whether the manifest of a batch names files of this directory."""
-        files = (file for period in self._read(number).periods for file in period.files)
-        return any(file.path.startswith(f"data/{directory}/") for file in files)
+        manifest = self._read(number)
+        files = [file for period in manifest.periods for file in period.files]
+        if manifest.states is not None:
+            files += manifest.states.last.files
+        return any(_directory(file) == directory for file in files)
 
     # A batch
 
@@ -253,8 +308,9 @@ class Log:
     def make_stage(self, batch: Batch) -> Path:
         """Make a directory for the files of a batch, where no reader looks, and remove the one of a failed job before it."""
         self.check()  # publishing would be refused as well; this saves the job
-        stem = f"{batch.number:08d}-{self._name}"
-        if self._tries:
+        stem = f"{_RESTATE if batch.replaces else ''}{batch.number:08d}-{self._name}"
+        # A restatement may have several jobs; and publishing may have failed after the link, with the files in the log.
+        if self._tries and batch.replaces is None and self.find(batch.number) is None:
             self._disk.remove_tree(self._data / f"{stem}-{self._tries - 1}")
         place = self._data / f"{stem}-{self._tries}"
         self._tries += 1
@@ -270,13 +326,21 @@ class Log:
             raise
         self._disk.sync(self._data)
 
-    def publish(self, batch: Batch, files: dict[int, tuple[DataFile, ...]], schema: str | None = None) -> Manifest:
+    def publish(
+        self,
+        batch: Batch,
+        files: dict[int, tuple[DataFile, ...]],
+        schema: str | None = None,
+        states: States | None = None,
+    ) -> Manifest:
         """Put the batch into the log, and return its manifest. ``files`` are the synced files by the start of their period.
 
-        If the batch is in the log already, nothing changes. Raise FencedError if a later attempt has begun.
+        ``states`` are those that are kept from now on, if the batch has one; otherwise those before stay. If the batch is in
+        the log already, nothing changes. Raise FencedError if a later attempt has begun.
         """
         while batch.number > self._next and (found := self.find(self._next)) is not None:
-            self._next, self._total = self._next + 1, found.total_files  # a call of ours that failed after the link
+            # A call of ours that failed after the link.
+            self._next, self._total, self.states = self._next + 1, found.total_files, found.states
         if batch.number < self._next:
             self.is_published(batch)
             return self._read(batch.number)
@@ -287,21 +351,34 @@ class Log:
             number=batch.number,
             attempt=self._attempt,
             schema=schema,
+            function=self.function,
             run=self.run,
             root=self.where,
             total_files=self._total + sum(map(len, files.values())),
-            periods=tuple(
-                PublishedPeriod(period.start, period.end, period.ranges, files.get(period.start, ()))
-                for period in batch.periods
-            ),
+            periods=_periods_of(batch, files),
+            states=states or (None if self.states is None else self.states.carried()),
+            published_at=time.time_ns() // 1_000_000,
+            late=batch.late,
         )
-        draft = self._attempts.path / self._name / f"{batch.number:08d}.json"
+        manifest = self._link(manifest, f"{batch.number:08d}.json", batch)
+        self._next, self._total, self._tries = batch.number + 1, manifest.total_files, 0
+        self.schema = manifest.schema or self.schema
+        self.states = manifest.states
+        if self.states is not None:
+            self.states.remove_dropped(self.home, self._disk)
+        self._names.show(manifest.periods, self._attempts.path / self._name)
+        return manifest
+
+    def _link(self, manifest: Manifest, name: str, batch: Batch) -> Manifest:
+        """Give the manifest its name in the log, and return it. Raise FencedError if a later attempt has begun."""
+        draft = self._attempts.path / self._name / name
         try:
+            self._disk.remove(draft)  # after an earlier call that failed, it may be the published file itself
             self._disk.write(draft, manifest.encode())
-            self._disk.link(draft, self._log / draft.name)
+            self._disk.link(draft, self._log / name)
         except FileExistsError:
             # It is ours if an earlier call failed after the link; otherwise it belongs to a driver that began after us.
-            manifest = self._read(batch.number)
+            manifest = Manifest.decode(os.fspath(self._log / name), (self._log / name).read_bytes())
             if manifest.attempt != self._attempt or not manifest.is_of(batch):
                 raise self._attempts.fenced(self._attempt) from None
         except OSError as error:
@@ -309,33 +386,49 @@ class Log:
                 raise self._attempts.fenced(self._attempt) from error
             raise
         self._disk.sync(self._log)
-        self._next, self._total, self._tries = batch.number + 1, manifest.total_files, 0
-        self._show(manifest)
         self._disk.remove(draft)
         return manifest
 
-    def _show(self, manifest: Manifest) -> None:
-        """Give published files their further names. If that fails, log a warning: they are published nevertheless."""
-        for period in manifest.periods:
-            for part, file in enumerate(period.files):
-                suffix = f"-{part:05d}" if len(period.files) > 1 else ""
-                shown = self.root / f"{period_name(period.start)}{suffix}.parquet"
-                try:
-                    self._show_file(self.home / file.path, shown)
-                except OSError as error:
-                    if error.errno not in _GONE:  # gone: the result was reset meanwhile
-                        _logger.warning(
-                            "%s has got no second name (%s); aiokcc.spark.files finds the file", shown, error
-                        )
-                    return
+    # Periods that are computed again
 
-    def _show_file(self, source: Path, shown: Path) -> None:
+    def published(self) -> Published:
+        """Return all that is in the log. Call it only while no other driver can publish, or the parts may not fit."""
         try:
-            self._disk.link(source, shown)
-        except FileExistsError:
-            if not source.samefile(shown):  # a reset left this name
-                self._disk.remove(shown)
-                self._disk.link(source, shown)
+            return Published(tuple(map(self._read, self._numbers())), self._read_restates())
+        except FileNotFoundError as error:
+            raise self._gone(f"{error.filename} is missing") from error
+
+    def replace(
+        self, batch: Batch, files: Mapping[int, tuple[DataFile, ...]], after: int, schema: str | None = None
+    ) -> Manifest:
+        """Put a restatement into the log: from now on its periods replace the published ones between its bounds.
+
+        ``after`` is the number of the last published batch. A second call changes nothing. Raise FencedError if a later attempt
+        has begun.
+        """
+        assert batch.replaces is not None
+        start, end = batch.replaces
+        old = [period for period in self.published().periods() if start <= period.start < end]
+        manifest = Manifest(
+            pipeline=batch.pipeline,
+            number=batch.number,
+            attempt=self._attempt,
+            schema=schema,
+            function=self.function,
+            run=self.run,
+            root=self.where,
+            total_files=self._total + sum(map(len, files.values())) - sum(len(period.files) for period in old),
+            periods=_periods_of(batch, files),
+            published_at=time.time_ns() // 1_000_000,
+            late=batch.included,
+            replaces=batch.replaces,
+            after=after,
+        )
+        manifest = self._link(manifest, _restate_name(batch.number), batch)
+        self._restates, self._total, self._tries = self._read_restates(), manifest.total_files, 0
+        self.schema = manifest.schema or self.schema
+        self._names.show(manifest.periods, self._attempts.path / self._name, replaced=True)
+        return manifest
 
     def _read(self, number: int) -> Manifest:
         path = self._log / f"{number:08d}.json"
@@ -370,9 +463,25 @@ class Log:
                 if match is None or int(match[2]) < attempt:
                     self._disk.remove_tree(self._data / staged)
             for shown in self._disk.names(self.root):
-                if _FURTHER.fullmatch(shown):
+                if FURTHER.fullmatch(shown):
                     self._attempts.take(self.root / shown, name)
         except FileNotFoundError as error:
             raise self._attempts.fenced(attempt) from error
         finally:
             self._attempts.end(name)
+
+
+def _restate_name(number: int) -> str:
+    return f"{_RESTATE}{number:08d}.json"
+
+
+def _directory(file: DataFile) -> str:
+    """Return the name of the directory that the file was staged in."""
+    return file.path.split("/")[1]
+
+
+def _periods_of(batch: Batch, files: Mapping[int, tuple[DataFile, ...]]) -> tuple[PublishedPeriod, ...]:
+    return tuple(
+        PublishedPeriod(period.start, period.end, period.ranges, files.get(period.start, ()))
+        for period in batch.periods
+    )

@@ -6,23 +6,26 @@
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, cast
+from typing import TYPE_CHECKING, ClassVar, Final, TypedDict, cast
 
 from aiokcc.core.masking import mask_url
 from aiokcc.errors import SparkJobError, UsageError
 from aiokcc.spark.batch import Batch
-from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files
+from aiokcc.spark.published import Published
+from aiokcc.spark.sinks.arrow import check_installed, check_schema, write_files, write_state
+from aiokcc.spark.sinks.columns import SchemaChange, all_nullable, check_schema_change, merge_columns, merge_parts
+from aiokcc.spark.sinks.data_file import DataFile
 from aiokcc.spark.sinks.log import HOME, Log
-from aiokcc.spark.sinks.manifest import DataFile
 from aiokcc.spark.sinks.places import local_path
-from aiokcc.spark.sinks.port import Sink
+from aiokcc.spark.sinks.states import PublishedState, States, StateSink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
+    from aiokcc.spark.function_version import FunctionVersion
     from aiokcc.spark.sinks.arrow import WrittenFile
 
 __all__ = ["ParquetSink"]
@@ -34,9 +37,11 @@ _MOST_FILES: Final = 10_000
 class _Staged(TypedDict):
     schema: str
     files: list[tuple[int, str, int, int, str]]
+    states: States | None
+    """The states that are kept when the batch is published; None if the pipeline carries none."""
 
 
-class ParquetSink(Sink):
+class ParquetSink(StateSink):
     """Publishes each period as Parquet in a directory of its own: ``ParquetSink("out/revenue")``.
 
     The directory is a POSIX one with hard links, and on a cluster one that the driver and all workers share under the same
@@ -48,6 +53,8 @@ class ParquetSink(Sink):
             tasks can then write at once.
         compression: the compression of the columns.
         row_group_rows: the number of rows in a row group; a task holds so many in memory.
+        schema: ``"add"``: columns that older files do not have are added, and every other change is refused. ``"replace"``:
+            while the result has no rows, the columns may change in any way.
     """
 
     exactly_once: ClassVar[bool] = True
@@ -59,7 +66,9 @@ class ParquetSink(Sink):
         files_per_period: int = 1,
         compression: str = "zstd",
         row_group_rows: int = 65_536,
+        schema: SchemaChange = "add",
     ) -> None:
+        self._schema_change = check_schema_change(schema)
         place = local_path(path, "ParquetSink")
         if place is None:
             shown = mask_url(os.fspath(path))
@@ -85,6 +94,9 @@ class ParquetSink(Sink):
     def identify(self, run: str, where: str) -> None:
         self._log.run, self._log.where = run, where
 
+    def computed_by(self, function: FunctionVersion) -> None:
+        self._log.function = function
+
     def check_published(self, pipeline: str, number: int) -> None:
         self._log.check_published(number)
 
@@ -95,7 +107,22 @@ class ParquetSink(Sink):
         return self._log.is_published(batch)
 
     def stage(self, frame: DataFrame, batch: Batch) -> object:
+        return self._stage(frame, batch)
+
+    def check_state(self) -> None:
+        """Do nothing: a directory can hold a state."""
+
+    def state_before(self, spark: SparkSession, batch: Batch) -> DataFrame | None:
+        states = self._log.states
+        state = None if states is None else states.before(batch.number)
+        return None if states is None or state is None else states.frame(spark, self.path / HOME, state)
+
+    def stage_with_state(self, frame: DataFrame, state: DataFrame, batch: Batch, keep: int) -> object:
+        return self._stage(frame, batch, state, keep)
+
+    def _stage(self, frame: DataFrame, batch: Batch, state: DataFrame | None = None, keep: int = 0) -> _Staged:
         check_schema(frame)
+        columns = self._merge(all_nullable(frame.schema.json()))
         place = self._log.make_stage(batch)
         try:
             files = write_files(
@@ -106,17 +133,33 @@ class ParquetSink(Sink):
                 compression=self._compression,
                 group_rows=self._group_rows,
             )
-            for file in files:
+            after = (
+                [] if state is None else write_state(state, str(place), parts=self._parts, group_rows=self._group_rows)
+            )
+            for file in (*files, *after):
                 self._check_seen(place, file, batch)
         except Exception:
             self._log.check()  # a driver that has taken over removes the directory while tasks write
             raise
         self._log.sync_stage(place)
         inside = place.relative_to(self.path / HOME).as_posix()
+        states = None
+        if state is not None:
+            named = tuple(DataFile(f"{inside}/{file.name}", file.rows, file.size, file.sha256) for file in after)
+            before = self._log.states or States(all_nullable(state.schema.json()))
+            states = before.added(PublishedState(batch.number, batch.end, named), keep)
         return _Staged(
-            schema=_nullable(frame.schema.json()),
+            schema=columns,
             files=[(file.period, f"{inside}/{file.name}", file.rows, file.size, file.sha256) for file in files],
+            states=states,
         )
+
+    def _merge(self, schema: str) -> str:
+        """Return the columns of the result after this batch. Raise UsageError if the batch does not fit what is published."""
+        there = self._log.schema
+        if self._schema_change == "replace" and self._log.is_without_rows:
+            there = None
+        return merge_columns(there, schema, str(self.path))
 
     def _check_seen(self, place: Path, file: WrittenFile, batch: Batch) -> None:
         """Raise SparkJobError if the driver does not see what a worker wrote: then their directories are not the same."""
@@ -140,10 +183,18 @@ class ParquetSink(Sink):
             self._log.publish(batch, {})
             return
         result = cast("_Staged", staged)
-        by_period: dict[int, list[DataFile]] = {}
-        for start, path, rows, size, digest in result["files"]:
-            by_period.setdefault(start, []).append(DataFile(path, rows, size, digest))
-        self._log.publish(batch, {start: tuple(files) for start, files in by_period.items()}, result["schema"])
+        self._log.publish(batch, _by_period([result]), result["schema"], result["states"])
+
+    def published(self, pipeline: str, last: int) -> Published:
+        found = self._log.published()
+        # The log has one more if a driver died before the store recorded it.
+        batches = tuple(batch for batch in found.batches if batch.number <= last or batch.run == self._log.run)
+        return Published(batches, found.restates)
+
+    def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
+        results = [cast("_Staged", part) for part in staged]
+        schema = merge_parts([result["schema"] for result in results], str(self.path))
+        self._log.replace(batch, _by_period(results), after, schema)
 
     def last_attempt(self, pipeline: str) -> int:
         return self._log.last_attempt()
@@ -152,14 +203,14 @@ class ParquetSink(Sink):
         self._log.reset(pipeline, attempt)
 
 
+def _by_period(results: Iterable[_Staged]) -> dict[int, tuple[DataFile, ...]]:
+    found: dict[int, tuple[DataFile, ...]] = {}
+    for result in results:
+        for start, path, rows, size, digest in result["files"]:
+            found[start] = (*found.get(start, ()), DataFile(path, rows, size, digest))
+    return found
+
+
 def _check_number(what: str, value: object, most: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise UsageError(f"{what} is {value!r}; expected a whole number from 1 to {most}")
-
-
-def _nullable(schema: str) -> str:
-    """Return Spark's JSON of a schema with all columns nullable. The files have them so, and Spark reads every file so."""
-    content: dict[str, Any] = json.loads(schema)
-    for field in content["fields"]:
-        field["nullable"] = True
-    return json.dumps(content)

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 from aiokcc.errors import UsageError
 
-__all__ = ["local_path", "scheme_of"]
+__all__ = ["local_path", "scheme_of", "unusable"]
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 
@@ -19,6 +19,12 @@ def scheme_of(place: str) -> str:
     """Return ``s3`` for ``s3://bucket/key``, and an empty text for a path."""
     match = _SCHEME.match(place)
     return match[1].lower() if match else ""
+
+
+def unusable(place: Path, what: str, error: OSError) -> str:
+    """Return the sentence for a place that cannot be written to."""
+    at = f" at {error.filename}" if error.filename and str(error.filename) != str(place) else ""
+    return f"{what} cannot write to {place}: {error.strerror}{at}. Choose a directory that this process may create and write to"
 
 
 def local_path(place: object, what: str) -> Path | None:

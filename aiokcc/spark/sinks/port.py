@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 from aiokcc.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
 
     from aiokcc.spark.batch import Batch
+    from aiokcc.spark.function_version import FunctionVersion
+    from aiokcc.spark.published import Published
 
 __all__ = ["Sink"]
 
@@ -47,6 +51,9 @@ class Sink(ABC):
         The number is that of the last published batch with records, -1 if there is none. It is called after :meth:`identify`
         and before :meth:`begin`, and also if the run has ended already. It changes nothing.
         """
+
+    def computed_by(self, function: FunctionVersion) -> None:  # noqa: B027 - a sink that keeps nothing need not know
+        """Remember the version and the fingerprint of the function, to record them with each batch that is published next."""
 
     @abstractmethod
     def begin(self, pipeline: str, attempt: int) -> None:
@@ -90,3 +97,25 @@ class Sink(ABC):
         what that one publishes stays, however long this driver was suspended. Raise UsageError if the sink cannot do it.
         """
         raise UsageError(f"{self.describe()} cannot be emptied by the pipeline; empty it by hand, or choose another")
+
+    # Periods that are computed again
+
+    def published(self, pipeline: str, last: int) -> Published:
+        """Return the batches up to number ``last``, which the store has recorded as published, and all restatements.
+
+        A batch after them is returned as well if the result shows that it is published. It changes nothing, and is called after
+        :meth:`identify`. Raise UsageError if the sink does not record them.
+        """
+        raise UsageError(
+            f"{self.describe()} does not record which offsets its periods were read from, so they cannot be restated; "
+            f"ParquetSink and DeltaSink do"
+        )
+
+    def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
+        """Replace the published periods between the bounds ``batch.replaces`` by those of the batch, in one step for readers.
+
+        ``staged`` are the results of one or more calls of :meth:`stage`, for parts of the batch; ``after`` is the number of the
+        last published batch. A second call changes nothing. Raise FencedError if a later attempt has begun: nothing has
+        changed then.
+        """
+        raise NotImplementedError

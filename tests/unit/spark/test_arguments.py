@@ -164,3 +164,9 @@ def test_a_missing_extra_is_named_in_the_error(statement: str) -> None:
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert "pip install 'aiokcc[spark]'" in ended.stderr.splitlines()[-1]
+
+
+def test_a_stopped_session_is_refused() -> None:
+    stopped = SimpleNamespace(read=None, _sc=SimpleNamespace(_jsc=None))
+    with pytest.raises(aiokcc.UsageError, match="the Spark session was stopped; make another one"):
+        options("orders", spark=stopped)

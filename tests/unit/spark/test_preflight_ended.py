@@ -37,6 +37,7 @@ def driver(store: Store, *, from_scratch: bool = False, subscription: Subscripti
         subscription=subscription,
         source=SourceOptions(topics=("t",), bootstrap_servers="h:1"),
         policy=ConsumerPolicy(),
+        restates_late=False,
     )
     cluster: Any = None
     return AsyncReplay(options, cluster, None, RunEnded("over"))

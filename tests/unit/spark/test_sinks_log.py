@@ -449,18 +449,20 @@ def test_publishing_again_changes_nothing(tmp_path):
     assert {path: path.read_bytes() for path in (world.root / HOME / "log").iterdir()} == before
 
 
+class Failing(Watched):
+    """A disk that fails once, right after a manifest was linked."""
+
+    failed = False
+
+    def sync(self, path: Path) -> None:
+        super().sync(path)
+        if path.name == "log" and not self.failed:
+            self.failed = True
+            raise OSError(errno.EIO, "the disk")
+
+
 def test_a_publish_that_failed_after_the_link_is_repeated(tmp_path):
     """The disk failed after the link; the driver lives and tries again."""
-
-    class Failing(Watched):
-        def sync(self, path: Path) -> None:
-            super().sync(path)
-            if path.name == "log" and not self.failed:
-                self.failed = True
-                raise OSError(errno.EIO, "the disk")
-
-        failed = False
-
     world = World(tmp_path / "out")
     driver = world.driver(Failing())
     driver.begin()
@@ -470,6 +472,24 @@ def test_a_publish_that_failed_after_the_link_is_repeated(tmp_path):
     world.checkpoint = 4
     assert len(manifest(world.root)) == 7
     world.check_reader()
+
+
+def test_what_was_published_stays_as_it_is_while_the_job_is_repeated_after_a_failure(tmp_path):
+    """The pipeline runs the job of a batch again if publishing raised, and the driver may die in it."""
+    world = World(tmp_path / "out")
+    disk = Failing()
+    driver = world.driver(disk)
+    driver.begin()
+    with pytest.raises(OSError, match="the disk"):
+        driver.do(BATCHES[0])
+    manifests = {path: (path.stat().st_ino, path.read_bytes()) for path in (world.root / HOME / "log").iterdir()}
+    disk.each = world.check_reader
+    driver.do(BATCHES[0])
+    assert {path: (path.stat().st_ino, path.read_bytes()) for path in manifests} == manifests
+    driver.run()
+    world.driver().begin()  # removes what the repeated job has staged
+    world.checkpoint = 4
+    world.check_end()
 
 
 def test_a_job_that_failed_is_staged_again(tmp_path):
@@ -657,7 +677,7 @@ def test_a_frozen_driver_publishes_nothing_after_a_reset(worlds):
 
 
 def test_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(worlds):
-    """What the successor publishes stays, with all its names, whenever the frozen driver continues."""
+    """The results of the successor stay, with all its names, whenever the frozen driver continues."""
     count, disk = next(worlds), Watched()
     start_again(count)
     reset(count, disk)
