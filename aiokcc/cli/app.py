@@ -13,8 +13,9 @@ import traceback
 from collections.abc import Awaitable, Sequence
 from typing import Final
 
-from aiokcc.cli.arguments import parse
-from aiokcc.cli.verb import Verb
+from aiokcc.cli.arguments import parse, peek_value
+from aiokcc.cli.logs import LEVELS, LOG_FORMATS, choose_logs, is_json, set_up_logs
+from aiokcc.cli.verb import StoreUse, Verb
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import (
     AiokccError,
@@ -29,6 +30,8 @@ from aiokcc.exception_groups import main_error
 from aiokcc.stores import open_store
 
 __all__ = ["main"]
+
+log = logging.getLogger("aiokcc.cli")
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -45,14 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Never raises; prints a traceback only with --verbose."""
     words = list(sys.argv[1:] if argv is None else argv)
     verbose = "-v" in words or "--verbose" in words
-    if verbose:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    else:
-        for name in ("aiokcc", "aiokafka"):  # the command prints its own messages
-            logging.getLogger(name).addHandler(logging.NullHandler())
+    _set_up_early_logs(words, verbose=verbose)
     accepted = False
     try:
         options = parse(words)
+        set_up_logs(options.logs)
         verb = _check(options)
         if not verb.confirm(options):
             print("Nothing was changed.")
@@ -73,15 +73,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(cause, BrokenPipeError):  # the reader is gone, as in `aiokcc status | head -1`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
-        if verbose:
+        if verbose and not is_json():
             print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
-        _print_error(cause)
+        _print_error(cause, verbose=verbose)
         return FAILED if accepted else USAGE_ERROR
+
+
+def _set_up_early_logs(words: Sequence[str], *, verbose: bool) -> None:
+    """Set the logs up from what was typed, also if it cannot be parsed, so that the error has the format that was asked for."""
+    log_format = peek_value(words, "--log-format") or os.environ.get("AIOKCC_LOG_FORMAT")
+    level = peek_value(words, "--log-level") or os.environ.get("AIOKCC_LOG_LEVEL")
+    known = log_format if log_format in LOG_FORMATS else None
+    set_up_logs(choose_logs(known, level if level in LEVELS else None, verbose=verbose))
 
 
 def _check(options: argparse.Namespace) -> Verb:
     """Return the verb. Raises UsageError for arguments that are invalid whatever the store holds."""
     verb: Verb = options.selected
+    if options.store == "kafka" and verb.store is StoreUse.RUN:
+        verb.check(options)  # makes a URL of it
+    if options.store == "kafka":
+        raise UsageError(
+            "--store kafka is for `aiokcc replay`, which names the root by its topics; give the URL that it prints, as in "
+            "'kafka://127.0.0.1:9092/orders'. `aiokcc list` shows all roots of a Kafka"
+        )
     if options.store:
         open_store(options.store)
     verb.check(options)
@@ -109,7 +124,7 @@ async def _until_terminated(work: Awaitable[int]) -> int:
         raise
 
 
-def _print_error(error: BaseException) -> None:
+def _print_error(error: BaseException, *, verbose: bool) -> None:
     if isinstance(error, AiokccError):
         text = str(error)
     elif isinstance(error, OSError):
@@ -117,21 +132,27 @@ def _print_error(error: BaseException) -> None:
         text = f"{error.filename}: {text}" if error.filename else text
     else:
         text = f"unexpected error: {type(error).__name__}: {error}. --verbose shows the traceback; please report it"
+    hint = _hint(error)
+    if is_json():
+        log.error("%s", text, extra={"hint": hint} if hint else {}, exc_info=error if verbose else None)
+        return
     print(f"aiokcc: {mask_text(text)}", file=sys.stderr)
-    if hint := _hint(error):
+    if hint:
         print(f"  {hint}", file=sys.stderr)
 
 
 def _hint(error: BaseException) -> str:
     match error:
         case StoreUnreachableError():
-            return "Is ZooKeeper running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
+            return "Is it running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
         case KafkaRefusedError():
-            return "Give the credentials with --consumer, such as --consumer sasl_plain_password=env:NAME (see replay --help)."
+            return (
+                "Credentials are given by --kafka-config FILE or a profile; `aiokcc config` shows which are in force."
+            )
         case KafkaError():
             return "Is Kafka running there? `aiokcc local kafka` starts one on this machine; --timeout waits longer."
         case NoAuthError():
-            return "On the command line they go into the URL: zk://USER:PASSWORD@host:2181/root"
+            return "They are given by the URL, zk://host:2181/root?auth=env:NAME, or a profile; `aiokcc config` shows which."
         case CorruptNodeError():
             return "Nothing was changed. Somebody wrote this node by hand, or the root belongs to another program."
         case UsageError() if "there is no group" in str(error):

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
+from aiokcc.credentials import is_reference, read_secret
 from aiokcc.errors import UsageError
 
-__all__ = ["check_settings", "name", "period_or", "seconds", "setting", "storage", "time_or", "whole_number"]
+__all__ = [
+    "listen_address",
+    "lookahead",
+    "name",
+    "period_or",
+    "seconds",
+    "setting",
+    "storage",
+    "subscription",
+    "time_or",
+    "whole_number",
+]
 
 T = TypeVar("T")
 
@@ -59,6 +69,24 @@ def whole_number(least: int, most: int | None = None, what: str = "") -> Callabl
     return convert
 
 
+def lookahead(text: str) -> int | str:
+    """Return a number of periods, or ``"auto"``."""
+    try:
+        return text if text == "auto" else whole_number(0)(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or 'auto'") from None
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Convert ``127.0.0.1:8642``, ``[::1]:8642``, ``:8642`` (all addresses) or ``8642`` (loopback) to a host and a port."""
+    host, colon, port = text.rpartition(":")
+    if not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an address; write host:port, as in 127.0.0.1:8642")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    return host or ("0.0.0.0" if colon else "127.0.0.1"), int(port)  # noqa: S104 - asked for by the colon
+
+
 def name(text: str) -> str:
     """Return the text. Raises ArgumentTypeError if it is empty."""
     if not text.strip():
@@ -73,6 +101,12 @@ def storage(text: str) -> str:
     return text
 
 
+def subscription(text: str) -> tuple[str, int | None]:
+    """Parse TOPIC, or TOPIC=N for at most N of its partitions."""
+    topic, equals, most = text.partition("=")
+    return topic, whole_number(1, what="a number of partitions")(most) if equals else None
+
+
 def setting(text: str) -> tuple[str, Any]:
     """Parse NAME=VALUE. The value is JSON or text; ``env:NAME`` and ``file:PATH`` say where to read it; a secret is text.
 
@@ -82,30 +116,11 @@ def setting(text: str) -> tuple[str, Any]:
     if not equals or not key.isidentifier():
         shown = re.match(r"[\w.-]*", text)
         raise argparse.ArgumentTypeError(f"{shown[0] if shown else ''!r} is not a setting; expected NAME=VALUE")
-    place, colon, where = value.partition(":")
-    if colon and place == "env":
-        if where not in os.environ:
-            raise argparse.ArgumentTypeError(f"{key}: the environment variable {where} is not set")
-        return key, os.environ[where]
-    if colon and place == "file":
-        try:
-            return key, Path(where).read_text().rstrip("\r\n")
-        except (OSError, UnicodeError) as error:
-            raise argparse.ArgumentTypeError(f"{key}: the file {where} cannot be read: {error}") from None
+    if is_reference(value):
+        return key, _convert(lambda: read_secret(value, key), value)
     if is_secret(key):
         return key, value
     try:
         return key, json.loads(value)  # numbers, true, false, null
     except ValueError:
         return key, value
-
-
-def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
-    """Raise UsageError for TLS: its context is an object, which --consumer cannot give."""
-    given = dict(settings)
-    if given.get("security_protocol") in {"SSL", "SASL_SSL"} or "ssl_context" in given:
-        raise UsageError(
-            "TLS to Kafka needs ssl_context, an object that cannot be typed on the command line. In a program of your own, "
-            "call aiokcc.replay(..., security_protocol='SSL', ssl_context=aiokafka.helpers.create_ssl_context(cafile=...)); "
-            "or reach Kafka through a listener without TLS"
-        )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from aiokcc.cli.formatting import did_you_mean
+from aiokcc.core.formatting import did_you_mean
 from aiokcc.core.masking import mask_url
 from aiokcc.errors import UsageError
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: the first signal requests a graceful stop, the second cancels the command.
 
-A graceful stop takes as long as the running handlers take. The second signal cancels the task. A third one, during the
-cleanup, has the system's default effect.
+A graceful stop takes as long as the running handlers take, unless a timeout is given, which acts as the second signal. The
+second signal cancels the task. A third one, during the cleanup, has the system's default effect.
 
 One cause may send a signal twice: ``timeout`` sends it to the process and to its group, and a program that wraps another
 passes on a Ctrl-C that both have received. So signals that arrive within _SAME_SECONDS of the first count as the same one.
@@ -24,13 +24,24 @@ _SAME_SECONDS: Final = 0.2
 class Interruption:
     """Handles the signals of one command, and remembers which of them arrived."""
 
-    def __init__(self, request_stop: Callable[[], None], warn: Callable[[str], None]) -> None:
-        """``request_stop`` is called at the first signal; ``warn``, with its name, once a second one would cancel."""
+    def __init__(
+        self,
+        request_stop: Callable[[], None],
+        warn: Callable[[str], None],
+        *,
+        timeout: float | None = None,
+        timed_out: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``request_stop`` is called at the first signal; ``warn``, with its name, once a second one would cancel.
+
+        If the graceful stop takes longer than ``timeout`` seconds, ``timed_out`` is called and the task is cancelled.
+        """
         self._request_stop, self._warn = request_stop, warn
+        self._timeout, self._timed_out = timeout, timed_out
         self.by: signal.Signals | None = None
         """The last signal that had an effect; None if there was none."""
         self.cancelled = False
-        """True after a second signal has cancelled the task."""
+        """True after a second signal, or the timeout, has cancelled the task."""
         self._armed = False
 
     @property
@@ -43,18 +54,28 @@ class Interruption:
         """Handle signals while the block runs, in place of the handlers that were set before."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        timer: asyncio.TimerHandle | None = None
+        timers: list[asyncio.TimerHandle] = []
 
         def on_signal(number: signal.Signals) -> None:
-            nonlocal timer
             if self.by is None:
                 self.by = number
-                timer = loop.call_later(_SAME_SECONDS, self._arm)
+                timers.append(loop.call_later(_SAME_SECONDS, self._arm))
+                if self._timeout is not None:
+                    timers.append(loop.call_later(self._timeout, on_timeout))
                 self._request_stop()
             elif self._armed:
-                self.by, self.cancelled = number, True
-                remove_handlers()
-                task.cancel()
+                self.by = number
+                cancel()
+
+        def on_timeout() -> None:
+            if not self.cancelled:
+                self._timed_out()
+                cancel()
+
+        def cancel() -> None:
+            self.cancelled = True
+            remove_handlers()
+            task.cancel()
 
         def remove_handlers() -> None:
             for number in handled:
@@ -68,7 +89,7 @@ class Interruption:
         try:
             yield
         finally:
-            if timer is not None:
+            for timer in timers:
                 timer.cancel()
             with contextlib.suppress(NotImplementedError):
                 remove_handlers()

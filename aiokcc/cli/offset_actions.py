@@ -15,16 +15,16 @@ from typing import Any
 import anyio
 
 from aiokcc.cli import offset_files
-from aiokcc.cli.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.cli.offset_storage import OffsetStorage, Sources
 from aiokcc.cli.render import write_table
 from aiokcc.cli.verb import command, operator_name
-from aiokcc.cli.views import Table
 from aiokcc.core.committed_offset import CommittedOffset
+from aiokcc.core.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
-from aiokcc.errors import UsageError
+from aiokcc.errors import NoGroupError, UsageError
+from aiokcc.views.model import Table
 
 __all__ = ["export_offsets", "import_offsets", "migrate_offsets", "reset_offsets", "set_offsets", "show_offsets"]
 
@@ -146,6 +146,8 @@ def _read_text(file: str) -> str:
 async def migrate_offsets(sources: Sources) -> None:
     """Copy the offsets from Kafka to the store, or back."""
     options = sources.options
+    if "store" not in sources.storages:
+        raise NoGroupError(f"there is no group under {mask_url(options.store)}; a member founds one when it connects")
     target = sources.storages[options.to]
     (source,) = (storage for storage in sources.storages.values() if storage is not target)
     found = _of_topics(await source.read(), options.topic)

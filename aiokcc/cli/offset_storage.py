@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from aiokcc.cli.formatting import count, join_names
+from aiokcc.cli.kafka_options import consumer_settings
+from aiokcc.cli.verb import open_existing
 from aiokcc.core.committed_offset import CommittedOffset
+from aiokcc.core.formatting import count, join_names
 from aiokcc.core.partitions import Partition
-from aiokcc.errors import CoordinationError, PartitionError, UsageError
+from aiokcc.errors import CoordinationError, NoGroupError, PartitionError, UsageError
 from aiokcc.runtime.store_offsets import Activity, list_offsets, read_activity, write_offsets
-from aiokcc.stores import open_store
 from aiokcc.stores.port import Session, Store
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class _KafkaOffsets:
 
 
 class Sources:
-    """What an action works with: the storages, the Kafka cluster if its address is given, and the run under the root."""
+    """An action works with these: the storages, the Kafka cluster if its address is given, and the run under the root."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -151,16 +152,21 @@ async def open_sources(options: argparse.Namespace) -> AsyncIterator[Sources]:
             source = SourceOptions(
                 bootstrap_servers=options.bootstrap_servers,
                 group_id=options.group_id,
-                consumer=dict(options.consumer),
+                consumer=consumer_settings(options),
             )
             sources.kafka = await stack.enter_async_context(Cluster(source, options.timeout).connected())
             if options.group_id:
                 sources.storages["kafka"] = _KafkaOffsets(sources.kafka, options.group_id)
         if options.store:
-            store = open_store(options.store)
-            session = await stack.enter_async_context(store.session(connect_timeout=options.timeout))
-            sources.storages["store"] = _StoreOffsets(store, session)
-            sources.activity = await read_activity(store, session)
+            store = open_existing(options)
+            try:
+                session = await stack.enter_async_context(store.session(connect_timeout=options.timeout))
+            except NoGroupError:
+                if not options.group_id:
+                    raise  # otherwise nobody is active there, and the offsets asked for are in Kafka
+            else:
+                sources.storages["store"] = _StoreOffsets(store, session)
+                sources.activity = await read_activity(store, session)
         yield sources
 
 

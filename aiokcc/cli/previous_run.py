@@ -7,6 +7,7 @@ import asyncio
 from typing import Final
 
 from aiokcc.cli.replay_options import member_name
+from aiokcc.cli.verb import store_settings
 from aiokcc.core import paths
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.report import Cut
@@ -52,7 +53,7 @@ async def read_previous_run(options: argparse.Namespace) -> PreviousRun:
     """Read the state of the run. Raises StoreUnreachableError if the store does not answer."""
     if options.store.startswith("memory://"):
         return PreviousRun()
-    store = open_store(options.store)
+    store = open_store(options.store, **store_settings(options))
     async with store.session(connect_timeout=options.timeout) as session:
         found, coordinator = await find_run(store, session), await session.find(paths.COORDINATOR)
         if found is None or coordinator is None:

@@ -6,6 +6,7 @@ On a terminal the latest view is redrawn in place (:mod:`aiokcc.cli.render_rich`
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import sys
@@ -15,9 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, Protocol, TextIO
 
-from aiokcc.cli.formatting import count, format_elapsed
-from aiokcc.cli.views import Progress, StatusView, Table, View
+from aiokcc.cli.logs import is_json
+from aiokcc.core.formatting import count, format_elapsed
 from aiokcc.core.periods import format_time
+from aiokcc.views.model import Progress, StatusView, Table, View
 
 __all__ = [
     "Display",
@@ -33,8 +35,10 @@ __all__ = [
     "write_table",
 ]
 
+log = logging.getLogger("aiokcc.cli")
+
 _FIRST_LINE_SECONDS: Final = 1.0
-_LINE_SECONDS: Final = 5.0
+_LINE_SECONDS: Final = 10.0
 
 
 class Display(Protocol):
@@ -61,6 +65,8 @@ def open_status_display() -> AbstractContextManager[Display]:
 
 def open_progress_display() -> AbstractContextManager[Display]:
     """Return the display for the progress of a replay, on stderr: stdout belongs to the user's handler."""
+    if is_json():
+        return nullcontext(LogLines(print_message, every=_LINE_SECONDS, write_view=_log_view))
     if _can_redraw(sys.stdout, sys.stderr):
         from aiokcc.cli.render_rich import LiveDisplay
 
@@ -79,10 +85,13 @@ def print_status(view: StatusView) -> None:
 
 
 def print_message(text: str) -> None:
-    """Print a message of the command to stderr. If stderr is closed, this and later messages are dropped.
+    """Print a message of the command to stderr, or log it as JSON. If stderr is closed, later messages are dropped.
 
     Ctrl-C in ``aiokcc replay … 2>&1 | tee log`` ends tee too, and the replay still has to stop gracefully.
     """
+    if is_json():
+        log.info("%s", text)
+        return
     try:
         print(text, file=sys.stderr, flush=True)
     except BrokenPipeError:
@@ -106,9 +115,14 @@ class LogLines:
     live = False
 
     def __init__(
-        self, write: Callable[[str], None], every: float | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        write: Callable[[str], None],
+        every: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        write_view: Callable[[View, str], None] | None = None,
     ) -> None:
         self.write = write
+        self._write_view = write_view or (lambda _, line: write(line))
         self._every, self._clock = every, clock
         self._next = clock() + _FIRST_LINE_SECONDS
         self._last: object = None
@@ -119,7 +133,22 @@ class LogLines:
         due = news != self._last if self._every is None else now >= self._next
         if line and due:
             self._last, self._next = news, now + (self._every or 0)
-            self.write(line)
+            self._write_view(view, line)
+
+
+def _log_view(view: View, line: str) -> None:
+    """Log the progress, with its figures as facts."""
+    facts: dict[str, object] = {}
+    if isinstance(view, Progress):
+        facts = {
+            "limit": view.reached,
+            "share": view.share,
+            "records": view.records,
+            "records_per_second": view.per_second,
+            "seconds_left": view.seconds_left,
+            "note": view.note,
+        }
+    log.info("%s", line, extra=facts)
 
 
 # -- plain text ---------------------------------------------------------------------------------------------------------

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from aiokcc.cli.health import HealthKind
 from aiokcc.cli.render import write_progress
-from aiokcc.cli.views import Progress, StatusView, Table, View
+from aiokcc.runtime.health import HealthKind
+from aiokcc.views.model import Progress, StatusView, Table, View
 
 __all__ = ["LiveDisplay", "print_status", "render"]
 

@@ -1,4 +1,4 @@
-"""What the options of ``aiokcc replay`` mean: the keywords of :func:`aiokcc.replay`, and the share of each worker."""
+"""Translates the options of ``aiokcc replay``: the keywords of :func:`aiokcc.replay`, and the share of each worker."""
 
 from __future__ import annotations
 
@@ -7,16 +7,35 @@ import os
 import re
 import socket
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, Final
 
-from aiokcc.cli.formatting import count
 from aiokcc.cli.functions import load_function
+from aiokcc.cli.kafka_options import consumer_settings
 from aiokcc.cli.loops import choose_loop
+from aiokcc.core.assignors import DEFAULT
+from aiokcc.core.formatting import count
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import parse_duration
 from aiokcc.errors import UsageError
+from aiokcc.runtime.host.place import can_meet
 
-__all__ = ["as_keywords", "make_replay", "member_name", "share_partitions", "worker_spec"]
+__all__ = [
+    "FUNCTIONS",
+    "as_keywords",
+    "make_replay",
+    "member_name",
+    "own_store_url",
+    "share_partitions",
+    "shares_host",
+    "worker_spec",
+]
+
+FUNCTIONS: Final = (
+    ("timestamp", "a record", 1),
+    ("dead_letter", "a record and a reason", 2),
+    ("weight", "a partition and a member", 2),
+)
+"""The options that name functions of the user: what each function gets, and how many arguments that is."""
 
 
 def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
@@ -24,6 +43,7 @@ def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "pattern": options.pattern,
         "bootstrap_servers": options.bootstrap_servers,
+        "kafka": options.kafka,
         "store": options.store,
         "period": options.period,
         "start": options.start,
@@ -36,7 +56,9 @@ def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
         "on_error": options.on_error,
         "retries": options.retries,
         "lookahead": options.lookahead,
+        "max_apart": options.max_apart,
         "caught_up": options.caught_up,
+        "traces": options.traces,
         "isolation_level": options.isolation_level,
         "connect_timeout": options.timeout,
         **_managed(options),
@@ -44,14 +66,35 @@ def as_keywords(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def own_store_url(options: argparse.Namespace) -> str:
+    """Return the URL that ``--store kafka`` means: a root in the Kafka that is read, made from topics and group id."""
+    from aiokcc.kafka.own_store import name_root
+    from aiokcc.kafka.source_options import SourceOptions
+
+    source = SourceOptions.check(
+        tuple(options.topic),
+        pattern=options.pattern,
+        bootstrap_servers=options.bootstrap_servers,
+        group_id=options.group_id,
+        consumer={},
+    )
+    return f"kafka://{source.bootstrap_servers}{name_root(source)}"
+
+
 def _managed(options: argparse.Namespace) -> dict[str, Any]:
     if options.assignment != "managed":
-        unused = [f"--{name}" for name in ("member", "expect") if getattr(options, name) is not None]
+        only = ("member", "expect", "subscription", "assignor", "weight")
+        unused = [f"--{name}" for name in only if getattr(options, name) is not None]
         if unused:
             raise UsageError(f"{' and '.join(unused)} can only be used with --assignment managed")
         return {"assignment": "fixed"}
     expect = options.expect or (options.processes if options.processes > 1 else None)
-    return {"assignment": "managed", "expect": expect}
+    return {
+        "assignment": "managed",
+        "expect": expect,
+        "subscription": dict(options.subscription) if options.subscription else None,
+        "assignor": options.assignor or DEFAULT,
+    }
 
 
 def member_name(options: argparse.Namespace, number: int) -> str:
@@ -83,7 +126,7 @@ def make_replay(options: argparse.Namespace) -> AbstractAsyncContextManager[Any]
     import aiokcc
 
     keywords = as_keywords(options)
-    for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
+    for name, gets, number in FUNCTIONS:
         if getattr(options, name) is not None:
             keywords[name] = load_function(getattr(options, name), gets, number)
     return aiokcc.replay(*(options.topic or ()), **keywords)
@@ -99,7 +142,7 @@ async def share_partitions(options: argparse.Namespace) -> list[list[Partition]]
         bootstrap_servers=options.bootstrap_servers,
         pattern=None if options.pattern is None else re.compile(options.pattern),
         isolation_level=options.isolation_level,
-        consumer=dict(options.consumer),
+        consumer=consumer_settings(options),
     )
     async with Cluster(source, options.timeout).connected() as cluster:
         partitions = await cluster.partitions(await cluster.topics())
@@ -127,8 +170,24 @@ def worker_spec(options: argparse.Namespace, shares: list[list[Partition]], numb
         "handler": options.handler,
         "timestamp": options.timestamp,
         "dead_letter": options.dead_letter,
+        "weight": options.weight,
         "batches": options.batches,
         "verbose": options.verbose,
+        "logs": options.logs,
+        "probes": options.metrics is not None,
         "loop": choose_loop(options.loop),
-        "arguments": {**as_keywords(options), "member": member_name(options, number)},
+        "arguments": {
+            **as_keywords(options),
+            "member": member_name(options, number),
+            "share_host": shares_host(options),
+        },
     }
+
+
+def shares_host(options: argparse.Namespace) -> bool:
+    """Return whether the workers share one session with the store. What cannot be shared is not, without a word.
+
+    The user has not asked for it, so a machine on which the workers cannot meet is no error.
+    """
+    wanted = options.share_host and options.processes > 1 and options.assignment != "managed" and not options.follow
+    return bool(wanted and can_meet())

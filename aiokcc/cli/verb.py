@@ -12,14 +12,31 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from aiokcc.cli.argument_types import seconds
 from aiokcc.core.masking import mask_command
+from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS, KafkaClient
+from aiokcc.stores import Store, open_store
 
-__all__ = ["SERVERS", "STORE", "AddArgument", "StoreUse", "Verb", "argument", "command", "operator_name"]
+__all__ = [
+    "KAFKA",
+    "SERVERS",
+    "STORE",
+    "STUCK_AFTER",
+    "AddArgument",
+    "StoreUse",
+    "Verb",
+    "argument",
+    "command",
+    "open_existing",
+    "operator_name",
+]
 
 STORE: Final = "AIOKCC_STORE"
 """The environment variable that stands in for --store."""
 SERVERS: Final = "AIOKCC_BOOTSTRAP_SERVERS"
 """The environment variable that stands in for --bootstrap-servers."""
+KAFKA: Final = "AIOKCC_KAFKA_CONFIG"
+"""The environment variable that stands in for --kafka-config."""
 
 
 class StoreUse(enum.Enum):
@@ -31,6 +48,8 @@ class StoreUse(enum.Enum):
     """It needs the store of an existing group, or --group-id."""
     RUN = enum.auto()
     """It needs any store, also memory://, and may found a group there."""
+    SHOWN = enum.auto()
+    """It uses any store that is given, and needs none."""
     NONE = enum.auto()
     """It takes no URL."""
 
@@ -42,6 +61,15 @@ AddArgument = Callable[[argparse.ArgumentParser], object]
 def argument(*names: str, **settings: Any) -> AddArgument:
     """Return a function that adds an argument to a parser, as ``parser.add_argument`` does."""
     return lambda parser: parser.add_argument(*names, **settings)
+
+
+STUCK_AFTER: Final = argument(
+    "--stuck-after",
+    type=seconds("--stuck-after"),
+    default=30.0,
+    metavar="TIME",
+    help="how long the limit may stand before the group counts as stuck; default: 30s",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +99,33 @@ class Verb:
 def command(options: argparse.Namespace, *words: str) -> str:
     """Return a command line for the same group, ready to be copied; passwords in the URL are masked."""
     url = [] if options.given_url is None else mask_command([options.given_url])
+    url += [
+        word
+        for name in ("config", "profile")
+        if (value := getattr(options, name, None))
+        for word in (f"--{name}", value)
+    ]
     verb, *rest = words
     return shlex.join(["aiokcc", verb, *url, *rest])
+
+
+def store_settings(options: argparse.Namespace, url: str | None = None) -> dict[str, Any]:
+    """Return the options of a store in Kafka: how its brokers are reached, by the client properties and --consumer.
+
+    A store of another kind has none: its URL says everything. Raises UsageError for properties that are invalid.
+    """
+    if not (url or options.store).startswith("kafka://"):
+        return {}
+    consumer = KafkaClient.load(options.kafka, options.kafka_origin).consumer
+    given = {**consumer, **dict(getattr(options, "consumer", ()))}
+    return {name: value for name, value in given.items() if name in CONNECTION_SETTINGS}
+
+
+def open_existing(options: argparse.Namespace, url: str | None = None) -> Store:
+    """Return the store of a group that exists already. A session there creates nothing if the URL is mistyped."""
+    url = url or options.store
+    only_existing = {"create": False} if url.startswith("kafka://") else {}
+    return open_store(url, **only_existing, **store_settings(options, url))
 
 
 def operator_name() -> str:

@@ -27,15 +27,25 @@ import anyio
 
 import aiokcc
 from aiokcc.cli.functions import describe_location, load_function
+from aiokcc.cli.logs import is_json, set_up_logs
 from aiokcc.cli.loops import run_on
+from aiokcc.cli.replay_options import FUNCTIONS
 from aiokcc.core.masking import mask_text
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 from aiokcc.exception_groups import main_error
+from aiokcc.runtime.member_health import MemberState
+from aiokcc.runtime.metrics import collect
+from aiokcc.runtime.progress_log import PROGRESS
+from aiokcc.runtime.status import PartitionCondition
 
 __all__ = ["main"]
 
+log = logging.getLogger("aiokcc.cli")
+
 _COUNT_SECONDS: Final = 0.2
 _STATUS_SECONDS: Final = 0.8
+_PROBE_SECONDS: Final = 1.0
+_HEALTH_SECONDS: Final = 5.0
 _BLOCKING: Final = 3
 _GRACE_SECONDS: Final = 7.0
 
@@ -67,22 +77,24 @@ def main() -> int:
         if hasattr(stream, "reconfigure"):
             # Several processes share the stream: write whole lines only, also under PYTHONUNBUFFERED.
             stream.reconfigure(line_buffering=True, write_through=False)
-    if spec["verbose"]:
-        form = f"%(asctime)s {spec['arguments']['member']} %(name)s: %(message)s"
-        logging.basicConfig(level=logging.INFO, format=form)
-    else:
-        for name in ("aiokcc", "aiokafka"):
-            logging.getLogger(name).addHandler(logging.NullHandler())
+    set_up_logs(spec["logs"], member=spec["arguments"]["member"])
+    logging.getLogger("aiokcc.runtime").addFilter(_is_not_progress)  # the command logs it, for all workers
     try:
         run_on(spec["loop"], _run_until_stopped(control, more, spec, reports))
     except asyncio.CancelledError:
         return 0
-    except Exception as error:  # noqa: BLE001 - the command prints it, whatever it is
-        if spec["verbose"]:
+    except Exception as error:
+        if is_json():
+            log.debug("the replay has failed", exc_info=True)
+        elif spec["verbose"]:
             print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
-        _send_failure(reports, error, [spec[name] for name in ("handler", "timestamp", "dead_letter") if spec[name]])
+        _send_failure(reports, error, [spec[name] for name in ("handler", *(f for f, _, _ in FUNCTIONS)) if spec[name]])
         return 1
     return 0
+
+
+def _is_not_progress(record: logging.LogRecord) -> bool:
+    return record.msg != PROGRESS
 
 
 def _first_line(descriptor: int) -> tuple[bytes, bytes]:
@@ -104,7 +116,7 @@ class StopRequest:
 
     @property
     def early(self) -> bool:
-        """Whether the stop was requested before the replay began."""
+        """True if the stop was requested before the replay began."""
         return self.asked and self._replay is None
 
     def ask(self) -> None:
@@ -170,7 +182,7 @@ def _read_control(
 async def _run_replay(spec: dict[str, Any], reports: ReportWriter, stop: StopRequest) -> None:
     arguments = dict(spec["arguments"])
     handler = load_function(spec["handler"], "a record")
-    for name, gets, number in (("timestamp", "a record", 1), ("dead_letter", "a record and a reason", 2)):
+    for name, gets, number in FUNCTIONS:
         if spec[name] is not None:
             arguments[name] = load_function(spec[name], gets, number)
     if len(spec["shares"]) > 1:
@@ -185,6 +197,8 @@ async def _run_replay(spec: dict[str, Any], reports: ReportWriter, stop: StopReq
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_send_counts, replay, counting, reports)
                 tasks.start_soon(_send_status, replay, reports)
+                if spec["probes"]:
+                    tasks.start_soon(_send_probe, replay, reports)
                 await (replay.run_batches(counting.handle_list) if spec["batches"] else replay.run(counting.handle))
                 tasks.cancel_scope.cancel()
         finally:
@@ -192,6 +206,8 @@ async def _run_replay(spec: dict[str, Any], reports: ReportWriter, stop: StopReq
             if replay.summary.commit_error is not None:  # the next start repeats these records
                 reports.send("trouble", text=replay.summary.commit_error)
         released, stopped = replay.group.released, stop.asked and not replay.group.ended
+        if stopped and arguments.get("share_host"):
+            reports.send("leaving")
     reports.send("done", released=released, stopped=stopped)
 
 
@@ -254,12 +270,26 @@ async def _send_status(replay: Any, reports: ReportWriter) -> None:
             done = sum(max(0, offset - starts.get(name, offset)) for name, offset in reached.items())
             reports.send("status", done=done, **_status(status))
         except SessionLostError:
-            reports.send("status", state="away")
+            reports.send("status", state=MemberState.AWAY)
         except (
             AiokccError
         ):  # the status cannot be read: the bar keeps the last one. If it matters, the replay fails itself
             pass
         await asyncio.sleep(_STATUS_SECONDS)
+
+
+async def _send_probe(replay: Any, reports: ReportWriter) -> None:
+    """Report the metrics of this process every second, and its health, for the server in the command.
+
+    The health costs as many reads from the store as a status. So while all is well it is read every five seconds.
+    """
+    health, due = None, 0.0
+    while True:
+        if health is None or not health.ready or time.monotonic() >= due:
+            health, due = await replay.health(), time.monotonic() + _HEALTH_SECONDS
+        values = [(each.name, each.value, dict(each.attributes)) for each in collect()]
+        reports.send("probe", health=health.as_dict(), metrics=values)
+        await asyncio.sleep(_PROBE_SECONDS)
 
 
 def _counts(replay: Any, counting: CountingHandler) -> dict[str, Any]:
@@ -273,6 +303,8 @@ def _counts(replay: Any, counting: CountingHandler) -> dict[str, Any]:
         "dead_lettered": summary.dead_lettered,
         "skipped": summary.skipped,
         "periods": summary.periods,
+        "waited": summary.waited,
+        "round_trips": summary.round_trips,
         "limit": replay.group.limit,
         "partitions": len(replay.partitions),
         "busy": list(map(str, replay.busy)),
@@ -281,8 +313,10 @@ def _counts(replay: Any, counting: CountingHandler) -> dict[str, Any]:
 
 def _status(status: aiokcc.Status) -> dict[str, Any]:
     # A member reports its slow partitions after a second; before that it is not known which of them are slow.
-    slow = {p.partition for p in status.partitions if p.state == "running" and p.timestamp is None}
-    blocking = [(b.partition, b.member) for b in status.blocking if b.member is None or b.partition in slow]
+    slow = {p.partition for p in status.partitions if p.state is PartitionCondition.RUNNING and p.timestamp is None}
+    blocking = [
+        (b.partition, b.process or b.member) for b in status.blocking if b.member is None or b.partition in slow
+    ]
     now = time.time() * 1000
     return {
         "state": status.state,
@@ -290,8 +324,8 @@ def _status(status: aiokcc.Status) -> dict[str, Any]:
         "closed": status.closed,
         "floor": status.floor,
         "waiting_seconds": status.waiting_seconds,
-        "idle": all(p.state in {"idle", "finished"} for p in status.partitions),
-        "clock": all(p.state in {"idle", "finished"} or (p.timestamp or 0) > now for p in status.partitions),
+        "idle": all(p.at_end for p in status.partitions),
+        "clock": all(p.at_end or (p.timestamp or 0) > now for p in status.partitions),
         "blocking": blocking[:_BLOCKING],
     }
 

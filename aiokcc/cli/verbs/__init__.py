@@ -5,19 +5,43 @@ from __future__ import annotations
 from typing import Final
 
 from aiokcc.cli.verb import Verb
-from aiokcc.cli.verbs import hold, isolate, local, members, offsets, period, rejoin, release, replay, status
+from aiokcc.cli.verbs import (
+    completion,
+    config,
+    dashboard,
+    hold,
+    isolate,
+    lifecycle,
+    local,
+    members,
+    offsets,
+    period,
+    pipeline,
+    rejoin,
+    release,
+    replay,
+    status,
+)
 
 __all__ = ["VERBS"]
 
 VERBS: Final[tuple[Verb, ...]] = (
     replay.VERB,
     status.VERB,
+    lifecycle.LIST,
+    lifecycle.DESCRIBE,
+    dashboard.VERB,
     period.VERB,
     hold.VERB,
     release.VERB,
     offsets.VERB,
+    pipeline.VERB,
     members.VERB,
     isolate.VERB,
     rejoin.VERB,
+    lifecycle.DELETE,
+    lifecycle.PRUNE,
+    config.VERB,
+    completion.VERB,
     local.VERB,
 )

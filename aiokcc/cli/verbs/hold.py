@@ -6,25 +6,25 @@ import argparse
 from dataclasses import replace
 from typing import Final
 
-from aiokcc.cli.verb import Verb
+from aiokcc.cli.verb import Verb, open_existing
 from aiokcc.cli.verbs.period import NO_LEADER
 from aiokcc.cli.verbs.status import resume_command
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.operator import write_request
-from aiokcc.runtime.status import read_status
-from aiokcc.stores import open_store
+from aiokcc.runtime.status import GroupState
+from aiokcc.runtime.status_reader import read_status
 
 __all__ = ["VERB"]
 
 
 async def _run(options: argparse.Namespace) -> int:
     """Hold the limit, and print the command that ends the hold."""
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         previous = await write_request(store, session, Request(RequestKind.HOLD))
-        status = replace(await read_status(store, session), state="held")
+        status = replace(await read_status(store, session), state=GroupState.HELD)
         if previous is not None and previous.kind is RequestKind.PERIOD:
             status = replace(status, held_period=previous.period)
         candidates = await list_candidates(session)

@@ -6,9 +6,8 @@ import argparse
 import time
 from typing import Final
 
-from aiokcc.cli.verb import Verb, argument, command, operator_name
+from aiokcc.cli.verb import Verb, argument, command, open_existing, operator_name
 from aiokcc.runtime.operator import isolate
-from aiokcc.stores import open_store
 
 __all__ = ["EPILOG", "MEMBER", "VERB"]
 
@@ -22,7 +21,7 @@ MEMBER: Final = argument("member", metavar="MEMBER", help="its id, as `aiokcc me
 
 
 async def _run(options: argparse.Namespace) -> int:
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         now = time.time_ns() // 1_000_000
         changed = await isolate(store, session, options.member, by=operator_name(), now=now)

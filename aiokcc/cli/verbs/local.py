@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from aiokcc.cli.argument_types import whole_number
-from aiokcc.cli.formatting import count
 from aiokcc.cli.verb import SERVERS, STORE, AddArgument, StoreUse, Verb, argument
+from aiokcc.core.formatting import count
 from aiokcc.errors import LocalServiceError, UsageError
+from aiokcc.exception_groups import unwrapped
 
 if TYPE_CHECKING:
     from aiokcc import local
@@ -35,13 +36,11 @@ def _data(what: str = "data and logs") -> AddArgument:
     return argument("--data", metavar="DIR", help=f"keep {what} here; default: temporary")
 
 
-def _check_zookeeper(options: argparse.Namespace) -> None:
-    """Raise UsageError if the ports of an ensemble, which follow each other, are out of range."""
-    last = (options.port or 1) + options.servers - 1
+def _check_ports(options: argparse.Namespace, number: int, what: str) -> None:
+    """Raise UsageError if the ports of several servers, which follow each other, are out of range."""
+    last = (options.port or 1) + number - 1
     if last > _PORTS:
-        raise UsageError(
-            f"--port {options.port}: the last of {count(options.servers, 'server')} would have port {last}"
-        )
+        raise UsageError(f"--port {options.port}: the last of {count(number, what)} would have port {last}")
 
 
 async def _keep_running(options: argparse.Namespace, start: Start, name: str, *, several: bool = False) -> int:
@@ -74,10 +73,11 @@ async def _zookeeper(options: argparse.Namespace) -> AsyncIterator[Sequence[loca
 async def _kafka(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Service]]:
     from aiokcc import local
 
-    async with local.kafka(port=options.port, data_dir=options.data, progress=_show_download) as kafka:
-        print(f"Kafka is up: 1 broker on 127.0.0.1, data {_kept(options.data)}.\n")
+    brokers = None if options.brokers == 1 else options.brokers
+    async with local.kafka(brokers=brokers, port=options.port, data_dir=options.data, progress=_show_download) as kafka:
+        print(f"Kafka is up: {count(options.brokers, 'broker')} on 127.0.0.1, data {_kept(options.data)}.\n")
         print(f"    export {SERVERS}={kafka.bootstrap}\n")
-        yield [kafka]
+        yield [kafka] if isinstance(kafka, local.Kafka) else [kafka.controller, *kafka.brokers]
 
 
 @contextlib.asynccontextmanager
@@ -91,7 +91,26 @@ async def _spark(options: argparse.Namespace) -> AsyncIterator[Sequence[local.Se
         print(f"    master   {cluster.url}")
         print(f"    page     {cluster.page}")
         print(f"    session  aiokcc.spark.session(master={cluster.url!r})\n")
-        yield [cluster.master, *cluster.workers]
+        async with unwrapped() as tasks:
+            tasks.start_soon(_watch_workers, cluster)
+            yield [cluster.master]
+            tasks.cancel_scope.cancel()
+
+
+async def _watch_workers(cluster: local.SparkCluster) -> None:
+    """Report workers that end. The cluster continues with the others; Spark repeats their work."""
+    left = len(cluster.workers)
+
+    async def watch(worker: local.Service) -> None:
+        nonlocal left
+        await worker.ended()
+        left -= 1
+        rest = f"the cluster continues with {count(left, 'worker')}" if left else "no worker is left, and jobs wait"
+        print(f"{worker.name} ended by itself; {rest}.", file=sys.stderr, flush=True)
+
+    async with anyio.create_task_group() as tasks:
+        for worker in cluster.workers:
+            tasks.start_soon(watch, worker)
 
 
 @contextlib.asynccontextmanager
@@ -159,7 +178,7 @@ examples:
                 _port("the first server"),
                 _data(),
             ),
-            check=_check_zookeeper,
+            check=lambda options: _check_ports(options, options.servers, "server"),
             run=lambda options: _keep_running(options, _zookeeper, "ZooKeeper"),
             store=StoreUse.NONE,
             description="""\
@@ -175,20 +194,31 @@ examples:
         ),
         Verb(
             name="kafka",
-            brief="a Kafka broker",
-            usage="[--port PORT] [--data DIR]",
-            arguments=(_port("the broker"), _data()),
+            brief="a Kafka broker, or a cluster",
+            usage="[--brokers N] [--port PORT] [--data DIR]",
+            arguments=(
+                argument(
+                    "--brokers", type=whole_number(1, 99), default=1, metavar="N", help="1, or a cluster of 3, 5 …"
+                ),
+                _port("the first broker"),
+                _data(),
+            ),
+            check=lambda options: _check_ports(options, options.brokers, "broker"),
             run=lambda options: _keep_running(options, _kafka, "Kafka"),
             store=StoreUse.NONE,
             description="""\
 Start a real Kafka broker on 127.0.0.1 and keep it until Ctrl-C. Its data are
 temporary unless --data says where to keep them. The first time it fetches Kafka
 from Maven Central, 44 MB, into the user's cache (AIOKCC_CACHE says where).
+
+A cluster has a controller beside its brokers, so any broker may fail. Each
+process takes about 200 MB of memory.
 """,
             epilog="""\
 examples:
   aiokcc local kafka
   aiokcc local kafka --port 9092 --data ./kafka
+  aiokcc local kafka --brokers 3
 """,
         ),
         Verb(

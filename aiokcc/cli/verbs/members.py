@@ -7,20 +7,20 @@ import json
 from dataclasses import asdict
 from typing import Final
 
-from aiokcc.cli.formatting import count
 from aiokcc.cli.render import write_table
-from aiokcc.cli.status_view import assignment_tables
-from aiokcc.cli.verb import Verb, argument, command
+from aiokcc.cli.verb import Verb, argument, command, open_existing
+from aiokcc.core.formatting import count
 from aiokcc.errors import UsageError
-from aiokcc.runtime.status import read_status
-from aiokcc.stores import open_store
+from aiokcc.runtime.status import GroupState
+from aiokcc.runtime.status_reader import read_status
+from aiokcc.views.status_view import assignment_tables
 
 __all__ = ["VERB"]
 
 
 async def _run(options: argparse.Namespace) -> int:
     """Show the members. Raises UsageError if the group is not managed."""
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         status = await read_status(store, session)
     if status.group is None:
@@ -33,7 +33,7 @@ async def _run(options: argparse.Namespace) -> int:
         return 0
     here = sum(worker.here for worker in status.group.workers)
     print(f"Generation {status.generation}, {count(here, 'member')}.")
-    if status.state == "ended":
+    if status.state is GroupState.ENDED:
         print("The run has ended; this is its last assignment.")
     if status.group.waits_for is not None:
         print(f"A rebalance is under way: {status.group.waits_for}.")

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from aiokcc.cli import offset_actions as actions
-from aiokcc.cli.argument_types import check_settings, name, setting, storage, time_or, whole_number
+from aiokcc.cli.argument_types import name, storage, time_or, whole_number
+from aiokcc.cli.kafka_options import KAFKA_ARGUMENTS, load_kafka
 from aiokcc.cli.offset_storage import Sources, has_aiokafka, open_sources
 from aiokcc.cli.verb import SERVERS, AddArgument, StoreUse, Verb, argument
 from aiokcc.core.committed_offset import MAX_OFFSET
@@ -25,6 +26,7 @@ _BREAK: Final = "\n" + " " * 22
 
 def _check(options: argparse.Namespace, action: str) -> None:
     """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
+    load_kafka(options)
     servers = options.bootstrap_servers or ""
     shown = mask_url(servers)
     if "://" in servers or "@" in servers or shown != servers:
@@ -35,7 +37,6 @@ def _check(options: argparse.Namespace, action: str) -> None:
     if options.consumer:
         from aiokcc.kafka.source_options import check_consumer
 
-        check_settings(options.consumer)
         check_consumer(dict(options.consumer))
     if needs_kafka and not servers:
         why = "offsets are checked against the logs" if options.group_id is None else "the offsets are stored in Kafka"
@@ -55,11 +56,9 @@ _WRITING: Final = (
         help="write although a run has not ended: it resumes from its own cuts, and overwrites what is written",
     ),
 )
-_SETTING: Final = "a setting of aiokafka's client, such as security_protocol=SASL_PLAINTEXT; may be repeated"
 _KAFKA: Final = (
     argument("--group-id", type=name, metavar="ID", help="the offsets stored in Kafka under this name"),
-    argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}"),
-    argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=_SETTING),
+    *KAFKA_ARGUMENTS,
 )
 
 

@@ -6,12 +6,11 @@ import argparse
 from typing import Final
 
 from aiokcc.cli.argument_types import period_or
-from aiokcc.cli.verb import Verb, argument
+from aiokcc.cli.verb import Verb, argument, open_existing
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.periods import format_duration
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.operator import write_request
-from aiokcc.stores import open_store
 
 __all__ = ["NO_LEADER", "VERB"]
 
@@ -19,7 +18,7 @@ NO_LEADER: Final = "The group has no members at present; the next leader acts on
 
 
 async def _run(options: argparse.Namespace) -> int:
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         previous = await write_request(store, session, Request.every(options.period))
         candidates = await list_candidates(session)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from aiokcc.cli.verb import Verb
+from aiokcc.cli.verb import Verb, open_existing
 from aiokcc.cli.verbs.isolate import EPILOG, MEMBER
 from aiokcc.runtime.operator import rejoin
-from aiokcc.stores import open_store
 
 __all__ = ["VERB"]
 
 
 async def _run(options: argparse.Namespace) -> int:
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         changed = await rejoin(store, session, options.member)
     print(f"{options.member} {'takes part again' if changed else 'is not isolated; nothing was changed'}.")

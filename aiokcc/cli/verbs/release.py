@@ -8,7 +8,7 @@ from typing import Final
 
 import anyio
 
-from aiokcc.cli.verb import Verb, argument, command
+from aiokcc.cli.verb import Verb, argument, command, open_existing
 from aiokcc.cli.verbs.period import NO_LEADER
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
@@ -16,13 +16,12 @@ from aiokcc.core.masking import mask_url
 from aiokcc.errors import CoordinationError, UsageError
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.operator import write_request
-from aiokcc.stores import open_store
 from aiokcc.stores.port import Node, Session, Store
 
 __all__ = ["VERB"]
 
 _LEADER_SECONDS: Final = 5.0
-"""How long to wait for the leader to act on the request."""
+"""The seconds to wait for the leader to act on the request."""
 
 
 def _confirm(options: argparse.Namespace) -> bool:
@@ -42,7 +41,7 @@ def _confirm(options: argparse.Namespace) -> bool:
 
 async def _run(options: argparse.Namespace) -> int:
     """Release the gate. Raises CoordinationError if the leader does not act in time. Cancelling leaves the request."""
-    store = open_store(options.store)
+    store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         if _mode(store, await session.find(paths.COORDINATOR)) is Mode.OPEN:
             print("Released already; nothing was changed.")

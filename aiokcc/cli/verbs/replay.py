@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import importlib.util
 import time
+from collections.abc import AsyncIterator
 from typing import Final
 
-from aiokcc.cli.argument_types import check_settings, period_or, setting, storage, time_or, whole_number
-from aiokcc.cli.formatting import count, join_names
+from aiokcc.cli.argument_types import (
+    listen_address,
+    lookahead,
+    period_or,
+    seconds,
+    storage,
+    subscription,
+    time_or,
+    whole_number,
+)
 from aiokcc.cli.functions import load_function
 from aiokcc.cli.interrupt import Interruption
+from aiokcc.cli.kafka_options import KAFKA_ARGUMENTS, load_kafka
 from aiokcc.cli.loops import AUTO, LOOP_VARIABLE, LOOPS, choose_loop
 from aiokcc.cli.monitor import Monitor
 from aiokcc.cli.previous_run import PreviousRun, read_previous_run, try_read_previous_run
 from aiokcc.cli.render import open_progress_display, print_message, wrap
-from aiokcc.cli.replay_options import make_replay, share_partitions, worker_spec
+from aiokcc.cli.replay_options import make_replay, own_store_url, share_partitions, worker_spec
 from aiokcc.cli.verb import SERVERS, StoreUse, Verb, command
 from aiokcc.cli.worker_pool import WorkerPool, worker_pool
+from aiokcc.core.assignors import ASSIGNORS, DEFAULT
+from aiokcc.core.formatting import count, join_names
 from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
@@ -49,22 +63,42 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "'managed': the group; start it on as many machines as you like, and stop or kill any of them"
     )
     parser.add_argument("--assignment", choices=("fixed", "managed"), default="fixed", metavar="HOW", help=what)
+    what = (
+        "each process has a session with the store of its own; by default those of one machine share one, "
+        "except with --assignment managed, --follow, or one process"
+    )
+    parser.add_argument("--no-share-host", dest="share_host", action="store_false", help=what)
     what = "managed: the members' id; -1, -2 … are added where there are several processes. Default: host and process"
     parser.add_argument("--member", metavar="ID", help=what)
     what = (
         "managed: begin as soon as this many processes have joined, on all machines; default: --processes, if above 1"
     )
     parser.add_argument("--expect", type=whole_number(1), metavar="N", help=what)
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
+    what = "managed: run only this topic, or at most N partitions of it; may be repeated. Default: all topics"
+    parser.add_argument("--subscription", action="append", type=subscription, metavar="TOPIC[=N]", help=what)
+    what = f"managed: how partitions are divided: {', '.join(ASSIGNORS)}; default: {DEFAULT}"
+    parser.add_argument("--assignor", choices=tuple(ASSIGNORS), metavar="HOW", help=what)
+    what = "managed: a function of (partition, member) that returns the partition's weight there, to balance by"
+    parser.add_argument("--weight", metavar="MODULE:FUNCTION", help=what)
+    for add in KAFKA_ARGUMENTS:
+        add(parser)
     parser.add_argument("--group-id", metavar="ID", help="commit offsets to Kafka under this name as periods close")
     what = "where offsets are committed: kafka (the default, with --group-id) or store (in the store)"
     parser.add_argument(
         "--offset-storage", type=storage, choices=("kafka", "store"), default="kafka", metavar="WHERE", help=what
     )
+    what = "how long a stop in good order may take; then it stops at once. Default: as long as the handlers take"
+    parser.add_argument("--stop-timeout", type=seconds("--stop-timeout"), metavar="TIME", help=what)
+    what = "serve /metrics for Prometheus, and /healthz, /livez and /readyz for probes, as 127.0.0.1:9464"
+    parser.add_argument("--metrics", type=listen_address, metavar="HOST:PORT", help=what)
+    what = "make OpenTelemetry spans of periods and batches; the module of the handler sets the SDK up"
+    parser.add_argument("--traces", action="store_true", help=what)
     more = parser.add_argument_group("processing")
     more.add_argument("--batches", action="store_true", help="the handler gets lists: of one partition and one period")
-    what = "let partitions run up to N periods ahead of the slowest; default: 0"
-    more.add_argument("--lookahead", type=whole_number(0), default=0, metavar="N", help=what)
+    what = "let partitions run up to N periods ahead of the slowest; 'auto': as many as pay, within --max-apart; default: 0"
+    more.add_argument("--lookahead", type=lookahead, default=0, metavar="N", help=what)
+    what = "with --lookahead auto: how far partitions may lie apart, in event time, such as 15m"
+    more.add_argument("--max-apart", type=period_or(what="the bound"), metavar="TIME", help=what)
     what = (
         "with --follow, once at the present: 'follow' the clock (the default), 'release' the gate, or a longer period"
     )
@@ -85,8 +119,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     faults.add_argument("--dead-letter", metavar="MODULE:FUNCTION", help=what)
     levels = ("read_committed", "read_uncommitted")
     faults.add_argument("--isolation-level", choices=levels, default=levels[0], help=argparse.SUPPRESS)
-    what = "a setting of aiokafka's consumer, such as security_protocol=SASL_PLAINTEXT; may be repeated"
-    faults.add_argument("--consumer", action="append", type=setting, default=[], metavar="NAME=VALUE", help=what)
 
 
 def _choice(group: argparse._ArgumentGroup, name: str, when: str, *choices: str) -> None:
@@ -98,18 +130,29 @@ def _check(options: argparse.Namespace) -> None:
     """Raise UsageError for arguments that are invalid whatever the store and Kafka hold."""
     if not options.topic and options.pattern is None:
         raise UsageError("which topics? Give --topic TOPIC, once for each, or --pattern REGEX")
+    load_kafka(options)
     if not options.bootstrap_servers:
-        raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it")
+        raise UsageError(
+            f"where is Kafka? Give --bootstrap-servers HOST:PORT or --kafka-config, or set {SERVERS} to it"
+        )
     if "://" in options.bootstrap_servers:
         raise UsageError(
             f"--bootstrap-servers {mask_url(options.bootstrap_servers)}: expected HOST:PORT, without a scheme"
         )
+    if (options.lookahead == "auto") != (options.max_apart is not None):
+        raise UsageError(
+            "--lookahead auto and --max-apart TIME go together: TIME bounds what is chosen; give both, or neither"
+        )
+    options.own_store = getattr(options, "own_store", False) or options.store == "kafka"
+    if options.store == "kafka":
+        options.store = own_store_url(options)
     if options.processes > 1 and options.store.startswith("memory://"):
         raise UsageError(
             f"{mask_url(options.store)} exists only inside one process, but --processes is {options.processes}; "
-            f"give the URL of a ZooKeeper (`aiokcc local up` starts one), or omit --processes"
+            f"give the URL of a ZooKeeper (`aiokcc local up` starts one), or `--store kafka`, or omit --processes"
         )
-    check_settings(options.consumer)
+    if options.metrics is not None and importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("--metrics needs prometheus-client, which is not installed: pip install 'aiokcc[metrics]'")
     choose_loop(options.loop)
     load_function(options.handler, "a list of records" if options.batches else "a record")
     make_replay(options)  # checks the settings; does not connect
@@ -125,14 +168,15 @@ async def _run(options: argparse.Namespace) -> int:
     shares = await share_partitions(options)
     print_message(wrap(_announcement(options, shares, previous)))
     monitor = Monitor(options, previous)
-    interruption = Interruption(monitor.stop, monitor.warn)
+    interruption = Interruption(monitor.stop, monitor.warn, timeout=options.stop_timeout, timed_out=monitor.timed_out)
     try:
         with open_progress_display() as display, interruption.handling():
             specs = [worker_spec(options, shares, n) for n in range(1, len(shares) + 1)]
             pool: WorkerPool | None = None
             try:
-                async with worker_pool(specs, display.write if display.live else None) as pool:
-                    await monitor.run(pool, display)
+                async with _probes(options, monitor):
+                    async with worker_pool(specs, display.write if display.live else None) as pool:
+                        await monitor.run(pool, display)
             finally:
                 monitor.receive_last_counts([] if pool is None else pool.unread_reports())
     except asyncio.CancelledError:
@@ -151,6 +195,20 @@ async def _run(options: argparse.Namespace) -> int:
             return interruption.code
     print_message(wrap(monitor.summary()))
     return 0
+
+
+@contextlib.asynccontextmanager
+async def _probes(options: argparse.Namespace, monitor: Monitor) -> AsyncIterator[None]:
+    """Serve the metrics while the block runs, if that was asked for."""
+    if options.metrics is None:
+        yield
+        return
+    from aiokcc.cli.probe_server import Probes, serve_probes
+
+    monitor.probes = Probes(options.processes)
+    async with serve_probes(monitor.probes, *options.metrics) as where:
+        print_message(f"Metrics: {where}")
+        yield
 
 
 async def _has_ended(options: argparse.Namespace) -> bool:
@@ -182,6 +240,8 @@ def _announcement(options: argparse.Namespace, shares: list[list[Partition]], pr
     periods = "" if previous.held else f", in periods of {format_duration(period)}"
     by = "" if len(shares) == 1 else f", in {len(shares)} processes"
     text = f"Replaying {topics} {start} {end}{periods}{by}."
+    if options.own_store:
+        text += f"\nIts store, for `aiokcc status` and the other verbs: {_where(options)}"
     if previous.closed is not None:
         text += f"\nResuming the run under {_where(options)}: everything before {format_time(previous.closed)} is done."
     if previous.held:
@@ -245,7 +305,8 @@ examples:
 stopping:
   Ctrl-C or SIGTERM stops in good order: no further record is started, running
   handlers return, offsets are committed, partitions are released. A second one
-  stops at once, whatever a handler does. Exit code 130 or 143.
+  stops at once, whatever a handler does, and so does --stop-timeout TIME: the
+  command then ends within TIME and seven seconds. Exit code 130 or 143.
 
 resuming:
   After a stop, a kill or a failure the same command resumes where the last
@@ -263,13 +324,14 @@ times:
 
 environment:
   AIOKCC_STORE, AIOKCC_BOOTSTRAP_SERVERS and AIOKCC_LOOP are the defaults of
-  --store, --bootstrap-servers and --loop.
+  --store, --bootstrap-servers and --loop; AIOKCC_PERIOD that of --period, and
+  so on. A profile of aiokcc.toml has them too (`aiokcc config --help`).
 
 passwords:
   Whoever can list the processes of this machine can read a command line. Keep
-  passwords out of it: put the store's URL into AIOKCC_STORE, and say where a
-  setting is found:
-    --consumer sasl_plain_password=env:NAME
-    --consumer sasl_plain_password=file:PATH
+  passwords out of it: say where they are found, in files that you name:
+    --kafka-config client.properties      sasl.password=env:NAME
+                                          sasl.password=file:PATH
+    --store 'zks://zk1:2281/replay?ca=ca.pem&auth=env:ZK_AUTH'
 """,
 )

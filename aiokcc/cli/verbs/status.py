@@ -10,18 +10,17 @@ from typing import Any, Final
 
 import anyio
 
-from aiokcc.cli.argument_types import seconds
-from aiokcc.cli.follow import follow
-from aiokcc.cli.formatting import format_elapsed
-from aiokcc.cli.health import assess
-from aiokcc.cli.meters import RateMeter
 from aiokcc.cli.render import Display, open_status_display, print_status
-from aiokcc.cli.status_view import build_view
-from aiokcc.cli.verb import Verb, argument, command
+from aiokcc.cli.verb import STUCK_AFTER, Verb, argument, command, open_existing
+from aiokcc.core.formatting import format_elapsed
 from aiokcc.core.periods import format_duration, format_time
-from aiokcc.runtime.status import Status, read_status
-from aiokcc.stores import open_store
+from aiokcc.runtime.follow import follow
+from aiokcc.runtime.health import assess
+from aiokcc.runtime.status import GroupState, Status
+from aiokcc.runtime.status_reader import read_status
 from aiokcc.stores.port import Store
+from aiokcc.views.meters import RateMeter
+from aiokcc.views.status_view import build_view
 
 __all__ = ["VERB", "as_json", "resume_command"]
 
@@ -32,7 +31,7 @@ _FORMAT: Final = 1
 
 
 async def _run(options: argparse.Namespace) -> int:
-    store = open_store(options.store)
+    store = open_existing(options)
     if options.watch:
         return await _StatusFollower(store, options).run()
     async with store.session(connect_timeout=options.timeout) as session:
@@ -42,9 +41,8 @@ async def _run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(status, stuck_after=options.stuck_after, now=now), indent=2))
     else:
-        print_status(
-            build_view(status, health, now=now, everything=options.all, resume=resume_command(status, options))
-        )
+        view = build_view(status, health, now=now, everything=options.all, resume=resume_command(status, options))
+        print_status(view)
     return _STUCK if health.stuck else 0
 
 
@@ -53,7 +51,7 @@ def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]
     health = assess(status, stuck_after=stuck_after, now=now)
     return {
         "format": _FORMAT,
-        "verdict": health.kind.value,
+        "verdict": health.kind,
         "stuck": health.stuck,
         "why": health.text,
         "limit_time": None if status.limit is None else format_time(status.limit),
@@ -63,7 +61,7 @@ def as_json(status: Status, *, stuck_after: float, now: float) -> dict[str, Any]
 
 def resume_command(status: Status, options: argparse.Namespace) -> str | None:
     """Return the command that ends a hold; None if there is none."""
-    if status.state != "held":
+    if status.state is not GroupState.HELD:
         return None
     return command(options, "period", "PERIOD" if status.held_period is None else format_duration(status.held_period))
 
@@ -115,7 +113,7 @@ class _StatusFollower:
         if status.limit is not None:
             self._limit_rate.add(status.limit, self._read_at)
         self._draw()
-        return status.state != "ended"
+        return status.state is not GroupState.ENDED
 
     def _on_missing(self, why: str) -> None:
         self._status = None
@@ -166,13 +164,7 @@ VERB: Final = Verb(
         argument("-w", "--watch", action="store_true", help="follow the status until the run ends"),
         argument("--json", action="store_true", help="one JSON object (docs/reference/command-line.md has its fields)"),
         argument("--all", action="store_true", help="list every partition"),
-        argument(
-            "--stuck-after",
-            type=seconds("--stuck-after"),
-            default=30.0,
-            metavar="TIME",
-            help="how long the limit may stand before the group counts as stuck; default: 30s",
-        ),
+        STUCK_AFTER,
     ),
     run=_run,
     description="""\

@@ -151,13 +151,13 @@ class TestArguments:
     ],
     ids=lambda words: words[0],
 )
-def test_tls_settings_are_refused_with_the_code_that_would_work(
+def test_tls_by_a_setting_is_refused_with_the_file_that_would_work(
     words: list[str], typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*words, "--consumer", typed]) == 2
     shown = capsys.readouterr().err
-    assert "ssl_context, an object that cannot be typed on the command line" in shown
-    assert "create_ssl_context" in shown
+    assert "--consumer cannot give TLS" in shown
+    assert "--kafka-config" in shown
 
 
 def test_local_help_describes_each_service(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,10 +16,11 @@ class Calls:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.warned = asyncio.Event()
+        self.asked, self.warned = asyncio.Event(), asyncio.Event()
 
     def ask(self) -> None:
         self.calls.append("ask")
+        self.asked.set()
 
     def warn(self, what: str) -> None:
         self.calls.append(f"warn of {what}")
@@ -54,6 +55,32 @@ async def test_the_first_signal_requests_a_stop_and_the_second_cancels(
         await asyncio.create_task(command())
     assert told.calls == ["ask", f"warn of {name}"]
     assert (interruption.cancelled, interruption.code) == (True, code)
+
+
+async def test_a_stop_that_takes_too_long_cancels_as_a_second_signal_does() -> None:
+    told = Calls()
+    interruption = Interruption(told.ask, told.warn, timeout=0.3, timed_out=lambda: told.calls.append("timed out"))
+
+    async def command() -> None:
+        with interruption.handling():
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(command())
+    assert told.calls == ["ask", "warn of SIGTERM", "timed out"]
+    assert (interruption.cancelled, interruption.code) == (True, 143)
+
+
+async def test_a_stop_in_time_is_not_cancelled() -> None:
+    told = Calls()
+    interruption = Interruption(told.ask, told.warn, timeout=0.01, timed_out=lambda: told.calls.append("timed out"))
+    with interruption.handling():
+        signal.raise_signal(signal.SIGTERM)
+        await told.asked.wait()
+    await asyncio.sleep(0.03)
+    assert told.calls == ["ask"]
+    assert not interruption.cancelled
 
 
 async def test_after_the_block_signals_have_their_previous_effect() -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.monitor import Monitor
 from aiokcc.cli.previous_run import PreviousRun
+from aiokcc.cli.probe_server import Probes
 from aiokcc.cli.worker_pool import WorkerReport
 
 ENVIRONMENT = {"AIOKCC_STORE": "zk://h/replay", "AIOKCC_BOOTSTRAP_SERVERS": "h:9092"}
@@ -45,6 +46,24 @@ def left(run: bool = True, closed: int | None = T, *, others: bool = False, know
     before = PreviousRun(others=others, known=known)
     before.exists, before.closed = run, closed
     return before
+
+
+def test_the_probes_forget_a_worker_that_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Workers("--assignment", "managed", "--metrics", "127.0.0.1:9464")
+    workers.monitor.probes = probes = Probes(2)
+    clock = [1000.0]
+    monkeypatch.setattr("aiokcc.cli.probe_server.time.monotonic", lambda: clock[0])
+    fine = {"live": True, "ready": True, "stuck": False}
+    workers.report(0, "probe", health=fine, metrics=[["aiokcc.periods", 7, {"member": "one"}]])
+    workers.report(1, "probe", health=fine, metrics=[["aiokcc.periods", 8, {"member": "two"}]])
+    workers.report(0, "ended", code=-9)  # the other takes over its partitions
+    clock[0] += 60
+    workers.report(1, "probe", health=fine, metrics=[["aiokcc.periods", 9, {"member": "two"}]])
+    health = probes.health()
+    assert (health["live"], health["ready"], health["silent"], len(health["workers"])) == (True, True, [], 1)
+    assert b'member="one"' not in probes.metrics()
+    workers.handle(1, 7)  # its last report: it has left the run, and may take its time to exit
+    assert (probes.health()["live"], probes.health()["ready"]) == (True, False)
 
 
 class TestHowToResume:
@@ -274,3 +293,21 @@ class TestShare:
         view = workers.monitor.progress(0.0)
         assert view.share == 0.6
         assert view.records == 20
+
+
+class TestWhatALookaheadWouldHaveSaved:
+    def said(self, *more: str, **counts: float) -> str:
+        workers = Workers(*more)
+        now = workers.monitor._first_joined_at
+        assert now is not None
+        workers.handle(0, 7, **{"round_trips": 3.0, "waited": 9.0, **counts})  # type: ignore[arg-type]
+        workers.handle(1, 7, round_trips=2.0, waited=9.0)  # type: ignore[arg-type]
+        workers.monitor._last_record_at = now + 10
+        return workers.monitor.summary()
+
+    def test_it_is_what_every_worker_waited_for_at_least(self) -> None:
+        assert "About 2.0 of 10.0 s were spent waiting for round trips to the store. --lookahead auto" in self.said()
+
+    def test_it_is_not_said_where_it_is_little_or_a_lookahead_is_given(self) -> None:
+        assert "round trips" not in self.said(round_trips=0.4)
+        assert "round trips" not in self.said("--lookahead", "2")

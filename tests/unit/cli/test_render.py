@@ -1,14 +1,14 @@
-"""How views are shown: redrawn with rich on a terminal, as lines of plain text elsewhere."""
+"""The rendering of views: redrawn with rich on a terminal, as lines of plain text elsewhere."""
 
 from __future__ import annotations
 
 import pytest
 from rich.console import Console
 
-from aiokcc.cli.health import Health, HealthKind
 from aiokcc.cli.render import LogLines, open_progress_display, open_status_display, print_status, write_line
 from aiokcc.cli.render_rich import LiveDisplay, render
-from aiokcc.cli.views import Progress, StatusView, Table
+from aiokcc.runtime.health import Health, HealthKind
+from aiokcc.views.model import Progress, StatusView, Table
 
 T = 1_767_225_600_000
 PROGRESS = Progress(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")

@@ -11,7 +11,7 @@ import pytest
 from aiokcc.cli import main
 from aiokcc.cli.arguments import parse
 from aiokcc.cli.functions import describe_location, load_function
-from aiokcc.cli.replay_options import as_keywords
+from aiokcc.cli.replay_options import as_keywords, shares_host, worker_spec
 from aiokcc.cli.worker import partition_rule
 from aiokcc.cli.worker_pool import describe_exit
 from aiokcc.errors import UsageError
@@ -51,6 +51,36 @@ class TestArguments:
         with pytest.raises(UsageError, match="TOPIC=TIME"):
             as_keywords(parsed("--lateness", "30s", "--lateness", "1m"))
 
+    @pytest.mark.parametrize(
+        ("more", "shared"),
+        [
+            (("--processes", "3"), True),
+            (("--processes", "3", "--no-share-host"), False),
+            ((), False),
+            (("--processes", "3", "--follow"), False),
+            (("--processes", "3", "--assignment", "managed"), False),
+        ],
+    )
+    def test_several_processes_share_their_host(self, more: tuple[str, ...], *, shared: bool) -> None:
+        spec = worker_spec(parsed(*more), [[], [], []], 2)
+        assert spec["arguments"]["share_host"] is shared
+
+    def test_processes_that_cannot_meet_on_their_host_have_a_session_each(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The variable often names a directory that does not exist, as in a cron job or after ``su``."""
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
+        assert not shares_host(parsed("--processes", "3"))
+        (tmp_path / ("long" * 20)).mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 20)))
+        assert not shares_host(parsed("--processes", "3"))
+
+    def test_auto_lookahead_and_its_bound_are_passed_on(self) -> None:
+        given = as_keywords(parsed("--lookahead", "auto", "--max-apart", "15m"))
+        assert (given["lookahead"], given["max_apart"]) == ("auto", 900_000)
+        given = as_keywords(parsed())
+        assert (given["lookahead"], given["max_apart"]) == (0, None)
+
     def test_settings_of_the_consumer_become_keywords(self) -> None:
         given = as_keywords(parsed("--consumer", "fetch_max_bytes=1000", "--consumer", "client_id=me=you"))
         assert (given["fetch_max_bytes"], given["client_id"]) == (1000, "me=you")
@@ -62,7 +92,8 @@ class TestArguments:
             (["--to", "2026-01-01"], "has no time zone"),
             (["--period", "5"], "has no unit"),
             (["--processes", "0"], "'0' is not a whole number from 1 up"),
-            (["--lookahead", "-1"], "'-1' is not a whole number from 0 up"),
+            (["--lookahead", "-1"], "'-1' is not a whole number from 0 up, or 'auto'"),
+            (["--lookahead", "auto", "--max-apart", "15"], "has no unit"),
             (["--consumer", "fast"], "'fast' is not a setting; expected NAME=VALUE"),
             (["--late", "never"], "invalid choice: 'never'"),
             (["--offset-storage", "zookeeper"], "'zookeeper' is now 'store', which names any store; write 'store'"),

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from aiokcc.cli.formatting import short_names
-from aiokcc.cli.health import HealthKind, assess
 from aiokcc.cli.render import write_line, write_status
-from aiokcc.cli.status_view import build_view
 from aiokcc.cli.verbs.status import as_json
-from aiokcc.cli.views import StatusView
-from aiokcc.runtime.status import Blocking, MemberStatus, PartitionStatus, Status
+from aiokcc.core.formatting import short_names
+from aiokcc.core.leader import BlockerState
+from aiokcc.runtime.health import HealthKind, assess
+from aiokcc.runtime.status import Blocking, GroupState, MemberStatus, PartitionCondition, PartitionStatus, Status
+from aiokcc.views.model import StatusView
+from aiokcc.views.status_view import build_view
 
 NOW = 1_767_300_000.0
 T = 1_767_225_900_000
@@ -21,7 +22,7 @@ URL = "zk://127.0.0.1:2181/replay"
 
 MOVING = Status(
     where=URL,
-    state="running",
+    state=GroupState.RUNNING,
     limit=T,
     floor=T,
     closed=T - 60_000,
@@ -38,10 +39,10 @@ MOVING = Status(
         MemberStatus("beta-2b", "host-2", 22, 1_767_299_990_000, 1, False),
     ),
     partitions=(
-        PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1, 55),
-        PartitionStatus("payments.0", "beta-2b", "running", T - 60_000, 9),
+        PartitionStatus("orders.0", "alpha-1a", PartitionCondition.WAITING, T + 1, 55),
+        PartitionStatus("payments.0", "beta-2b", PartitionCondition.RUNNING, T - 60_000, 9),
     ),
-    blocking=(Blocking("payments.0", "beta-2b", "running", "beta-2b"),),
+    blocking=(Blocking("payments.0", "beta-2b", BlockerState.RUNNING, "beta-2b"),),
     waiting_seconds=0.1,
     periods_closed=4,
     problems=(),
@@ -60,6 +61,14 @@ class TestHealth:
     def test_a_limit_that_moved_a_moment_ago_moves(self) -> None:
         assert self.assessed() == (HealthKind.MOVING, False, "The limit moves; it last did 0.1s ago.")
 
+    def test_partitions_of_the_leader_are_not_slow_because_they_run(self) -> None:
+        """The leader's report comes from the cut, and says nothing but that its partitions run."""
+        partitions = (PartitionStatus("orders.0", "alpha-1a", PartitionCondition.RUNNING, None, 7),)
+        blocking = (Blocking("orders.0", "alpha-1a", BlockerState.RUNNING, None),)
+        assert self.assessed(partitions=partitions, blocking=blocking)[0] is HealthKind.MOVING
+        later = self.assessed(partitions=partitions, blocking=blocking, waiting_seconds=1.0)
+        assert later[0] is HealthKind.BLOCKED
+
     def test_one_slow_partition_is_named_with_its_member_and_for_how_long(self) -> None:
         kind, stuck, text = self.assessed(waiting_seconds=12.4)
         assert (kind, stuck) == (HealthKind.BLOCKED, False)
@@ -69,15 +78,18 @@ class TestHealth:
         assert self.assessed(waiting_seconds=30.0)[:2] == (HealthKind.BLOCKED, True)
 
     def test_an_unowned_partition_is_named_at_once_with_its_last_owner(self) -> None:
-        blocking = (Blocking("orders.0", None, "unowned", "alpha-1a"), *MOVING.blocking)
+        blocking = (Blocking("orders.0", None, BlockerState.UNOWNED, "alpha-1a"), *MOVING.blocking)
         kind, _, text = self.assessed(blocking=blocking)
         assert (kind, text) == (HealthKind.BLOCKED, "Blocked for 0.1s: orders.0 is unowned (last run by alpha).")
 
     def test_a_partition_that_had_no_owner_yet(self) -> None:
-        assert "nobody has run it yet" in self.assessed(blocking=(Blocking("orders.0", None, "unowned", None),))[2]
+        assert (
+            "nobody has run it yet"
+            in self.assessed(blocking=(Blocking("orders.0", None, BlockerState.UNOWNED, None),))[2]
+        )
 
     def test_many_slow_partitions_are_counted(self) -> None:
-        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(1000))
+        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", BlockerState.RUNNING, None) for n in range(1000))
         assert (
             self.assessed(blocking=blocking, waiting_seconds=61)[2] == "Blocked for 1m1s by 1,000 partitions on alpha."
         )
@@ -88,18 +100,23 @@ class TestHealth:
         assert text.startswith("The group has no members. The limit has stood for 3m;")
 
     def test_all_idle_is_not_stuck(self) -> None:
-        partitions = (PartitionStatus("orders.0", "alpha-1a", "idle"), PartitionStatus("payments.0", None, "finished"))
+        partitions = (
+            PartitionStatus("orders.0", "alpha-1a", PartitionCondition.IDLE),
+            PartitionStatus("payments.0", None, PartitionCondition.FINISHED),
+        )
         kind, stuck, _ = self.assessed(partitions=partitions, blocking=(), waiting_seconds=9999)
         assert (kind, stuck) == (HealthKind.IDLE, False)
 
     def test_records_of_the_future_wait_for_the_clock(self) -> None:
-        partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", int(NOW * 1000) + 86_400_000),)
+        partitions = (
+            PartitionStatus("orders.0", "alpha-1a", PartitionCondition.WAITING, int(NOW * 1000) + 86_400_000),
+        )
         kind, stuck, text = self.assessed(partitions=partitions, blocking=(), waiting_seconds=9999)
         assert (kind, stuck) == (HealthKind.CLOCK, False)
         assert "2026-01-02T20:40:00Z" in text
 
     def test_a_leader_that_does_nothing(self) -> None:
-        partitions = (PartitionStatus("orders.0", "alpha-1a", "waiting", T + 1),)
+        partitions = (PartitionStatus("orders.0", "alpha-1a", PartitionCondition.WAITING, T + 1),)
         kind, stuck, text = self.assessed(partitions=partitions, blocking=(), waiting_seconds=40)
         assert (kind, stuck) == (HealthKind.STALLED, True)
         assert "the leader, alpha, has not moved the limit" in text
@@ -108,10 +125,10 @@ class TestHealth:
         ("state", "kind"), [("held", HealthKind.HELD), ("released", HealthKind.RELEASED), ("ended", HealthKind.ENDED)]
     )
     def test_a_group_that_is_held_released_or_ended_is_not_stuck(self, state: str, kind: HealthKind) -> None:
-        assert self.assessed(state=state, waiting_seconds=9999)[:2] == (kind, False)
+        assert self.assessed(state=GroupState(state), waiting_seconds=9999)[:2] == (kind, False)
 
     def test_a_group_with_an_unreadable_node_is_stuck_at_once(self) -> None:
-        kind, stuck, text = self.assessed(state="unreadable", problems=("/replay/period holds 'x'",))
+        kind, stuck, text = self.assessed(state=GroupState.UNREADABLE, problems=("/replay/period holds 'x'",))
         assert (kind, stuck) == (HealthKind.UNREADABLE, True)
         assert "/replay/period holds 'x'" in text
 
@@ -147,11 +164,18 @@ class TestStatusView:
 
     def test_many_partitions_are_summed_up_by_topic(self) -> None:
         many = tuple(
-            PartitionStatus(f"{topic}.{n}", "alpha-1a", "waiting" if n else "running", T + n if n else None)
+            PartitionStatus(
+                f"{topic}.{n}",
+                "alpha-1a",
+                PartitionCondition.WAITING if n else PartitionCondition.RUNNING,
+                T + n if n else None,
+            )
             for topic in ("a.b", "c")
             for n in range(512)
         )
-        blocking = tuple(Blocking(p.partition, "alpha-1a", "running", None) for p in many if p.state == "running")
+        blocking = tuple(
+            Blocking(p.partition, "alpha-1a", BlockerState.RUNNING, None) for p in many if p.state == "running"
+        )
         status = replace(MOVING, partitions=many, blocking=blocking, waiting_seconds=5)
         lines = write_status(view_of(status)).splitlines()
         assert len(lines) < 30
@@ -160,13 +184,13 @@ class TestStatusView:
         assert len(write_status(view_of(status, everything=True)).splitlines()) > 1024
 
     def test_of_many_blocking_partitions_ten_are_listed(self) -> None:
-        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", "running", None) for n in range(300))
+        blocking = tuple(Blocking(f"orders.{n}", "alpha-1a", BlockerState.RUNNING, None) for n in range(300))
         table = view_of(replace(MOVING, blocking=blocking, waiting_seconds=5)).blocking
         assert table is not None
         assert (len(table.rows), table.note) == (10, "and 290 more")
 
     def test_a_hold_shows_the_command_that_ends_it(self) -> None:
-        view = view_of(replace(MOVING, state="held", period=None), resume="aiokcc period 1m")
+        view = view_of(replace(MOVING, state=GroupState.HELD, period=None), resume="aiokcc period 1m")
         assert "resume with: aiokcc period 1m" in write_status(view)
 
     def test_a_line_for_a_log(self) -> None:
@@ -179,7 +203,13 @@ def test_json_is_one_object_with_stable_names() -> None:
     assert (shown["verdict"], shown["stuck"]) == ("blocked", True)
     assert (shown["limit"], shown["limit_time"]) == (T, "2026-01-01T00:05:00Z")
     assert shown["blocking"] == [
-        {"partition": "payments.0", "member": "beta-2b", "state": "running", "last_member": "beta-2b"}
+        {
+            "partition": "payments.0",
+            "member": "beta-2b",
+            "state": "running",
+            "last_member": "beta-2b",
+            "process": None,
+        }
     ]
     assert set(shown) == {
         *("format", "verdict", "stuck", "why", "limit_time", "where", "state", "limit", "floor", "closed", "period"),
@@ -198,7 +228,7 @@ def test_json_is_one_object_with_stable_names() -> None:
             "partitions",
             "blocking",
         ),
-        *("waiting_seconds", "periods_closed", "problems", "group", "standstill", "held_period"),
+        *("waiting_seconds", "periods_closed", "problems", "group", "standstill", "held_period", "pipelines"),
     }
 
 
@@ -210,7 +240,7 @@ class TestTheRun:
         assert self.facts(period=300_000)["period"] == "5m   changed; the run began with 1m"
 
     def test_a_hold_shows_the_period_before_it_or_that_it_is_not_known(self) -> None:
-        held = {"state": "held", "period": None}
+        held = {"state": GroupState.HELD, "period": None}
         assert self.facts(**held, held_period=120_000)["period"] == "2m before the hold"
         assert "not recorded before the hold; the run began with 1m" in self.facts(**held)["period"]
 

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from aiokcc.cli.formatting import count, format_elapsed, short_names
-from aiokcc.cli.health import Health, HealthKind, reason
-from aiokcc.cli.views import StatusView, Table
+from aiokcc.core.assignments import TopicState
+from aiokcc.core.formatting import count, format_elapsed, short_names
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
-from aiokcc.runtime.status import PartitionStatus, Status
+from aiokcc.runtime.health import Health, HealthKind, place, reason
+from aiokcc.runtime.status import GroupState, PartitionCondition, PartitionStatus, Status
+from aiokcc.views.model import StatusView, Table
+from aiokcc.views.pipeline_view import pipeline_table
 
 __all__ = ["assignment_tables", "build_view"]
 
@@ -19,8 +21,6 @@ FEW: Final = 20
 """Up to this number, partitions are listed one by one; above it, by topic."""
 MOST_BLOCKING: Final = 10
 MOST_MEMBERS: Final = 30
-
-_STATES: Final = ("running", "waiting", "idle", "finished", "unreported", "unowned")
 
 
 def build_view(
@@ -34,6 +34,7 @@ def build_view(
     shown = (
         _members(status, names, now),
         *assignment_tables(status),
+        pipeline_table(status.pipelines, now),
         *_partitions(status, names, everything=everything),
     )
     tables = [table for table in shown if table.rows]
@@ -55,7 +56,7 @@ def _blocking(status: Status, health: Health, names: Mapping[str, str]) -> Table
     rows = tuple(
         (
             b.partition,
-            names[b.member] if b.member is not None else "—",
+            place(b, names),
             format_elapsed(status.waiting_seconds),
             reason(b, names),
         )
@@ -78,7 +79,7 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
             yield "closes next", f"{_format_limit(status.floor)}   lookahead {status.lookahead}"
     if status.period is not None:
         yield "period", _format_period(status.period, status.agreed_period)
-    elif status.state == "held":
+    elif status.state is GroupState.HELD:
         yield "period", _format_held_period(status)
     if pace:
         yield "pace", pace
@@ -88,10 +89,10 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
             yield "offsets", f"{status.offsets_done:,} of {status.offsets_total:,} are processed"
     if status.closed is not None:
         yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
-    if status.state != "ended":
+    if status.state is not GroupState.ENDED:
         yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "none at present"
     yield "generation", str(status.generation)
-    if status.group is not None and status.state != "ended":
+    if status.group is not None and status.state is not GroupState.ENDED:
         yield "assignment", status.group.waits_for or "stable"
 
 
@@ -154,7 +155,7 @@ def _members(status: Status, names: Mapping[str, str], now: float) -> Table:
             m.host or "?",
             "?" if m.pid is None else str(m.pid),
             "?" if m.since is None else f"{format_elapsed(now - m.since / 1000)} ago",
-            f"{m.partitions:,}",
+            f"{m.partitions:,}" + (f" in {len(m.processes):,} processes" if m.processes else ""),
         )
         for m in sorted(shown, key=lambda m: m.name)
     )
@@ -199,7 +200,7 @@ def assignment_tables(status: Status) -> list[Table]:
             for t in group.topics
         ),
         right=frozenset({2, 3, 4}),
-        marked=frozenset(n for n, t in enumerate(group.topics) if t.state != "Stable"),
+        marked=frozenset(n for n, t in enumerate(group.topics) if t.state is not TopicState.STABLE),
     )
     return [workers, topics]
 
@@ -219,7 +220,7 @@ def _format_partitions(partitions: Iterable[str]) -> str:
 def _partitions(status: Status, names: Mapping[str, str], *, everything: bool) -> list[Table]:
     blocking = {b.partition for b in status.blocking}
     title = f"Partitions ({len(status.partitions):,})"
-    if status.state == "released":
+    if status.state is GroupState.RELEASED:
         return []  # members do not report after a release, so the nodes are out of date
     if everything or len(status.partitions) <= FEW:
         return [_each(title, status.partitions, names, blocking)]
@@ -254,7 +255,7 @@ def _by_topic(title: str, partitions: Iterable[PartitionStatus]) -> Table:
     topics: dict[str, list[PartitionStatus]] = {}
     for p in partitions:
         topics.setdefault(Partition.parse(p.partition).topic, []).append(p)
-    used = [word for word in _STATES if any(p.state == word for ps in topics.values() for p in ps)]
+    used = [word for word in PartitionCondition if any(p.state == word for ps in topics.values() for p in ps)]
     rows = []
     for topic, members in sorted(topics.items()):
         states = Counter(p.state for p in members)

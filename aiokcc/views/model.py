@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aiokcc.cli.health import Health
+from aiokcc.runtime.health import Health
 
 __all__ = ["Progress", "StatusView", "Table", "View"]
 

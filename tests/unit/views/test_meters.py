@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aiokcc.cli.meters import RateMeter
+from aiokcc.views.meters import RateMeter
 
 
 def test_a_rate_needs_two_samples() -> None:

@@ -1,0 +1,1 @@
+"""The dashboard: a page that shows a group live."""
