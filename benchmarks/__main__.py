@@ -11,8 +11,11 @@ from typing import Protocol
 from aiokcc import AiokccError
 from benchmarks import (
     assignment,
+    dashboard,
     gate,
     harness,
+    hosts,
+    kafka_store,
     members,
     period_latency,
     rebalance,
@@ -39,14 +42,17 @@ class Benchmark(Protocol):
 BENCHMARKS: dict[str, Benchmark] = {
     "period-latency": period_latency,  # type: ignore[dict-item]
     "members": members,  # type: ignore[dict-item]
+    "hosts": hosts,  # type: ignore[dict-item]
     "simulation": simulation,  # type: ignore[dict-item]
     "gate": gate,  # type: ignore[dict-item]
+    "kafka-store": kafka_store,  # type: ignore[dict-item]
     "throughput": throughput,  # type: ignore[dict-item]
     "skew": skew,  # type: ignore[dict-item]
     "resume": resume,  # type: ignore[dict-item]
     "spark": spark,  # type: ignore[dict-item]
     "timers": timers,  # type: ignore[dict-item]
     "assignment": assignment,  # type: ignore[dict-item]
+    "dashboard": dashboard,  # type: ignore[dict-item]
     "rebalance": rebalance,  # type: ignore[dict-item]
 }
 

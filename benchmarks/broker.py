@@ -31,7 +31,9 @@ class Broker:
         self.bootstrap = bootstrap
         self._made: list[str] = []
 
-    async def topic(self, stem: str, logs: Sequence[Iterable[int]], *, batch_bytes: int = _BATCH_BYTES) -> str:
+    async def topic(
+        self, stem: str, logs: Sequence[Iterable[int]], *, batch_bytes: int = _BATCH_BYTES, value: bytes = VALUE
+    ) -> str:
         """Create a topic with a partition for each list of timestamps, write it in batches of this size; return its name."""
         name = f"bench-{stem}-{secrets.token_hex(4)}"
         async with self._admin() as admin:
@@ -48,7 +50,7 @@ class Broker:
         await producer.start()
         try:
             for partition, stamps in enumerate(logs):
-                await _fill(producer, name, partition, stamps)
+                await _fill(producer, name, partition, stamps, value)
         finally:
             await producer.stop()
         return name
@@ -62,13 +64,24 @@ class Broker:
                 raise BenchmarkError(f"could not add partitions at {self.bootstrap}: {for_code(code).__name__}")
 
     async def write(self, name: str, partitions: Iterable[int], ts: int) -> None:
-        """Write one record with this timestamp into each of the partitions."""
+        """Write one record with this timestamp into each of the partitions.
+
+        Into one, then two, four and so on: a broker that still makes the logs of new partitions is not delayed by hundreds of
+        requests that it has to refuse.
+        """
         producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap)
         await producer.start()
+        left, written = list(partitions), 0
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for number in partitions:
-                    tasks.create_task(producer.send_and_wait(name, VALUE, partition=number, timestamp_ms=ts))
+            # The controller answers before the broker knows.
+            while not set(left) <= await producer.partitions_for(name):
+                await producer.client.force_metadata_update()
+            while left:
+                some, left = left[: written + 1], left[written + 1 :]
+                async with asyncio.TaskGroup() as tasks:
+                    for number in some:
+                        tasks.create_task(producer.send_and_wait(name, VALUE, partition=number, timestamp_ms=ts))
+                written += len(some)
         finally:
             await producer.stop()
 
@@ -94,14 +107,16 @@ class Broker:
             await admin.close()
 
 
-async def _fill(producer: AIOKafkaProducer, topic: str, partition: int, stamps: Iterable[int]) -> None:
+async def _fill(
+    producer: AIOKafkaProducer, topic: str, partition: int, stamps: Iterable[int], value: bytes = VALUE
+) -> None:
     """Write whole batches, one after the other, which is many times faster than single records."""
     batch: Any = producer.create_batch()
     for ts in stamps:
-        if batch.append(key=None, value=VALUE, timestamp=ts) is None:  # full
+        if batch.append(key=None, value=value, timestamp=ts) is None:  # full
             await (await producer.send_batch(batch, topic, partition=partition))
             batch = producer.create_batch()
-            batch.append(key=None, value=VALUE, timestamp=ts)
+            batch.append(key=None, value=value, timestamp=ts)
     if batch.record_count():
         await (await producer.send_batch(batch, topic, partition=partition))
 

@@ -41,7 +41,7 @@ class Marks:
 
 
 class Membership:
-    """What the harness asks a member: to leave, and how many partitions it has."""
+    """The interface between the harness and a member: leaving, and the number of its partitions."""
 
     def __init__(self) -> None:
         self.leaving = asyncio.Event()

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from benchmarks.broker import BASE, Broker, evenly
+from benchmarks.broker import BASE, Broker, broker, evenly
 from benchmarks.harness import BenchmarkError, Result, note, percentile, summary
 from benchmarks.server import Server
 from benchmarks.worker_pool import WorkerPool, worker_pool
@@ -147,21 +147,39 @@ async def _one_goes(kafka: Broker, store: Server, topic: str, way: str, event: s
 # -- the topic grows ---------------------------------------------------------------------------------------------------
 
 
-async def measure_growth(kafka: Broker, store: Server, rounds: int, growth: Growth) -> Result:
-    """Measure how long it takes until every new partition of a topic has an owner, and until its first record is handled."""
+async def measure_growth(bootstrap: str | None, store: Server, rounds: int, growth: Growth) -> Result:
+    """Measure how long it takes until every new partition of a topic has an owner, and until its first record is handled.
+
+    Each growth has a broker of its own, unless one is given: the more partitions a broker has had, the slower it makes logs.
+    """
     times: dict[str, list[tuple[float, float]]] = {"managed": [], "group": []}
+    alone: list[float] = []
     for number in range(rounds):
-        for way, found in times.items():
-            note(
-                f"{growth.members} members, {growth.before:,} to {growth.after:,} partitions: round {number + 1}, {way}"
-            )
-            found.append(await _grow(kafka, store, way, growth))
+        note(f"{growth.members} members, {growth.before:,} to {growth.after:,} partitions: round {number + 1}")
+        for way in [*times, None] if number % 2 else [None, *reversed(times)]:
+            async with broker(bootstrap) as kafka:
+                if way is None:
+                    alone.append(await _grow_alone(kafka, growth))
+                else:
+                    times[way].append(await _grow(kafka, store, way, growth))
     figures = {
         way: {**summary([flows for _, flows in found]), "assigned_s": percentile([owned for owned, _ in found], 0.5)}
         for way, found in times.items()
     }
     label = f"{growth.members} members gain {growth.after - growth.before:,} partitions"
-    return Result(label, growth._asdict(), "s", figures["managed"], {"kafka group": figures["group"]})
+    anchors = {"kafka group": figures["group"], "no members, only writing": summary(alone)}
+    return Result(label, growth._asdict(), "s", figures["managed"], anchors)
+
+
+async def _grow_alone(kafka: Broker, growth: Growth) -> float:
+    """Return the seconds from the growth until a record is written to each new partition, while nobody reads."""
+    topic = await kafka.topic("growth", [[BASE]] * growth.before)
+    await kafka.grow(topic, growth.after)
+    began = time.monotonic()
+    await kafka.write(topic, range(growth.before, growth.after), BASE)
+    seconds = time.monotonic() - began
+    await kafka.delete(topic)
+    return seconds
 
 
 async def _grow(kafka: Broker, store: Server, way: str, growth: Growth) -> tuple[float, float]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokcc import open_store
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status_reader import read_status
 from benchmarks.floors import anchored
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
 from benchmarks.period_latency import at_least_one, checkout, installed_loops
@@ -91,7 +91,7 @@ async def run(options: argparse.Namespace) -> Outcome:
 
 @dataclass(slots=True)
 class Tally:
-    """What was measured: the length of each period, and for each round the median and the costs per period."""
+    """The measurements: the length of each period, and for each round the median and the costs per period."""
 
     lengths: list[float] = field(default_factory=list)
     medians: list[float] = field(default_factory=list)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from aiokcc import open_store
+from benchmarks.broker import broker
 from benchmarks.floors import Anchors, anchored
 from benchmarks.harness import BenchmarkError, Figures, Goal, Outcome, Result, note, percentile, summary
 from benchmarks.server import Counted, Server, server
@@ -50,6 +51,7 @@ REMARKS: Final = (
     "polling: a write per member and period; members poll the limit every 10 ms, the leader polls progress every 50 ms.",
     "double-barrier: kazoo's recipe, one member per process; from the last call of enter() to the last return of enter();",
     "    its costs are those of leave() and enter().",
+    "zookeeper: ours on ZooKeeper in the same rounds; the ratio is the median of the rounds' ratios.",
     "before: the other checkout, on the same loop; the ratio is the median of the rounds' ratios.",
     "writes, requests and answers (with events): as the server counts them; CPU: of all workers, and of the server.",
 )
@@ -86,20 +88,25 @@ GAP: Final = Case(3, 4, EMPTY)
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to run ours: the event loop, and the checkout of the code before, if it is that one."""
+    """A way to run ours: the event loop, the checkout of the code before, and the brokers of a Kafka store."""
 
     loop: str
     before: Path | None = None
+    brokers: str = ""
 
     @property
     def name(self) -> str:
         """The variant in names of nodes."""
         return "gate" + ("" if self.loop == "asyncio" else f"-{self.loop}") + ("-before" if self.before else "")
 
+    def url(self, running: Server, name: str) -> str:
+        """Return the URL of a root of its own for a group of processes."""
+        return f"kafka://{self.brokers}{running.root}/{name}" if self.brokers else running.url(name)
+
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured: all periods, the rounds they are divided into, and the periods for warming up."""
+    """The size of a measurement: all periods, the rounds they are divided into, and the periods for warming up."""
 
     periods: int
     rounds: int
@@ -134,6 +141,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this benchmark has."""
     parser.add_argument(
         "--url", help="measure this ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
+    )
+    parser.add_argument(
+        "--store",
+        choices=("zookeeper", "kafka"),
+        default="zookeeper",
+        help="kafka: also ours on kafka://, in turns with ours on ZooKeeper",
+    )
+    parser.add_argument(
+        "--bootstrap", metavar="HOST:PORT", help="with --store kafka: the Kafka; by default one is started"
     )
     own = parser.add_argument_group("a case of your own, instead of the usual ones")
     own.add_argument("--processes", type=at_least_one, metavar="P", help="processes (default 1)")
@@ -179,7 +195,12 @@ async def run(options: argparse.Namespace) -> Outcome:
     loops = [options.loop] if options.loop else installed_loops()
     checkouts = (None,) if options.against is None else (None, options.against)
     variants = [Variant(loop, before) for loop in loops for before in checkouts]
-    async with server(options.url) as running, anchored(running) as anchors:
+    async with contextlib.AsyncExitStack() as stack:
+        running = await stack.enter_async_context(server(options.url, warm=True))
+        anchors = await stack.enter_async_context(anchored(running))
+        if options.store == "kafka":
+            kafka = await stack.enter_async_context(broker(options.bootstrap))
+            variants += [Variant(loop, brokers=kafka.bootstrap) for loop in loops]
         note("warming up the server")
         await anchors.measure(effort.warm_up)
         anchors.forget()
@@ -200,7 +221,8 @@ async def _measure(
     note(f"{case.label}: ours")
     tallies = await measure_ours(running, anchors, case, effort, variants)
     figures: dict[str, Figures] = {name: summary(values) for name, values in anchors.forget().items()}
-    if not case.empty:
+    on_kafka = any(variant.brokers for variant in variants)
+    if not case.empty and not on_kafka:
         note(f"{case.label}: polling")
         figures["polling"] = await _polling(running, case, effort)
         if case.processes > 1:
@@ -213,6 +235,10 @@ async def _measure(
             label = case.label if plain else f"{case.label}, {variant.loop}"
             whole = case.to_json() if plain else {**case.to_json(), "loop": variant.loop}
             anchored_by, ratios = dict(figures), {}
+            if variant.brokers:
+                label, whole = f"{label}, Kafka", {**whole, "store": "kafka"}
+                zookeeper = tallies[Variant(variant.loop)]
+                anchored_by["zookeeper"], ratios["zookeeper"] = zookeeper.figures(), tally.ratio(zookeeper)
             for other, theirs in tallies.items():
                 if other.before is not None and other.loop == variant.loop:
                     anchored_by["before"], ratios["before"] = theirs.figures(), tally.ratio(theirs)
@@ -295,7 +321,7 @@ async def process_group(running: Server, case: Case, variant: Variant | None) ->
     plans = [
         {
             "way": "gate" if variant else "polling",
-            "url": running.url(name),
+            "url": variant.url(running, name) if variant else running.url(name),
             "loop": variant.loop if variant else "asyncio",
             "period": period,
             "index": index,
@@ -317,11 +343,10 @@ async def measure_ours(
     tallies = {variant: Tally() for variant in variants}
     async with contextlib.AsyncExitStack() as stack:
         groups = {v: await stack.enter_async_context(process_group(running, case, v)) for v in variants}
-        stores = {v: open_store(running.url(f"{case.name}-{v.name}")).session() for v in variants}
-        sessions = {v: await stack.enter_async_context(store) for v, store in stores.items()}
+        urls = {v: v.url(running, f"{case.name}-{v.name}") for v in variants}
         for group in groups.values():
             await group.round(min(effort.warm_up, total))
-        versions = {v: (await session.get("coordinator")).version for v, session in sessions.items()}
+        versions = {v: await _count_advances(url) for v, url in urls.items()}
         for n in range(rounds):
             share = total * (n + 1) // rounds - total * n // rounds
             first = n % len(variants)  # no variant is always the first of a round
@@ -331,10 +356,18 @@ async def measure_ours(
                 if len(variants) > 1:
                     await asyncio.sleep(began + _QUIET - time.monotonic())
                 await groups[variant].round(share, tallies[variant])
+                if variant.brokers:
+                    tallies[variant].counted = None  # the counters are ZooKeeper's
         await anchors.measure(max(total // rounds, 10))
-        for variant, session in sessions.items():
-            tallies[variant].advances = (await session.get("coordinator")).version - versions[variant]
+        for variant, url in urls.items():
+            tallies[variant].advances = await _count_advances(url) - versions[variant]
     return tallies
+
+
+async def _count_advances(url: str) -> int:
+    """Return how often the limit was written. No session stays open: on Kafka it would read along with every member."""
+    async with open_store(url).session() as session:
+        return (await session.get("coordinator")).version
 
 
 async def _polling(running: Server, case: Case, effort: Effort) -> Figures:
@@ -378,6 +411,8 @@ LATENCY_GOALS: Final = {
     (Case(16, 64), "floor"): {"asyncio": 5.0, "uvloop": 4.2},
 }
 """Ours / anchor, on each loop."""
+KAFKA_GOALS: Final = {Case(1, 64): 1.5, Case(3, 4): 1.5, Case(8, 8): 3.0}
+"""Ours on Kafka / ours on ZooKeeper."""
 POLLING_GOALS: Final = (Case(1, 1), Case(1, 64), Case(3, 4), Case(16, 64))
 REQUESTS: Final = 32
 """Per period, with 16 members."""
@@ -390,6 +425,10 @@ def goals(results: Sequence[Result]) -> list[Goal]:
         case = Case(result.case["processes"], result.case["partitions"], result.case.get("empty_periods", 0))
         label, loop = result.label, result.case.get("loop", "asyncio")
         ratios, ours = result.ratios, result.ours
+        if "store" in result.case:
+            if loop == "asyncio" and case in KAFKA_GOALS:
+                wanted.append(Goal(f"{label}: ours / ours on ZooKeeper", ratios["zookeeper"], KAFKA_GOALS[case]))
+            continue
         for (goal_case, anchor), limits in LATENCY_GOALS.items():
             if case == goal_case and anchor in ratios:
                 wanted.append(Goal(f"{label}: ours / {anchor}", ratios[anchor], limits[loop]))

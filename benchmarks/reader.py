@@ -13,6 +13,8 @@ handler awaited for each record. ``confluent`` confluent-kafka's ``consume``, fr
 loop as well. ``quix`` Quix Streams' ``concat`` of two topics, which hands on records in the order of their timestamps
 within each partition number: from its first record, so that its start is not counted.
 
+A plan with ``metrics`` imports OpenTelemetry's SDK; if that is ``on``, it exports metrics every second.
+
 ``resumed-replay`` and ``resumed-group`` may be killed and started again: aiokcc, and a plain aiokafka consumer group that
 commits by itself. The progress of each partition is in a file that survives the process.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import mmap
+import os
 import resource
 import sys
 import tempfile
@@ -338,9 +341,24 @@ WAYS = {
 RESUMED = {"resumed-replay": resumed_replay, "resumed-group": resumed_group}
 
 
+def export_metrics(on: bool) -> None:
+    """Import OpenTelemetry's SDK; ``on``: have it collect all metrics every second, and write them to nowhere."""
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import ConsoleMetricExporter, PeriodicExportingMetricReader
+
+    if not on:
+        return
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - it is open as long as the process lives
+    exporter = PeriodicExportingMetricReader(ConsoleMetricExporter(nowhere), export_interval_millis=1000)
+    metrics.set_meter_provider(MeterProvider([exporter]))
+
+
 async def serve(requests: Requests) -> None:
     """Serve requests until there are no more."""
     plan = requests.plan
+    if plan.get("metrics"):
+        export_metrics(plan["metrics"] == "on")
     if plan["way"] in RESUMED:
         await RESUMED[plan["way"]](requests)
         return

@@ -108,7 +108,7 @@ def _timed(spent: Spent, callback: Callable[..., Any], args: tuple[Any, ...]) ->
 
 @dataclass(slots=True)
 class Counts:
-    """What happened in one period."""
+    """The events of one period, counted."""
 
     operations: int = 0
     events: int = 0

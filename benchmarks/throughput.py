@@ -27,13 +27,16 @@ EXAMPLES: Final = (
     "python -m benchmarks throughput --quick --json throughput.json",
     "python -m benchmarks throughput --only records --rounds 9 --bootstrap 127.0.0.1:9092 --url zk://127.0.0.1:2181/bench",
 )
-PARTS: Final = ("records", "processes", "periods")
+PARTS: Final = ("records", "processes", "periods", "metrics")
 FULL: Final = ((600_000, 120), (3_000_000, 60))
 QUICK: Final = ((12_000, 60),)
 MANY: Final = 50_000
 """Records in a period from which on the goals are higher."""
 BEST_BATCH: Final = 500
 """How many records ``getmany`` gives at a time at its best: the fastest of 200, 500, 1000, 4000, 20000 and no limit."""
+
+METRICS_ROUNDS: Final = 4
+"""Metrics cost less than rounds differ from each other, so these rounds are more."""
 
 REMARKS: Final = (
     "ours: from the call of run() to the last record handled; a handler that counts is awaited for each record.",
@@ -43,13 +46,15 @@ REMARKS: Final = (
     "confluent: confluent-kafka's consume(1000), tuned, a bare loop; its CPU is that of librdkafka's threads too.",
     "ungated: as getmany-best, with the same handler awaited for each record: our loop without the gate.",
     "quix-concat: Quix Streams' concat of the two topics, from its first record; ordered within a partition number only.",
+    "metrics: OpenTelemetry's SDK collects and writes all metrics every second, to nowhere; the ratio is of CPU time.",
+    "sdk-imported: the same program with the SDK imported and no metrics. The goal is against this one.",
     "memory: ours on the memory store. write: one conditional write per period by our client, and nothing else.",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much is measured."""
+    """The size of a measurement."""
 
     histories: tuple[tuple[int, int], ...]
     """Pairs of a number of records and a number of minutes, which is the number of periods."""
@@ -79,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", help="the ensemble, zk://host:port[,host:port…][/root]; by default a server is started"
     )
+    parser.add_argument(
+        "--store", choices=("zookeeper", "kafka"), default="zookeeper", help="kafka: also ours on kafka://"
+    )
     parser.add_argument("--records", type=int, metavar="N", help="records to read (default: 600000, then 3000000)")
     parser.add_argument("--minutes", type=int, metavar="N", help="periods of a minute in which they lie (120, then 60)")
     parser.add_argument("--rounds", type=int, metavar="N", help="rounds of each way (default 9; quick: 1)")
@@ -97,16 +105,19 @@ async def run(options: argparse.Namespace) -> Outcome:
     effort = Effort.of(options)
     results: list[Result] = []
     async with server(options.url, warm=not options.quick) as store, broker(options.bootstrap) as kafka:
+        on = f"kafka://{kafka.bootstrap}{store.root}" if options.store == "kafka" else ""
         if options.only in (None, "records", "processes"):
             for number, (records, minutes) in enumerate(effort.histories):
                 note(f"writing {records:,} records, {records // minutes:,} in each period")
                 history = await History.write(kafka, records // 12, minutes, "1m")
                 if options.only != "processes":
-                    results += await _records(store, history, effort, options.lookahead, quix=number == 0)
+                    results += await _records(store, history, effort, options.lookahead, on, quix=number == 0)
                 if options.only != "records":
                     results += await _processes(store, history, effort, options.lookahead)
         if options.only in (None, "periods"):
             results += await _periods(store, kafka, effort)
+        if options.only in (None, "metrics"):
+            results += await _metrics(store, kafka, effort)
     return Outcome("throughput", "Throughput of a replay", results, goals(results), REMARKS)
 
 
@@ -211,7 +222,9 @@ def result(label: str, case: dict[str, Any], ours: Way, anchors: dict[str, Way])
 # -- what is measured --------------------------------------------------------------------------------------------------
 
 
-async def _records(store: Server, history: History, effort: Effort, lookahead: int, *, quix: bool) -> list[Result]:
+async def _records(
+    store: Server, history: History, effort: Effort, lookahead: int, on_kafka: str, *, quix: bool
+) -> list[Result]:
     wanted = {
         "ours-memory": ([history.plan("replay")], f"memory://throughput-{history.records}"),
         "getmany-best": ([{**history.plan("getmany"), "batch": BEST_BATCH}], ""),
@@ -226,6 +239,8 @@ async def _records(store: Server, history: History, effort: Effort, lookahead: i
         "getmany": ([history.plan("getmany")], ""),
         "async-for": ([history.plan("async-for")], ""),
     }
+    if on_kafka:
+        wanted["ours-kafka"] = ([history.plan("replay")], f"{on_kafka}/throughput-{history.records}")
     if find_spec("confluent_kafka") is not None:
         wanted["confluent"] = ([history.plan("confluent")], "")
     else:
@@ -241,8 +256,14 @@ async def _records(store: Server, history: History, effort: Effort, lookahead: i
     )
     case = history.case(processes=1)
     on_zookeeper = {**case, "store": "zookeeper"}
+    kafka = turns.pop("ours-kafka", None)
     anchors = {"memory": memory, **turns}
+    found = []
+    if kafka is not None:
+        label = f"1 process, Kafka, {history.label}"
+        found.append(result(label, {**case, "store": "kafka"}, kafka, {"zookeeper": zookeeper, **anchors}))
     return [
+        *found,
         result(f"1 process, memory, {history.label}", {**case, "store": "memory"}, memory, turns),
         result(f"1 process, ZooKeeper, {history.label}", on_zookeeper, zookeeper, anchors),
         result(
@@ -263,10 +284,12 @@ async def _records(store: Server, history: History, effort: Effort, lookahead: i
 
 async def _processes(store: Server, history: History, effort: Effort, lookahead: int) -> list[Result]:
     ahead = [history.plan("replay", n, 3, lookahead=lookahead) for n in range(3)]
+    auto = [history.plan("replay", n, 3, lookahead="auto", max_apart=f"{lookahead + 1}m") for n in range(3)]
     wanted = {
         "ours": ([history.plan("replay", n, 3) for n in range(3)], store.url(f"processes-{history.records}")),
         "ungated": ([history.plan("ungated", n, 3) for n in range(3)], ""),
         "ahead": (ahead, store.url(f"ahead-{history.records}")),
+        "auto": (auto, store.url(f"auto-{history.records}")),
     }
     note("three processes")
     async with ways(wanted) as turns:
@@ -279,6 +302,12 @@ async def _processes(store: Server, history: History, effort: Effort, lookahead:
             f"3 processes, lookahead {lookahead}, {history.label}",
             {**case, "lookahead": lookahead},
             turns["ahead"],
+            anchors,
+        ),
+        result(
+            f"3 processes, lookahead auto, {history.label}",
+            {**case, "lookahead": "auto"},
+            turns["auto"],
             anchors,
         ),
     ]
@@ -314,6 +343,41 @@ async def _periods(store: Server, kafka: Broker, effort: Effort) -> list[Result]
     return results
 
 
+async def _metrics(store: Server, kafka: Broker, effort: Effort) -> list[Result]:
+    """Measure what it costs to collect metrics every second: by CPU time per record, in many short rounds."""
+    if find_spec("opentelemetry.sdk") is None:
+        note("opentelemetry-sdk is not installed: measured without metrics")
+        return []
+    records, minutes = effort.histories[0]
+    history = await History.write(kafka, records // 12, minutes, "1m")
+    plan = history.plan("replay")
+    wanted = {
+        "off": ([plan], store.url("metrics-off")),
+        "on": ([{**plan, "metrics": "on"}], store.url("metrics-on")),
+        "imported": ([{**plan, "metrics": "imported"}], store.url("metrics-imported")),
+    }
+    note("with metrics and without")
+    async with ways(wanted) as turns:
+        await take_turns(turns, effort.rounds * METRICS_ROUNDS)
+    on = turns.pop("on")
+    anchors = {"without": turns["off"], "sdk-imported": turns["imported"]}
+    costs = {
+        name: percentile([a / b for a, b in zip(on.cpu, anchor.cpu, strict=True)], 0.5)
+        for name, anchor in anchors.items()
+    }
+    case = history.case(processes=1, store="zookeeper", metrics=True)
+    return [
+        Result(
+            f"metrics every second, {history.label}",
+            case,
+            "CPU us/record",
+            summary(on.cpu),
+            {name: summary(anchor.cpu) for name, anchor in anchors.items()},
+            costs,
+        )
+    ]
+
+
 # -- goals -------------------------------------------------------------------------------------------------------------
 
 
@@ -328,13 +392,17 @@ def goals(results: Sequence[Result]) -> list[Goal]:
     for found in results:
         case = found.case
         ahead, many = case.get("lookahead"), case["records"] / case["minutes"] >= MANY
-        if found.unit != "records/s":
+        if case.get("metrics"):
+            wanted.append(Goal(f"{found.label}: ours / sdk-imported", found.ratios["sdk-imported"], 1.01))
+        elif found.unit != "records/s":
             limit = 10_000 if case["period"] == "1m" else 250
             wanted.append(Goal(f"{found.label}: {found.unit}", float(found.ours["p50"] or 0), limit, at_least=True))
         elif case["processes"] == 3:
             at_least(found, "ungated", 0.92 if ahead else 0.9 if many else 0.65)
         elif case.get("batches"):
             at_least(found, "getmany-best", 1.0)
+        elif case["store"] == "kafka":
+            at_least(found, "zookeeper", 0.95)
         elif case["store"] == "memory":
             at_least(found, "async-for", 2)
             at_least(found, "getmany", 0.85)

@@ -203,12 +203,14 @@ async def gate(requests: Requests) -> None:
     plan = requests.plan
     index, count = plan["index"], plan["partitions"]
     rounds = Rounds(requests, count)
+    sharing: dict[str, Any] = {"share_host": True} if plan.get("share_host") else {}  # the code before does not know it
     async with aiokcc.connect(
         plan["url"],
         topics={TOPIC: plan["processes"] * count},
         start=0,
         period=plan["period"],
         member=f"worker-{index}",
+        **sharing,
     ) as group:
 
         async def run(number: int) -> None:
