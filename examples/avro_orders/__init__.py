@@ -1,0 +1,1 @@
+"""Orders in Avro, with a Schema Registry and headers, on Spark."""
