@@ -10,6 +10,8 @@ And to a real Kafka, with `tests.kafka_topics` to fill it:
 
 - ``kafka``: the broker shared by the whole session; `kafka_topics.fresh_name` gives names that no other test uses.
 - ``private_kafka``: a broker of one's own, which may be killed, frozen and started again. It takes some seconds.
+- ``kafka_cluster``: three brokers of one's own, each of which may be killed, frozen and started again. They take some ten
+  seconds.
 
 And to Spark:
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka", "spark"}
+_SERVICES = {"zookeeper", "zk_root", "private_zookeeper", "kafka", "private_kafka", "kafka_cluster", "spark"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -90,7 +92,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.getoption("collectonly"):
         return
     with contextlib.suppress(LocalServiceError):  # the tests that need it will fail with it; the others may run
-        if asked & {"kafka", "private_kafka"}:
+        if asked & {"kafka", "private_kafka", "kafka_cluster"}:
             asyncio.run(_jars.fetch(_kafka.JARS, _java.find_java(_kafka.MINIMUM_JAVA), print))
         if "spark" in asked:
             connector = _spark_jars.connector(_spark_jars.pyspark_version())
@@ -144,6 +146,13 @@ async def private_zookeeper() -> AsyncIterator[local.ZooKeeper]:
 async def private_kafka() -> AsyncIterator[local.Kafka]:
     """Start a broker for one test, which may kill or freeze it."""
     async with local.kafka() as running:
+        yield running
+
+
+@pytest.fixture
+async def kafka_cluster() -> AsyncIterator[local.KafkaCluster]:
+    """Start three brokers for one test, which may kill or freeze them."""
+    async with local.kafka(brokers=3) as running:
         yield running
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import for_code
 
@@ -41,25 +42,55 @@ async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
         await client.close()
 
 
-async def create(bootstrap: str, *names: str, partitions: int = 1, configs: dict[str, Any] | None = None) -> None:
+async def create(
+    bootstrap: str, *names: str, partitions: int = 1, replicas: int = 1, configs: dict[str, Any] | None = None
+) -> None:
     """Create topics, all alike. `configs` are Kafka's topic settings, such as ``{"cleanup.policy": "compact"}``."""
     texts = {key: str(value) for key, value in (configs or {}).items()}
     async with admin(bootstrap) as client:
-        response = await client.create_topics([NewTopic(name, partitions, 1, topic_configs=texts) for name in names])
+        topics = [NewTopic(name, partitions, replicas, topic_configs=texts) for name in names]
+        response = await client.create_topics(topics)
     for name, code, *rest in response.topic_errors:
         if code:
             raise for_code(code)(f"{name}: {rest[0] if rest else ''}")
 
 
-async def create_fresh(bootstrap: str, stem: str = "topic", *, partitions: int = 1, **configs: Any) -> str:
+async def create_fresh(
+    bootstrap: str, stem: str = "topic", *, partitions: int = 1, replicas: int = 1, **configs: Any
+) -> str:
     """Create one topic with a fresh name and return that; settings with ``_`` for each dot."""
     name = fresh_name(stem)
-    await create(bootstrap, name, partitions=partitions, configs={k.replace("_", "."): v for k, v in configs.items()})
+    settings = {key.replace("_", "."): value for key, value in configs.items()}
+    await create(bootstrap, name, partitions=partitions, replicas=replicas, configs=settings)
     return name
 
 
+async def read(
+    bootstrap: str, topic: str, *, partitions: int = 1, isolation: str = "read_uncommitted"
+) -> list[tuple[int, int, bytes | None]]:
+    """Return the partition, timestamp and value of all records up to the end of the log."""
+    consumer = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, enable_auto_commit=False, fetch_max_wait_ms=50, isolation_level=isolation
+    )
+    await consumer.start()
+    try:
+        mine = [TopicPartition(topic, number) for number in range(partitions)]
+        consumer.assign(mine)
+        for partition in mine:
+            consumer.seek(partition, 0)
+        ends = await consumer.end_offsets(mine)
+        got = []
+        async with asyncio.timeout(60):
+            while any([await consumer.position(partition) < end for partition, end in ends.items()]):
+                for records in (await consumer.getmany(*mine, timeout_ms=100)).values():
+                    got += [(record.partition, record.timestamp, record.value) for record in records]
+        return sorted(got, key=lambda row: row[0])
+    finally:
+        await consumer.stop()
+
+
 async def write(bootstrap: str, topic: str, rows: Iterable[Row], *, codec: str | None = None) -> None:
-    """Write rows, in their order within each partition; all are acknowledged when this returns."""
+    """Write rows, in their order within each partition; all in-sync replicas have them when this returns."""
     async with _producer(bootstrap, codec) as producer:
         await _send(producer, topic, rows)
 
@@ -103,7 +134,7 @@ async def _transaction(bootstrap: str, codec: str | None) -> AsyncIterator[AIOKa
 @contextlib.asynccontextmanager
 async def _producer(bootstrap: str, codec: str | None, **settings: Any) -> AsyncIterator[AIOKafkaProducer]:
     producer = AIOKafkaProducer(
-        bootstrap_servers=bootstrap, compression_type=codec, max_batch_size=_BATCH_BYTES, **settings
+        bootstrap_servers=bootstrap, compression_type=codec, max_batch_size=_BATCH_BYTES, acks="all", **settings
     )
     await producer.start()
     try:

@@ -115,6 +115,7 @@ class Group:
         leader_without_partitions: bool = False,
         lose_first: Op | None = None,
         lookahead: int = 0,
+        share_host: bool = False,
     ) -> None:
         self.url = url
         self._upstream = upstream
@@ -128,6 +129,7 @@ class Group:
         self._lose_first = lose_first
         self._idle_leader = leader_without_partitions
         self._lookahead = lookahead
+        self._share_host = share_host
         self._stack = AsyncExitStack()
         self.observer = Observer()
 
@@ -148,7 +150,11 @@ class Group:
             url = f"zk://{proxy.connection}/{root}" if proxy is not None else self.url
             mine = list(range(number, self.total, self._members)) if number >= 0 else []
             history = str(self._directory / f"worker-{number + 1}.history")
-            told = {"session_timeout": self._session_timeout, "lookahead": self._lookahead}
+            told = {
+                "session_timeout": self._session_timeout,
+                "lookahead": self._lookahead,
+                "share_host": self._share_host,
+            }
             spec = Spec(url, f"worker-{number + 1}", mine, self.total, history, **told)  # type: ignore[arg-type]
             if self._count is not None:
                 spec = Spec(**{**asdict(spec), "count": self._count})
@@ -173,6 +179,17 @@ class Group:
         else:
             for worker in self.workers:
                 print(worker.log(), file=sys.stderr)
+
+    async def add(self, name: str, partitions: list[int]) -> Worker:
+        """Start one more worker, which waits for these partitions while others hold them."""
+        like = self.workers[0].spec
+        history = str(self._directory / f"{name}.history")
+        spec = Spec(**{**asdict(like), "name": name, "partitions": partitions, "history": history})
+        worker = Worker(spec, None)
+        self.workers.append(worker)
+        self._stack.push_async_callback(_end, worker)
+        await worker.start()
+        return worker
 
     async def leader(self) -> Worker:
         """Return the worker that leads, by the content of the store."""
@@ -303,6 +320,12 @@ class Observer:
         """Return the live member sessions."""
         assert self._session is not None
         return await self._session.children(paths.IDS)
+
+    async def processes(self) -> set[str]:
+        """Return the names of the processes that share the session of a host, as the hosts have registered them."""
+        assert self._session is not None
+        nodes = [await self._session.find(paths.member(name)) for name in await self.members()]
+        return {name for node in nodes if node is not None for name in json.loads(node.data).get("processes", ())}
 
     def check(self, partitions: int) -> None:
         """Check that limits only grow, that one leader wrote at a time, and that the cuts tile each log at the boundaries."""

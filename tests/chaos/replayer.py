@@ -30,8 +30,10 @@ class Spec:
     offsets: str = ""
     """Where they are committed: ``kafka``, ``zookeeper`` or nowhere."""
     lookahead: int = 0
+    """If it is negative: ``auto``, up to so many periods apart."""
     session_timeout: float = 1.0
     claim_timeout: float = 60.0
+    share_host: bool = False
 
 
 async def work(spec: Spec) -> None:
@@ -54,7 +56,9 @@ async def work(spec: Spec) -> None:
         end="now",
         partitions={spec.topic: spec.partitions},
         lateness=spec.lateness,
-        lookahead=spec.lookahead,
+        lookahead=spec.lookahead if spec.lookahead >= 0 else "auto",
+        max_apart=None if spec.lookahead >= 0 else -spec.lookahead * PERIOD,
+        share_host=spec.share_host,
         member=spec.name,
         session_timeout=spec.session_timeout,
         connect_timeout=60,

@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiokcc
-from aiokcc.spark import Batch, ParquetSink
+from aiokcc.spark import Batch, DeltaSink, ParquetSink, Sink
 from aiokcc.spark.pipeline import BatchStep
+from tests.balances import COLUMNS, balances
 from tests.loops import run
 from tests.pipelines import totals
 from tests.spark_gateway import attached
@@ -39,6 +40,10 @@ class Spec:
     member: str | None = None
     expect: int = 0
     """Not 0: it is a driver of so many in a managed group."""
+    chain: int = 0
+    """Not 0: the balances of customers are carried from period to period, so many periods in a job."""
+    delta: bool = False
+    """Whether the result is a Delta table."""
     endless: bool = False
     """Whether to compute something that never ends, by the blocking call, until somebody presses Ctrl-C."""
 
@@ -61,23 +66,31 @@ class Stopper:
     def reach(self, step: str, batch: Batch) -> None:
         say(step, batch.number)
         if (step, batch.number) == self._at:
-            os.kill(os.getpid(), self._signal)
+            # To this thread: sent to the process, another thread may take it while this one goes on for a moment.
+            signal.pthread_kill(threading.get_ident(), self._signal)
 
 
-class StoppingSink(ParquetSink):
-    """A sink that can be stopped right before it publishes."""
+def stopping(kind: type[ParquetSink | DeltaSink], place: str, stopper: Stopper) -> Sink:
+    """Return a sink that can be stopped before it writes anything of a batch, and before it publishes."""
 
-    stopper: Stopper
+    class StoppingSink(kind):  # type: ignore[valid-type]
+        def _stage(self, frame: Any, batch: Batch, *more: Any) -> Any:
+            stopper.reach("staging", batch)
+            return super()._stage(frame, batch, *more)
 
-    def publish(self, batch: Batch, staged: Any) -> None:
-        self.stopper.reach("publishing", batch)
-        super().publish(batch, staged)
+        def publish(self, batch: Batch, staged: Any) -> None:
+            stopper.reach("publishing", batch)
+            super().publish(batch, staged)
+
+    sink: Sink = StoppingSink(place)
+    return sink
 
 
 async def drive(spec: Spec) -> None:
     spark = await asyncio.to_thread(attached)
-    sink = StoppingSink(spec.out)
-    sink.stopper = Stopper(spec)
+    stopper = Stopper(spec)
+    sink = stopping(DeltaSink if spec.delta else ParquetSink, spec.out, stopper)
+    state: dict[str, Any] = {"state": COLUMNS, "chain": spec.chain, "keep_states": 2} if spec.chain else {}
     managed: dict[str, Any] = {"assignment": "managed", "expect": spec.expect} if spec.expect else {}
     async with aiokcc.spark.replay(
         spark,
@@ -95,8 +108,8 @@ async def drive(spec: Spec) -> None:
         claim_timeout=60,
         progress=False,
     ) as replay:
-        replay.after_step = sink.stopper.after
-        await replay.for_each_period(totals, sink)
+        replay.after_step = stopper.after
+        await replay.for_each_period(balances if spec.chain else totals, sink, **state)
 
 
 def drive_for_ever(spec: Spec) -> None:
@@ -115,7 +128,7 @@ def drive_for_ever(spec: Spec) -> None:
         name="interrupted",
         end="now",
         period="1m",
-        check=False,
+        keeps_periods=True,
     ) as replay:
         replay.for_each_period(endless, sink=ParquetSink(spec.out))
 

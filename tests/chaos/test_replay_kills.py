@@ -75,25 +75,42 @@ def make_logs(chance: random.Random, lateness: int) -> list[list[int]]:
     return logs
 
 
+@pytest.fixture
+def url(request: pytest.FixtureRequest, kafka: local.Kafka, store: str) -> str:
+    """Return a fresh root. The store that the test asks for is started here, while no event loop runs."""
+    root = kafka_topics.fresh_name("kills")
+    if store == "kafka":
+        return f"kafka://{kafka.bootstrap}/{root}"
+    zookeeper: local.ZooKeeper = request.getfixturevalue("zookeeper")
+    return zookeeper.url(root)
+
+
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
-    ("kills", "lateness", "offsets", "lookahead"),
+    ("store", "kills", "lateness", "offsets", "lookahead", "share_host"),
     [
-        (20, 0, "", 0),
-        (6, 5 * PERIOD, "", 0),
-        (6, 0, "kafka", 8),
-        (6, 5 * PERIOD, "store", 0),
-        (6, 0, "store", 3),
+        ("zookeeper", 20, 0, "", 0, False),
+        ("zookeeper", 6, 5 * PERIOD, "", 0, True),
+        ("zookeeper", 6, 0, "kafka", 8, False),
+        ("zookeeper", 6, 5 * PERIOD, "store", 0, False),
+        ("zookeeper", 6, 0, "store", 3, True),
+        ("zookeeper", 3, 5 * PERIOD, "", 0, False),
+        ("zookeeper", 3, 0, "store", 3, False),
+        ("zookeeper", 6, 5 * PERIOD, "store", 7, False),
+        ("zookeeper", 6, 5 * PERIOD, "kafka", -6, True),
+        ("kafka", 10, 0, "", 0, False),
+        ("kafka", 6, 5 * PERIOD, "store", -6, True),
     ],
 )
 async def test_processes_killed_at_random_points(
     kafka: local.Kafka,
-    zookeeper: local.ZooKeeper,
+    url: str,
     tmp_path: Path,
     kills: int,
     lateness: int,
     offsets: str,
     lookahead: int,
+    share_host: bool,
 ) -> None:
     print(f"AIOKCC_CHAOS_SEED={SEED}")
     chance = random.Random(SEED)
@@ -101,16 +118,17 @@ async def test_processes_killed_at_random_points(
     topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=PARTITIONS)
     rows = [Row(p, ts, b"x" * 50) for p, stamps in enumerate(logs) for ts in stamps]
     await kafka_topics.write(kafka.bootstrap, topic, rows)
-    url = zookeeper.url(f"kills-{topic}")
     observer = Observer()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(observer.observing(url))
         processes = []
-        for number, way in enumerate(["run", "periods" if lateness else "batches", "iteration"]):
+        for number, way in enumerate(["run", "periods" if lateness or lookahead == 3 else "batches", "iteration"]):
             mine = list(range(number, PARTITIONS, 3))
             history = str(tmp_path / f"history-{number}")
             how = (way, lateness, offsets, lookahead)
-            process = Process(Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, *how))
+            process = Process(
+                Spec(url, kafka.bootstrap, f"w{number}", topic, mine, history, *how, share_host=share_host)
+            )
             processes.append(process)
             stack.push_async_callback(process.kill)
             await process.start()
@@ -130,7 +148,7 @@ async def test_processes_killed_at_random_points(
                 await process.ended()
         await observer.until(lambda: observer.limit.mode is Mode.END)
     assert killed == kills, f"the run was over after {killed} kills"
-    check_handled([process.spec.history for process in processes], logs, lookahead)
+    check_handled([process.spec.history for process in processes], logs, abs(lookahead))
     check_cuts(observer, topic, logs)
 
 

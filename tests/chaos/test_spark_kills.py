@@ -19,6 +19,7 @@ from aiokcc import local
 from aiokcc.runtime.options import wall_clock
 from aiokcc.spark.pipeline import BatchStep
 from tests import pipelines
+from tests.balances import balances_at, balances_in_python, rows_of, state_of
 from tests.chaos.spark_driver import Spec
 from tests.pipelines import some_records, totals_in_python, totals_of
 from tests.replays import MINUTE, at
@@ -110,6 +111,39 @@ async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
         assert await last.end() == 0, (tmp_path / "drivers.log").read_text()[-4000:]
         assert last.said[-1] == "done"
     check(spark, out, [log])
+
+
+@pytest.mark.long  # test_state.py has the steps in one process, and test_states.py each operation on a disk
+@pytest.mark.parametrize("delta", [False, True], ids=["parquet", "delta"])
+async def test_state_is_resumed_exactly_after_a_driver_was_killed_at_any_step(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, delta: bool
+) -> None:
+    chance = random.Random(13)
+    log = await pipelines.write(kafka, "state", [some_records(chance, 60, minutes=12) for _ in range(2)])
+    out, drivers = tmp_path / "out", tmp_path / "drivers.log"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), max_periods=1000, chain=1, delta=delta)
+    steps = ["staging", "publishing", *(step.value for step in BatchStep)]
+    async with AsyncExitStack() as stack:
+        for number, step in enumerate(steps):
+            # Every other driver takes two periods at once: the next one has to finish what it had recorded.
+            mine = replace(spec, stop=[step, number, int(signal.SIGKILL)], chain=1 + number % 2)
+            driver = Driver(spark, mine, drivers)
+            await driver.start()
+            stack.push_async_callback(driver.kill)
+            assert await driver.end() == -signal.SIGKILL, drivers.read_text()[-4000:]
+        last = Driver(spark, spec, drivers)
+        await last.start()
+        stack.push_async_callback(last.kill)
+        assert await last.end() == 0, drivers.read_text()[-4000:]
+    if delta:
+        from deltalake import DeltaTable
+
+        rows = spark.read.parquet(*DeltaTable(str(out)).file_uris()).collect()
+    else:
+        rows = aiokcc.spark.read(spark, out).collect()
+    assert rows_of(rows) == balances_in_python(log)
+    assert state_of(aiokcc.spark.read_state(spark, out).collect()) == balances_at(log)
+    assert len([*out.rglob("state-*.parquet")]) == 2, "left-overs of killed drivers, or states that are not kept"
 
 
 @pytest.mark.parametrize("step", ["staged", "publishing"])

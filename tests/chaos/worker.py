@@ -43,6 +43,7 @@ class Spec:
     """Records in each partition."""
     claim_timeout: float = 60.0
     lookahead: int = 0
+    share_host: bool = False
 
 
 class History:
@@ -59,7 +60,12 @@ async def consume(spec: Spec, group: aiokcc.Group, partition: int, history: Hist
     async with group.gate(TOPIC, partition) as gate:
         offset = gate.resume_offset or 0
         while offset < spec.count:
-            await gate.wait_until(stamp(partition, offset), offset)
+            try:
+                await gate.wait_until(stamp(partition, offset), offset)
+            except aiokcc.PositionLostError as lost:  # another member ran it while we were stopped
+                assert lost.offset is not None
+                offset = lost.offset
+                continue
             history.write("start", partition, offset)
             await asyncio.sleep(0)  # a handler that gives the others a turn
             history.write("done", partition, offset)
@@ -80,6 +86,7 @@ async def work(spec: Spec) -> None:
             connect_timeout=60,
             claim_timeout=spec.claim_timeout,
             lookahead=spec.lookahead,
+            share_host=spec.share_host,
         ) as group,
         asyncio.TaskGroup() as tasks,
     ):

@@ -45,7 +45,7 @@ async def _start(*arguments: str) -> asyncio.subprocess.Process:
 
 
 def check_form(found: dict[str, Any], name: str) -> None:
-    """What design and users rely on: exactly these keys, figures that are figures, ratios that are ours / anchor."""
+    """Checks the form on which users rely: exactly these keys, figures that are figures, ratios that are ours / anchor."""
     assert set(found) == {"benchmark", "results"}
     assert found["benchmark"] == name
     for result in found["results"]:
@@ -204,6 +204,16 @@ async def test_timers_are_measured_soon_and_late_cancelled() -> None:
     assert "2,000 pending / 1,000 pending" in errors
 
 
+@pytest.mark.long
+@pytest.mark.timeout(120)
+async def test_the_store_on_kafka() -> None:
+    code, out, errors = await benchmark("kafka-store", "--quick", "--json", "-")
+    assert code == 0, errors
+    found = json.loads(out)
+    check_form(found, "kafka-store")
+    assert [result["case"]["measured"] for result in found["results"]] == ["join", "bytes", "idle"]
+
+
 async def test_assignments_are_measured_and_their_moves_counted() -> None:
     arguments = ("--quick", "--rounds", "2", "--partitions", "60", "--members", "5", "--json", "-")
     code, out, errors = await benchmark("assignment", *arguments)
@@ -239,7 +249,11 @@ async def test_reading_kafka_is_measured_in_every_way(
     throughput, skew, resume = await asyncio.gather(
         quick("throughput", *url, "--plot", str(tmp_path / "throughput.svg")), quick("skew"), quick("resume", *url)
     )
-    assert [result["unit"] for result in throughput] == ["records/s"] * 7 + ["× real time", "periods/s"]
+    assert [result["unit"] for result in throughput] == ["records/s"] * 8 + [
+        "× real time",
+        "periods/s",
+        "CPU us/record",
+    ]
     plain = {"async-for", "getmany", "getmany-best", "ungated"}
     plain |= {"confluent"} if find_spec("confluent_kafka") is not None else set()
     quix = {"quix-concat"} if find_spec("quixstreams") is not None else set()
@@ -251,8 +265,10 @@ async def test_reading_kafka_is_measured_in_every_way(
         plain | quix,
         {"ungated"},
         {"ungated"},
+        {"ungated"},
         {"write"},
         {"write"},
+        {"without", "sdk-imported"},
     ]
     assert (tmp_path / "throughput.svg").read_text().lstrip().startswith("<?xml")
     (peak,) = skew
@@ -265,6 +281,7 @@ async def test_reading_kafka_is_measured_in_every_way(
         assert await session.children("") == ()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 async def test_handing_over_is_measured_in_every_way(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
@@ -284,6 +301,7 @@ async def test_handing_over_is_measured_in_every_way(
         assert figures["assigned_s"] > 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_a_pipeline_on_spark_is_measured_in_every_way(
     kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
@@ -296,7 +314,7 @@ async def test_a_pipeline_on_spark_is_measured_in_every_way(
     check_form(found, "spark")
     assert [(result["case"]["what"], result["unit"], set(result["anchors"])) for result in found["results"]] == [
         ("catch-up", "s", {"plain", "tuned"}),
-        ("unchecked", "s", {"plain", "tuned"}),
+        ("vouched for", "s", {"plain", "tuned"}),
         ("mostly empty", "s", {"catch-up"}),
         ("to Parquet", "s", {"plain", "parquet"}),
         ("steady state", "ms", {"job"}),
@@ -352,6 +370,18 @@ async def _descendants(pid: int) -> list[int]:
     return found
 
 
+async def test_open_pages_of_the_dashboard_are_measured(zookeeper: local.ZooKeeper, tmp_path: Path) -> None:
+    table = tmp_path / "dashboard.json"
+    words = ("--url", zookeeper.url("benchmark-dashboard"), "--pages", "5", "--seconds", "1", "--json", str(table))
+    code, _, errors = await benchmark("dashboard", *words)
+    assert code == 0, errors
+    results = json.loads(table.read_text())["results"]
+    found = {(result["case"]["pages"], result["unit"]): result["ours"]["p50"] for result in results}
+    assert set(found) == {(pages, unit) for pages in (0, 1, 5) for unit in ("requests/s", "% of a core", "kB/s")}
+    assert found[0, "requests/s"] > 0
+    assert found[5, "kB/s"] > found[1, "kB/s"] > 0 == found[0, "kB/s"]
+
+
 async def test_a_failing_worker_ends_the_run_and_its_error_output_is_shown() -> None:
     plans = [{"way": "no such way"}] * 2
     with pytest.raises(
@@ -372,6 +402,7 @@ def test_without_a_name_it_lists_the_benchmarks(capsys: pytest.CaptureFixture[st
         "resume",
         "timers",
         "assignment",
+        "dashboard",
         "examples:",
         "python -m benchmarks period-latency --quick",
     ):

@@ -34,7 +34,7 @@ def handled(text: str, form: str) -> list[tuple[int, int]]:
 
 
 def aligned(records: list[tuple[int, int]], period: int) -> bool:
-    """Whether nobody was ahead: no record of a period before the last one of the period before."""
+    """Returns True if nobody was ahead: no record of a period before the last one of the period before."""
     periods = [ts // period for ts, _ in records]
     return all(ts < limit for ts, limit in records) and periods == sorted(periods)
 
@@ -85,7 +85,7 @@ async def test_own_consumer_in_three_processes(zookeeper: local.ZooKeeper) -> No
 
 @pytest.fixture
 def servers(kafka: local.Kafka, zk_root: str) -> tuple[str, str]:
-    """What the examples on Kafka are given, so that they need not start their own."""
+    """Returns the addresses for the examples on Kafka, so that they need not start their own services."""
     return kafka.bootstrap, zk_root
 
 
@@ -144,6 +144,53 @@ async def test_a_first_pipeline_on_spark(servers: tuple[str, str]) -> None:
     assert "|2026-03-02 00:00:00|" in text
     assert text.count("|             5760|") == 2
     assert text.endswith("0 hours, 0 Spark jobs\n")  # run again, it has nothing to do
+
+
+@pytest.mark.timeout(600)
+async def test_orders_in_avro_with_a_registry_and_headers(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.avro_orders", *servers)
+    assert "48 hours, 480 orders in Avro\n" in text
+    assert "|  web|  none|" in text
+    assert text.endswith("The same as by hand.\n")
+
+
+@pytest.mark.timeout(600)
+async def test_balances_are_carried_from_period_to_period(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.balances", *servers)
+    assert "day 1: 4 periods, 144 bookings\n" in text
+    assert "day 2: 4 periods, 144 bookings\n" in text
+    found = re.search(
+        r"all accounts: (-?\d+) cents after the first day, (-?\d+) after the second, (-?\d+) by hand", text
+    )
+    assert found
+    assert found[1] != found[2] == found[3]
+
+
+@pytest.mark.timeout(600)
+async def test_a_nightly_pipeline_is_started_twice() -> None:
+    text = await output_of("-m", "examples.nightly")
+    assert "published 48 hours with 960 records\nnothing to do\n48 files\n" in text
+
+
+@pytest.mark.long  # five sessions of Spark
+@pytest.mark.timeout(600)
+async def test_three_days_with_kills_a_restatement_and_a_new_column(servers: tuple[str, str]) -> None:
+    text = await output_of("-m", "examples.three_days", *servers)
+    found = re.findall(r"^(\S.*): (\d+) periods, [\d,]+ cents, as by hand$", text, re.MULTILINE)
+    seen = {what: int(periods) for what, periods in found}
+    whole = {
+        "day 1": 6,
+        "day 2": 12,
+        "day 2 restated, killed": 12,
+        "day 2 restated": 12,
+        "day 3": 18,
+        "started again": 18,
+    }
+    killed = {"day 1, killed", "day 2, killed", "day 3, killed"}
+    assert (len(found), seen.keys() - killed) == (9, whole.keys())
+    assert {what: seen[what] for what in whole} == whole
+    assert all(whole[what[:5]] - 6 < seen[what] < whole[what[:5]] for what in killed), "each died with a part published"
+    assert text.endswith("Every reader saw the right table after every step.\n")
 
 
 @pytest.mark.timeout(600)

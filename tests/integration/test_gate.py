@@ -57,6 +57,27 @@ async def test_hundreds_of_partitions_in_one_process(zk_root: str) -> None:
     assert group.ended
 
 
+async def test_an_error_of_the_users_clock_comes_out_wherever_it_is_asked(zk_root: str) -> None:
+    """The leader decides, and takes the answer to an advance, outside of tasks: there, too, it must not be lost."""
+    asked = 0
+    for last in range(3, 30, 3):
+        calls = 0
+
+        def clock(last: int = last) -> int:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise ArithmeticError(last)
+            return 10**12
+
+        async with asyncio.timeout(20):
+            with pytest.raises(ArithmeticError):
+                async with join(f"{zk_root}/{last}", clock=clock) as group, group.gate("orders", 0) as gate:
+                    await cross(gate, *range(100))
+        asked += calls
+    assert asked > 100
+
+
 async def test_an_empty_day_of_seconds_is_one_advance(zk_root: str) -> None:
     async with (
         join(zk_root, period="1s") as group,
@@ -182,7 +203,7 @@ async def test_garbage_in_a_node_that_carries_the_agreement(zk_root: str, path: 
 async def test_garbage_in_the_operators_request_holds_the_limit_until_it_is_replaced(
     zk_root: str, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.ERROR, "aiokcc.leader")
+    caplog.set_level(logging.ERROR, "aiokcc.runtime")
     async with join(zk_root) as group, group.gate("orders", 0) as gate, looking(zk_root) as session:
         await gate.wait_until(1)
         await session.set(paths.PERIOD, content, ANY_VERSION)

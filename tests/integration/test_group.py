@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 class Seen:
-    """What the handlers of a whole group saw, and the moments a test waits for."""
+    """Records what the handlers of a whole group saw, and has the events for which a test waits."""
 
     def __init__(self) -> None:
         self.records: list[tuple[str, Any]] = []

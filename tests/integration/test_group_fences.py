@@ -1,4 +1,4 @@
-"""What keeps members of a managed group from acting on what was so a moment ago, on a real ZooKeeper."""
+"""Fences keep members of a managed group from acting on what is out of date, on a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ async def test_a_report_of_an_earlier_generation_does_not_move_the_limit(
         return decision
 
     monkeypatch.setattr(OwnReport, "_write", write_when_told)
+    monkeypatch.setattr(OwnReport, "_send", lambda _: False)  # nothing is sent before it is told
     monkeypatch.setattr(Leader, "decide", decide_and_tell)
     async with stage.looking() as session, AsyncExitStack() as stack:
         for number, name in enumerate("abc", 1):

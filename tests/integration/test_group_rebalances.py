@@ -20,7 +20,7 @@ from aiokcc.core.rebalance import Await
 from aiokcc.core.run import Bounds, Generation
 from aiokcc.runtime.assignment_leader import AssignmentLeader
 from aiokcc.runtime.election import list_candidates
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status_reader import read_status
 from aiokcc.runtime.timer import Timeout, Timers
 from aiokcc.stores import SessionState, open_store
 from tests import kafka_topics, replays
@@ -104,7 +104,7 @@ async def test_a_member_that_cannot_be_reached_loses_its_share_with_its_session_
 async def test_a_rebalance_starts_when_a_member_joins_leaves_or_dies(
     stage: Stage, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "aiokcc.group")
+    caplog.set_level(logging.INFO, "aiokcc.runtime")
     async with Proxy(upstream(stage)) as proxy, stage.looking() as session, stage.member("a"):
         await shared(session, "a")
         async with stage.member("b"):
@@ -142,7 +142,7 @@ async def test_a_rebalance_starts_when_partitions_or_topics_come_and_go(stage: S
         assert leader.add({Partition("orders", n): Bounds(0) for n in (4, 5)} | {Partition("payments", 0): Bounds(0)})
         await until_node(session, paths.assignment("orders"), lambda data: len(decode_assignment("", data)) == 6)
         after = await shared(session, "a", "b")
-        assert {number: after[number] for number in before} == before, "nobody gives up what he has"
+        assert {number: after[number] for number in before} == before, "a member has lost a partition that it had"
         assert sorted(after.values()).count("a") == 3
         await until_node(session, paths.state("payments"), lambda data: data.startswith(b"Stable"))
         leader.remove(frozenset({Partition("orders", 5), Partition("payments", 0)}))
@@ -184,7 +184,7 @@ async def test_a_group_that_is_empty_holds_nothing_and_comes_to_life_with_the_ne
 
 @pytest.fixture
 def deadlines(monkeypatch: pytest.MonkeyPatch) -> list[Timeout]:
-    """What the group's delayed operations put on the wheel, on which other things wait too."""
+    """Returns the entries of the group's delayed operations on the wheel, which has others too."""
     made: list[Timeout] = []
     add = Timers.add
 

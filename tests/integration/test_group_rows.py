@@ -1,4 +1,4 @@
-"""What a managed group does, row by row on a real ZooKeeper: registrations, claims, states, and who says so."""
+"""The life of a managed group, row by row on a real ZooKeeper: registrations, claims, states, and their writers."""
 
 from __future__ import annotations
 

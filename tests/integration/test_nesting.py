@@ -1,4 +1,4 @@
-"""What comes out of our blocks on real services when they are nested with task groups and timeouts: what would without them."""
+"""Errors and cancellations pass through our blocks, nested with task groups and timeouts, unchanged: on real services."""
 
 from __future__ import annotations
 

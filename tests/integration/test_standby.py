@@ -30,7 +30,7 @@ def join(url: str, name: str, **settings: Any) -> AbstractAsyncContextManager[ai
 
 
 async def consume(group: aiokcc.Group, number: int, done: list[int], upto: int = PERIODS) -> None:
-    """One record in each period; up to where it is given up."""
+    """Runs a partition with one record in each period, up to the record at which it is released."""
     async with group.gate("orders", number) as gate:
         for period in range(gate.resume_offset or 0, upto):
             await gate.wait_until(period * PERIOD, period)

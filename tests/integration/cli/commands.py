@@ -46,7 +46,7 @@ async def run(*words: str, **extra: str) -> Ended:
         env=environment(**extra),
     )
     out, err = await process.communicate()
-    assert "Traceback" not in err.decode() or "--verbose" in words
+    assert "Traceback" not in err.decode() or "--verbose" in words, err.decode()
     return Ended(process.returncode, out.decode(), err.decode())
 
 

@@ -48,3 +48,18 @@ class TestLocal:
             _, err = await process.communicate()
             assert process.returncode == 1
             assert b"aiokcc: zookeeper ended by itself" in err
+
+
+class TestSpark:
+    async def test_the_death_of_a_worker_does_not_end_the_cluster(self, tmp_path: Path) -> None:
+        async with started("local", "spark", "--workers", "2", "--data", str(tmp_path)) as process:
+            await line_with(process, "Stop it with Ctrl-C")
+            pids = await asyncio.create_subprocess_exec("pgrep", "-f", str(tmp_path / "spark-worker-1"), stdout=-1)
+            for pid in (await pids.communicate())[0].split():
+                os.kill(int(pid), signal.SIGKILL)
+            assert process.stderr is not None
+            told = await process.stderr.readline()
+            assert told == b"spark-worker-1 ended by itself; the cluster continues with 1 worker.\n"
+            process.send_signal(signal.SIGINT)
+            await line_with(process, "has stopped.")
+            assert await process.wait() == 130

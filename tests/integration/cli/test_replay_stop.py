@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from aiokcc import local
-from tests.integration.cli.commands import AIOKCC, Terminal, environment
+from tests.integration.cli.commands import AIOKCC, Terminal, environment, session_of
 from tests.integration.cli.test_replay import (
     EACH,
     HANDLERS,
@@ -282,6 +282,42 @@ class TestFirstSignal:
             await process.wait()
         assert process.returncode == 130
         assert once_each(first + out.decode(), again.out)
+
+
+class TestStopTimeout:
+    @pytest.mark.parametrize("more", [(), ("--processes", "3")], ids=["one process", "three processes"])
+    async def test_handlers_that_hang_are_cancelled_when_the_time_is_over(
+        self, stage: Place, more: tuple[str, ...]
+    ) -> None:
+        async with stage.started("stop_in_minute_five", *more, "--stop-timeout", "1s") as process:
+            await working(process, 1, "waiting")
+            process.send_signal(signal.SIGTERM)
+            begun = asyncio.get_running_loop().time()
+            _, err = (part.decode() for part in await process.communicate())
+            took = asyncio.get_running_loop().time() - begun
+        assert process.returncode == 143
+        assert 1 <= took < 8
+        assert "Not all handlers have returned within 1.0s (--stop-timeout).\nStopping at once.\n" in err
+        assert "The same command resumes at 2026-01-01T00:05:00Z:" in err
+
+    async def test_a_stop_in_time_commits_releases_and_leaves(self, stage: Place) -> None:
+        more = ("--processes", "3", "--offset-storage", "store", "--stop-timeout", "30s")
+        async with stage.started("work", *more) as process:
+            first, _ = await working(process, 3)
+            process.send_signal(signal.SIGTERM)
+            await said(process, STOPPING.replace(b"Ctrl-C", b"SIGTERM"))
+            with go(stage):
+                out, err = (part.decode() for part in await process.communicate())
+        assert process.returncode == 143
+        assert "--stop-timeout)" not in err
+        async with session_of(stage.variables["AIOKCC_STORE"]) as session:
+            assert await session.children("ids") == ()
+            for topic in stage.topics:
+                assert await session.children(f"owners/{topic}") == ()
+        with go(stage):
+            again = await stage.run("work", *more)
+        assert again.code == 0, again.err
+        assert once_each(first + out, again.out)
 
 
 class TestTheSecond:

@@ -105,7 +105,7 @@ class TestStatus:
         for ended in (refused, not_held):
             assert ended.code == 1
             assert "no permission" in ended.err
-            assert "zk://USER:PASSWORD@" in ended.err
+            assert "?auth=env:NAME" in ended.err
         assert (shown.code, held.code) == (0, 0)
         assert "s3cret" not in shown.out + held.out
 

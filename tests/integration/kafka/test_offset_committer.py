@@ -35,7 +35,7 @@ def kept(storage: str, name: str, **more: Any) -> dict[str, Any]:
 
 
 async def stored(kafka: local.Kafka, root: str, storage: str, name: str) -> dict[int, CommittedOffset]:
-    """What stands there, by partition."""
+    """Returns the committed offsets, by partition."""
     if storage == "store":
         store = aiokcc.open_store(root)
         async with store.session() as session:

@@ -10,10 +10,10 @@ import pytest
 
 import aiokcc
 from aiokcc import local
-from aiokcc.cli.health import assess
-from aiokcc.cli.status_view import build_view
 from aiokcc.core.partitions import Partition
 from aiokcc.kafka import Replay
+from aiokcc.runtime.health import assess
+from aiokcc.views.status_view import build_view
 from tests.replays import MINUTE, all_places, at, in_step, memory, other_tasks, places, replaying, topic
 
 Reader = Callable[[Replay, list[Any]], Awaitable[None]]
@@ -260,8 +260,59 @@ async def test_lookahead_reads_the_same_records(kafka: local.Kafka) -> None:
         greatest = max(greatest, record.timestamp)
 
 
-async def test_periods_and_lookahead_do_not_go_together(kafka: local.Kafka) -> None:
-    name = await topic(kafka, [at(0)])
-    async with replaying(kafka, name, lookahead=1) as replay:
-        with pytest.raises(aiokcc.UsageError, match="lookahead"):
-            await anext(replay.periods())
+async def test_auto_lookahead_reads_the_same_records_within_its_bound(kafka: local.Kafka, zk_root: str) -> None:
+    """A record takes no time, so round trips are all there is: the leader chooses as much as the bound allows."""
+    name = await topic(kafka, [at(m, 5) for m in range(300)], [at(m) for m in range(0, 300, 3)])
+    settings = {"store": zk_root, "lookahead": "auto", "max_apart": "10m"}
+    first: list[Any] = []
+    second: list[Any] = []
+    open_boundaries = 0
+
+    async def read(number: int, seen: list[Any]) -> None:
+        async with replaying(kafka, name, partitions={name: [number]}, **settings) as replay:
+
+            def handle(record: Any) -> None:
+                nonlocal open_boundaries
+                open_boundaries = max(open_boundaries, len(replay.group.membership.progress.limit.boundaries))
+                seen.append(record)
+
+            summary = await replay.run(handle)
+        assert summary.records == len(seen)
+        assert summary.periods == 300
+
+    await asyncio.gather(read(0, first), read(1, second))
+    assert sorted(places(first + second)) == all_places(name, 300, 100)
+    assert 4 <= open_boundaries <= 10
+
+
+async def test_the_summary_says_what_round_trips_cost(kafka: local.Kafka, zk_root: str) -> None:
+    name = await topic(kafka, [at(m) for m in range(100)])
+    async with replaying(kafka, name, store=zk_root) as replay:
+        summary = await replay.run(lambda _: None)
+    assert 0 < summary.round_trips <= summary.waited < summary.seconds
+    async with replaying(kafka, name, lookahead=3) as replay:
+        summary = await replay.run(lambda _: None)
+    assert (summary.round_trips, summary.waited) == (0, 0)
+
+
+@pytest.mark.parametrize("lateness", [None, "2m"])
+async def test_periods_are_whole_with_lookahead_too(kafka: local.Kafka, lateness: str | None) -> None:
+    """Two processes of different speed: each gets its periods whole and in order, and the limit waits for the slower."""
+    stamps = [at(m, 5) for m in range(20)]
+    if lateness is not None:
+        stamps[3:6] = reversed(stamps[3:6])
+    name = await topic(kafka, stamps, [at(m) for m in range(0, 20, 3)])
+    settings = {"store": memory(), "lookahead": 4, "lateness": lateness}
+
+    async def read(number: int, takes: float) -> list[tuple[int, list[int]]]:
+        found = []
+        async with replaying(kafka, name, partitions={name: [number]}, **settings) as replay:
+            async for period in replay.periods():
+                await asyncio.sleep(takes)
+                assert replay.group.limit <= period.end + 4 * MINUTE, "it closes when it is processed"
+                found.append((period.end, [r.timestamp for rs in period.records.values() for r in rs]))
+        return found
+
+    slow, fast = await asyncio.gather(read(0, 0.02), read(1, 0))
+    assert slow == [(at(m + 1), [at(m, 5)]) for m in range(20)]
+    assert fast == [(at(m + 1), [at(m)]) for m in range(0, 20, 3)]

@@ -165,12 +165,12 @@ async def test_stop_hands_over_what_was_assigned(kafka: local.Kafka, zk_root: st
     assert sorted(places(seen)) == all_places(name, 60, 3), "each once, by way of the offsets"
 
 
-async def test_stop_while_partitions_are_being_given_up(kafka: local.Kafka, zk_root: str) -> None:
-    """A second member joins the Kafka group, so the first gives up; it is stopped while its handler still runs."""
+async def test_stop_while_partitions_are_being_released(kafka: local.Kafka, zk_root: str) -> None:
+    """A second member joins the Kafka group, so the first releases partitions; it is stopped while its handler still runs."""
     name = await topic(kafka, [at(m) for m in range(3)], [at(m) for m in range(3)])
     following: dict[str, Any] = {"store": zk_root, "end": None, "group_id": name, "heartbeat_interval_ms": 300}
     seen: list[Any] = []
-    begun, go_on, giving_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    begun, go_on, releasing = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow(record: Any) -> None:
         begun.set()
@@ -188,11 +188,11 @@ async def test_stop_while_partitions_are_being_given_up(kafka: local.Kafka, zk_r
 
         def noting(gate: Any) -> None:
             revoke(gate)
-            giving_up.set()
+            releasing.set()
 
         replay._member.revoke = noting  # type: ignore[method-assign]
         other = asyncio.ensure_future(second())
-        await giving_up.wait()
+        await releasing.wait()
         replay.stop()
         go_on.set()
         await running

@@ -35,12 +35,17 @@ class Seen:
 
 
 async def add_partitions(bootstrap: str, topic: str, total: int) -> None:
+    """Give a topic so many partitions, and return when the broker knows them: the controller answers before that."""
     from aiokafka.admin import NewPartitions
 
     from tests.kafka_topics import admin
 
     async with admin(bootstrap) as client:
         await client.create_partitions({topic: NewPartitions(total)})
+        known = 0
+        while known < total:
+            (described,) = await client.describe_topics([topic])
+            known = sum(partition["error_code"] == 0 for partition in described["partitions"])
 
 
 async def test_a_new_partition_joins_at_the_limit(kafka: local.Kafka, zk_root: str) -> None:

@@ -12,14 +12,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from aiokcc import local
 from aiokcc.errors import LocalServiceError, UsageError
 from aiokcc.local import _kafka
 from aiokcc.local._process import free_ports
 from tests import kafka_topics
-from tests.kafka_topics import Row
+from tests.kafka_topics import Row, read
 from tests.processes import ended, supervisors_of
 
 pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]  # a broker takes seconds, on a busy machine many
@@ -28,30 +27,6 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(180)]  # a broker takes s
 def running(kafka: local.Kafka) -> int:
     assert kafka.pid is not None
     return kafka.pid
-
-
-async def read(
-    bootstrap: str, topic: str, *, partitions: int = 1, isolation: str = "read_uncommitted"
-) -> list[tuple[int, int, bytes | None]]:
-    """All there is: partition, timestamp and value."""
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, enable_auto_commit=False, fetch_max_wait_ms=50, isolation_level=isolation
-    )
-    await consumer.start()
-    try:
-        mine = [TopicPartition(topic, number) for number in range(partitions)]
-        consumer.assign(mine)
-        for partition in mine:
-            consumer.seek(partition, 0)
-        ends = await consumer.end_offsets(mine)
-        got = []
-        async with asyncio.timeout(60):
-            while any([await consumer.position(partition) < end for partition, end in ends.items()]):
-                for records in (await consumer.getmany(*mine, timeout_ms=100)).values():
-                    got += [(record.partition, record.timestamp, record.value) for record in records]
-        return sorted(got, key=lambda row: row[0])
-    finally:
-        await consumer.stop()
 
 
 async def test_what_is_written_is_read(kafka: local.Kafka) -> None:
@@ -203,11 +178,15 @@ async def test_of_both_the_one_ends_if_the_other_cannot_start(tmp_path: Path, mo
             ["Kafka is up: 1 broker on 127.0.0.1, data temporary", "export AIOKCC_BOOTSTRAP_SERVERS=127.0.0.1:"],
         ),
         (
+            ["kafka", "--brokers", "2"],
+            ["Kafka is up: 2 brokers on 127.0.0.1, data temporary", "export AIOKCC_BOOTSTRAP_SERVERS=127.0.0.1:"],
+        ),
+        (
             ["up"],
             ["ZooKeeper and Kafka are up", "export AIOKCC_STORE=zk://127.0.0.1:", "export AIOKCC_BOOTSTRAP_SERVERS="],
         ),
     ],
-    ids=["kafka", "up"],
+    ids=["kafka", "cluster", "up"],
 )
 def test_the_command_prints_addresses_that_work_and_ends_when_told(words: list[str], shown: list[str]) -> None:
     command = [sys.executable, "-m", "aiokcc", "local", *words]

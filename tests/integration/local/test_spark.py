@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.service, pytest.mark.timeout(300)]  # four or five Jav
 
 
 def state(cluster: local.SparkCluster) -> dict[str, object]:
-    """What the master says of itself on its page."""
+    """Returns the state that the page of the master shows."""
     with urlopen(f"{cluster.page}/json/") as answer:
         told: dict[str, object] = json.load(answer)
     return told

@@ -38,6 +38,7 @@ def hashes(out: Path) -> dict[int, list[str]]:
     return {period.start: [file.sha256 for file in period.files] for period in aiokcc.spark.manifest(out)}
 
 
+@pytest.mark.long
 async def test_same_bytes_as_in_local_mode_though_a_worker_was_killed(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path
 ) -> None:

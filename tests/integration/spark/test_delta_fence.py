@@ -9,6 +9,7 @@ import datetime as dt
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +20,10 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
+import aiokcc.spark
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
+from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.sinks import DeltaSink, ParquetSink, delta
 from aiokcc.spark.sinks.arrow import WrittenFile
@@ -93,6 +96,28 @@ class TestNoTableYet:
         assert texts(tmp_path) == ["one 0", "one 1", "one 2"]
         assert orphans(tmp_path) == set()
 
+    def test_of_two_pipelines_the_second_is_refused_while_the_first_has_no_rows(self, tmp_path: Path) -> None:
+        """The first has just created the table, or its batches gave no rows; the second leaves nothing behind."""
+        one, two = driver(tmp_path, "a", 1), DeltaSink(tmp_path)
+        two.identify("b" * 32, "zk://host/b")
+        two.begin("costs", 7)
+        nothing = replace(batch(0, empty=True), pipeline="costs")
+        two.publish(nothing, None)
+        do(one, batch(0), None)
+        for _ in range(2):
+            with pytest.raises(PipelineMismatchError, match=r"'revenue' under zk://host/a .*'costs' under zk://host/b"):
+                two.stage(frame("two"), replace(batch(1), pipeline="costs"))
+        again = DeltaSink(tmp_path)
+        again.identify("b" * 32, "zk://host/b")
+        with pytest.raises(PipelineMismatchError, match=r"'revenue' under zk://host/a"):
+            again.begin("costs", 8)
+        with pytest.raises(PipelineMismatchError, match=r"'revenue' under zk://host/a"):
+            again.reset("costs", 9)  # from scratch: it may replace its own results only
+        do(one, batch(1), "one")
+        assert texts(tmp_path) == ["one"]
+        assert orphans(tmp_path) == set()
+        assert [path.name for path in (tmp_path / "_aiokcc").iterdir()] == ["a" * 32]
+
     def test_a_driver_frozen_before_publish_is_fenced(self, tmp_path: Path) -> None:
         """Its successor removes what it has staged, so it must not publish any more."""
         sleeper = driver(tmp_path, "a", 1)
@@ -155,6 +180,85 @@ def test_a_commit_of_another_run_is_not_taken_for_our_own(tmp_path: Path) -> Non
     assert not two._table.was_added_by_us(batch(0))
     assert one._table.was_added_by_us(batch(0))
     assert not one._table.was_added_by_us(batch(0, first=1000))
+
+
+def test_as_of_a_batch_after_a_start_from_scratch(tmp_path: Path) -> None:
+    """Numbers of batches begin again: those of the earlier run are not meant, and their files may be gone."""
+    old = driver(tmp_path, "a", 1)
+    for number in range(3):
+        do(old, batch(number), f"old {number}")
+    sink = DeltaSink(tmp_path)
+    sink.identify("b" * 32, "zk://host/a")
+    sink.reset("revenue", 2)
+    sink.begin("revenue", 2)
+    do(sink, batch(0), "new 0")
+    do(sink, batch(1), "new 1")
+    files = aiokcc.spark.files(tmp_path, as_of=0)
+    assert [pq.read_table(file)["text"].to_pylist() for file in files] == [["new 0"]]
+    with pytest.raises(UsageError, match="batch 2 is not in a commit .*the last one is 1"):
+        aiokcc.spark.files(tmp_path, as_of=2)
+
+
+def test_restating_where_nothing_had_records_changes_nothing(tmp_path: Path) -> None:
+    """There is no table yet that could be changed."""
+    do(driver(tmp_path, "a", 1), batch(0, empty=True), None)
+    sink = driver(tmp_path, "a", 2)
+    again = sink.published("revenue", 0).restatement("revenue", START, START + MINUTE, MINUTE)
+    sink.replace(again, [], 0)
+    assert not DeltaTable.is_deltatable(str(tmp_path))
+    assert sink.published("revenue", 0).restates == ()
+
+
+def with_columns(*names: str) -> Any:
+    made = frame(None)
+    made.schema = StructType([*made.schema.fields, *(StructField(name, StringType()) for name in names)])
+    made.columns = made.schema.names
+    return made
+
+
+def test_a_restatement_in_several_jobs_adds_the_columns_of_all_of_them(tmp_path: Path) -> None:
+    sink = driver(tmp_path, "a", 1)
+    do(sink, batch(0), "zero")
+    do(sink, batch(1), "one")
+    again = sink.published("revenue", 1).restatement("revenue", START, START + 2 * MINUTE, MINUTE)
+    staged = [sink.stage(with_columns(*names), again.part(n)) for n, names in enumerate(["b", "bc"])]
+    sink.replace(again, staged, 1)
+    assert DeltaTable(str(tmp_path)).schema().to_arrow().names == ["period", "text", "b", "c"]
+
+
+@pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
+def test_a_column_that_only_an_earlier_job_of_a_restatement_adds_is_refused(tmp_path: Path, kind: Any) -> None:
+    """As it is if a batch lacks a column that the batch before has added: no reader would see it."""
+    sink = kind(tmp_path)
+    sink.identify("a" * 32, "zk://host/a")
+    sink.begin("revenue", 1)
+    for number in range(2):
+        result = {"schema": frame(None).schema.json(), "files": [], "states": None}
+        one = batch(number)
+        sink.publish(one, sink.stage(frame(None), one) if kind is DeltaSink else result)
+    again = sink.published("revenue", 1).restatement("revenue", START, START + 2 * MINUTE, MINUTE)
+    parts = [with_columns("b"), with_columns("c")]
+    staged = [
+        sink.stage(part, again.part(n)) if kind is DeltaSink else {"schema": part.schema.json(), "files": []}
+        for n, part in enumerate(parts)
+    ]
+    with pytest.raises(UsageError, match="'b' is missing"):
+        sink.replace(again, staged, 1)
+    assert sink.published("revenue", 1).restates == ()
+
+
+def test_a_restatement_follows_a_batch_that_the_store_does_not_know_to_be_published(tmp_path: Path) -> None:
+    """A driver died after it published batch 1, before the store recorded it. A restatement then adds a column."""
+    sink = ParquetSink(tmp_path / "out")
+    sink.identify("a" * 32, "zk://host/a")
+    sink.begin("revenue", 1)
+    for number in range(2):
+        sink.publish(batch(number), {"schema": frame(None).schema.json(), "files": [], "states": None})
+    found = sink.published("revenue", 0)
+    again = found.restatement("revenue", START, START + MINUTE, MINUTE)
+    sink.replace(again, [{"schema": with_columns("b").schema.json(), "files": []}], found.batches[-1].number)
+    assert aiokcc.spark.arrow_schema(tmp_path / "out").names == ["period", "text", "b"]
+    assert tables.published(tmp_path / "out", as_of=1).restates == ()
 
 
 class TestResultsThatAreGone:

@@ -14,7 +14,7 @@ from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.runtime.operator import isolate
 from aiokcc.runtime.options import wall_clock
-from aiokcc.runtime.status import read_status
+from aiokcc.runtime.status_reader import read_status
 from aiokcc.runtime.store_offsets import find_offsets
 from aiokcc.spark import Batch, Periods, Summary
 from aiokcc.spark.pipeline import BatchStep
@@ -78,7 +78,7 @@ async def test_a_pipeline_and_an_asynchronous_member_share_a_group(
             "name": "sums",
             "member": "spark",
             "progress": False,
-            "check": False,
+            "keeps_periods": True,
         }
         async with aiokcc.spark.replay(spark, **only, **common) as replay:
             with pytest.raises(aiokcc.GroupMismatchError, match="offsets=zookeeper"):
@@ -164,7 +164,9 @@ async def test_new_partitions_and_topics_are_assigned_to_the_driver(
 ) -> None:
     name = await topic(kafka, [at(0), at(1), at(2)])
     sink, changed = MemorySink(), asyncio.Event()
-    common = managed(kafka, zk_root, end=None, period="1s", metadata_max_age_ms=200, expect=2, name="p", check=False)
+    common = managed(
+        kafka, zk_root, end=None, period="1s", metadata_max_age_ms=200, expect=2, name="p", keeps_periods=True
+    )
     common |= {"pattern": f"{name}.*", "offset_storage": "store"}
 
     async def until(records: int) -> None:
@@ -213,7 +215,7 @@ async def test_a_topic_that_is_deleted_leaves_the_pipeline(
             await changed.wait()
 
     async def drive() -> None:
-        settings: dict[str, Any] = {**impatient, "pattern": f"{stem}-.*", "name": "p", "check": False}
+        settings: dict[str, Any] = {**impatient, "pattern": f"{stem}-.*", "name": "p", "keeps_periods": True}
         async with aiokcc.spark.replay(spark, progress=lambda _: changed.set(), **settings) as replay:
             await replay.for_each_period(count, sink)
 

@@ -102,7 +102,7 @@ async def test_spark_and_async_consumers_never_come_further_apart_than_lookahead
             partitions={orders.name: [0, 1]},
             progress=False,
             member="spark",
-            check=False,
+            keeps_periods=True,
             **common,
         ) as replay:
             replay.after_step = after
@@ -156,7 +156,7 @@ async def test_a_released_group_goes_on_in_periods(spark: SparkSession, kafka: l
         end="now",
         progress=False,
         max_periods=2,
-        check=False,
+        keeps_periods=True,
     ) as replay:
         assert replay.group is not None
         await replay.group.release()
@@ -207,7 +207,7 @@ async def test_new_topics_that_match_a_pattern_join_a_pipeline_and_the_consumers
 
     async def compute(sink: MemorySink, store: str, **more: Any) -> None:
         async with aiokcc.spark.replay(
-            spark, name="p", store=store, check=False, progress=lambda _: changed.set(), **common, **more
+            spark, name="p", store=store, keeps_periods=True, progress=lambda _: changed.set(), **common, **more
         ) as replay:
             await replay.for_each_period(count, sink)
 

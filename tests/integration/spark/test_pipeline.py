@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiokafka.admin import NewPartitions
 
 import aiokcc
 from aiokcc import local
 from aiokcc.runtime.options import wall_clock
 from aiokcc.spark import ParquetSink, Periods, Progress, Summary, files
 from tests import kafka_topics, pipelines, replays
+from tests.integration.kafka.test_topic_discovery import add_partitions
 from tests.kafka_topics import Row
 from tests.pipelines import MemorySink, check_tiling, millis, some_records, totals, totals_in_python, totals_of
 from tests.replays import MINUTE, at, topic
@@ -175,14 +175,69 @@ async def test_a_function_that_mixes_periods_is_refused(spark: SparkSession, kaf
         return frame.groupBy("topic").agg(F.count("*").alias("count"), F.min("period").alias("period"))
 
     sink = MemorySink()
-    with pytest.raises(aiokcc.UsageError, match="mixes periods.*Keep the column 'period'"):
+    with pytest.raises(aiokcc.UsageError, match=r"mixes periods: groupBy\(topic\) .*Keep the column 'period'"):
         async with replaying(spark, kafka, name, store=zk_root) as replay:
             await replay.for_each_period(mixed, sink)
     assert not sink.batches
-    # What was decided stands; one period at a time, the same function is right.
+    # One period at a time, the same function is right.
     async with replaying(spark, kafka, name, store=zk_root, max_periods=1) as replay:
         await replay.for_each_period(mixed, sink)
     assert counts(sink.rows) == {at(n): 2 for n in range(5)}
+
+
+def in_pandas(frame: DataFrame, periods: Periods) -> DataFrame:
+    """Count rows in Python, where the plan does not show what is counted together."""
+
+    def count_all(batches: Any) -> Any:
+        import pandas as pd
+
+        rows = pd.concat(list(batches) or [pd.DataFrame({"period": []})])
+        yield pd.DataFrame({"period": rows["period"].head(1), "count": [len(rows)] if len(rows) else []})
+
+    return frame.select("period").coalesce(1).mapInPandas(count_all, "period timestamp, count long")
+
+
+def with_a_job(frame: DataFrame, periods: Periods) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.select("period").distinct().withColumn("count", F.lit(frame.count()))
+
+
+def with_the_argument(frame: DataFrame, periods: Periods) -> DataFrame:
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return frame.groupBy("period").agg((F.count("*") + F.lit(0 * periods.start)).alias("count"))
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [(in_pandas, "mapInPandas"), (with_a_job, "jobs of its own"), (with_the_argument, "its second argument")],
+)
+async def test_what_the_plan_does_not_show_runs_one_period_per_job(
+    spark: SparkSession,
+    kafka: local.Kafka,
+    zk_root: str,
+    caplog: pytest.LogCaptureFixture,
+    function: Any,
+    reason: str,
+) -> None:
+    name = await topic(kafka, [at(n / 2) for n in range(8)])
+    sink = MemorySink()
+    async with replaying(spark, kafka, name, store=zk_root) as replay:
+        summary = await replay.for_each_period(function, sink)
+    assert counts(sink.rows) == {at(n): 2 for n in range(4)}
+    assert summary.jobs == 4
+    assert reason in caplog.text
+
+
+async def test_a_function_that_the_user_vouches_for_gets_several_periods(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str
+) -> None:
+    name = await topic(kafka, [at(n / 2) for n in range(8)])
+    sink = MemorySink()
+    async with replaying(spark, kafka, name, store=zk_root, keeps_periods=True) as replay:
+        summary = await replay.for_each_period(with_the_argument, sink)
+    assert (counts(sink.rows), summary.jobs) == ({at(n): 2 for n in range(4)}, 1)
 
 
 async def test_compacted_logs_are_computed_right(spark: SparkSession, kafka: local.Kafka, zk_root: str) -> None:
@@ -270,8 +325,7 @@ async def test_new_partitions_join_a_replay_without_an_end(
     ):
         running = tasks.create_task(replay.for_each_period(count, sink))
         await until(3)
-        async with kafka_topics.admin(kafka.bootstrap) as client:
-            await client.create_partitions({name: NewPartitions(2)})
+        await add_partitions(kafka.bootstrap, name, 2)
         # One record from before what is published by now, and one of now.
         await kafka_topics.write(kafka.bootstrap, name, [Row(1, at(0)), Row(1, wall_clock())])
         await until(5)

@@ -242,17 +242,6 @@ def test_a_list_of_files_stays_valid_while_the_pipeline_runs(published):
     assert len(list((path / "_aiokcc" / "data").iterdir())) == 3  # what was left lying is gone
 
 
-def test_read_after_the_columns_changed(spark, tmp_path):
-    from pyspark.sql import functions as fn
-
-    frame = frame_of(spark, rows_of(range(2), per_hour=2))
-    sink = ParquetSink(tmp_path)
-    run(sink, frame, batch(0, 0))
-    do(sink, frame.withColumn("vat", fn.col("amount") / 5), batch(1, 1))
-    found = read(spark, tmp_path).orderBy("period").selectExpr("vat is null").collect()
-    assert [tuple(row) for row in found] == [(True,), (True,), (False,), (False,)]
-
-
 def test_reading_an_empty_result_is_an_error(spark, tmp_path):
     sink = ParquetSink(tmp_path)
     run(sink, None, batch(0, 0, empty=(0,)))
@@ -617,18 +606,6 @@ def test_delta_a_driver_frozen_in_a_reset_removes_nothing_of_its_successor(spark
     with pytest.raises(FencedError):
         sleeper.reset("revenue", 2)
     assert table_rows(tmp_path) == expected(rows_of(range(2)))
-
-
-def test_delta_other_columns_are_refused(spark, tmp_path):
-    frame = frame_of(spark, rows_of(range(2)))
-    sink = DeltaSink(tmp_path)
-    run(sink, frame, batch(0, 0))
-    with pytest.raises(UsageError, match="has no column 'vat'; its columns are period, customer, amount"):
-        sink.stage(frame.selectExpr("*", "1 as vat"), batch(1, 1))
-    with pytest.raises(UsageError, match='has the column \'amount\' as "double", and the result as "string"'):
-        sink.stage(frame.selectExpr("period", "cast(amount as string) amount"), batch(1, 1))
-    do(sink, frame.drop("amount"), batch(1, 1))
-    assert DeltaTable(str(tmp_path)).to_pandas()["amount"].isna().sum() == 40
 
 
 def test_delta_a_table_with_partition_columns_is_refused(tmp_path):

@@ -1,0 +1,101 @@
+"""A replay with ``store="kafka"``: nothing runs but a Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import aiokcc
+from aiokcc import local
+from tests import kafka_topics
+from tests.integration.cli.commands import run
+from tests.kafka_topics import Row
+
+MINUTE = 60_000
+FIRST = 1_700_000_040_000
+
+
+async def test_three_members_replay_in_step_with_nothing_but_kafka(kafka: local.Kafka) -> None:
+    topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=6)
+    rows = [Row(p, FIRST + m * MINUTE + p, b"%d" % m) for p in range(6) for m in range(50)]
+    await kafka_topics.write(kafka.bootstrap, topic, rows)
+    seen: list[tuple[int, int]] = []
+
+    async def member(number: int) -> None:
+        async def handle(record: Any) -> None:
+            seen.append((record.timestamp // MINUTE, record.partition))
+
+        async with aiokcc.replay(
+            topic,
+            bootstrap_servers=kafka.bootstrap,
+            store="kafka",
+            period="1m",
+            partitions={topic: [number, number + 3]},
+            member=f"m{number}",
+        ) as replay:
+            await replay.run(handle)
+
+    async with asyncio.timeout(50), asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(member(number))
+    assert len(seen) == 300
+    assert [minute for minute, _ in seen] == sorted(minute for minute, _ in seen)
+    async with aiokcc.open_store(f"kafka://{kafka.bootstrap}/{topic}").session() as session:
+        assert (await session.get("coordinator")).data == b"end"
+
+
+async def test_the_command_line_replays_and_shows_the_status(kafka: local.Kafka) -> None:
+    topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
+    await kafka_topics.write(kafka.bootstrap, topic, [Row(p, FIRST + m * MINUTE) for p in range(2) for m in range(10)])
+    words = ["replay", "builtins:id", "--topic", topic, "--bootstrap-servers", kafka.bootstrap, "--period", "1m"]
+    done = await run(*words, "--store", "kafka", "--processes", "2")
+    assert done.code == 0, done.err
+    assert "20 records" in done.err
+    shown = await run("status", f"kafka://{kafka.bootstrap}/{topic}")
+    assert shown.code == 0, shown.err
+    assert "end" in shown.out
+
+
+async def test_no_command_but_replay_makes_a_topic_for_a_mistyped_root(kafka: local.Kafka) -> None:
+    root = kafka_topics.fresh_name("mistyped")
+    url = f"kafka://{kafka.bootstrap}/{root}"
+    async with kafka_topics.admin(kafka.bootstrap) as client:
+        before = set(await client.list_topics())
+        for words in (
+            ("status",),
+            ("status", "--watch"),
+            ("members",),
+            ("hold",),
+            ("delete", "--yes"),
+            ("describe",),
+            ("dashboard", "--listen", "127.0.0.1:0"),
+            ("offsets", "show"),
+            ("pipeline", "status"),
+        ):
+            refused = await run(*words, "--store", url)
+            assert refused.code == 1, (words, refused)
+            assert f"there is no group under /{root}; a member founds one when it connects" in refused.err, words
+        assert set(await client.list_topics()) == before
+    listed = await run("list", "--store", url)
+    assert (listed.code, listed.out) == (0, f"There is no group under /{root}.\n"), listed.err
+
+
+async def test_offsets_in_kafka_can_be_shown_before_the_group_exists(kafka: local.Kafka) -> None:
+    topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=1)
+    url = f"kafka://{kafka.bootstrap}/{kafka_topics.fresh_name('later')}"
+    words = ("offsets", "show", "--group-id", "g", "--topic", topic, "--bootstrap-servers", kafka.bootstrap)
+    shown = await run(*words, "--store", url)
+    assert shown.code == 0, shown.err
+    assert topic in shown.out
+    copied = await run("offsets", "migrate", *words[2:4], *words[6:], "--to", "store", "--store", url)
+    assert (copied.code, "there is no group under" in copied.err) == (1, True), copied.err
+
+
+async def test_brokers_that_create_topics_by_themselves_do_not_make_it_without_its_settings() -> None:
+    async with local.kafka(settings={"auto.create.topics.enable": "true"}) as kafka:
+        url = f"kafka://{kafka.bootstrap}/replay"
+        assert (await run("status", url)).code == 1
+        async with kafka_topics.admin(kafka.bootstrap) as client:
+            assert "__aiokcc.replay" not in await client.list_topics()
+        async with aiokcc.open_store(url).session() as session:
+            await session.ensure("")
