@@ -36,7 +36,7 @@ VERSIONS = sorted({"3.11", "3.12", "3.13", "3.14", HERE}, key=lambda version: in
 @nox.session
 def lint(session: nox.Session) -> None:
     """Ruff's rules and format, and the layers."""
-    python = environment(session, "lint", extras=["cli", "kafka"], groups=["lint", "test"])
+    python = environment(session, "lint", extras=["cli", "kafka", "dashboard"], groups=["lint", "test"])
     run(session, python, "-m", "ruff", "check", ".")
     run(session, python, "-m", "ruff", "format", "--check", ".")
     run(session, str(Path(python).with_name("lint-imports")))
@@ -45,7 +45,7 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Mypy: strict for the package, and the same for what stands around it but for functions without annotations."""
-    python = environment(session, "lint", extras=["cli", "kafka"], groups=["lint", "test"])
+    python = environment(session, "lint", extras=["cli", "kafka", "dashboard"], groups=["lint", "test"])
     run(session, python, "-m", "mypy", "--strict", "aiokcc")
     lax = [
         "--allow-untyped-defs",
@@ -74,7 +74,11 @@ def tests(session: nox.Session, version: str) -> None:
     if interpreter is None:
         session.skip(f"Python {version} is not on this machine")
     python = environment(
-        session, f"tests-{version}", extras=["cli", "kafka", "uvloop"], groups=["test"], interpreter=interpreter
+        session,
+        f"tests-{version}",
+        extras=["cli", "kafka", "uvloop", "dashboard"],
+        groups=["test"],
+        interpreter=interpreter,
     )
     run(session, python, "-m", "pytest", *TWO_AT_A_TIME, *(session.posargs or ["tests/unit", "tests/property"]))
 
@@ -83,7 +87,8 @@ def tests(session: nox.Session, version: str) -> None:
 def integration(session: nox.Session) -> None:
     """The conformance suite of the stores, and everything else that talks to real services."""
     python = services(session)
-    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, "tests/conformance", "tests/integration", *session.posargs)
+    chosen = ["-m", "not long", "tests/conformance", "tests/integration"]
+    run(session, python, "-m", "pytest", *TWO_AT_A_TIME, *chosen, *session.posargs)
 
 
 @nox.session
@@ -100,7 +105,15 @@ def uvloop(session: nox.Session) -> None:
 def chaos(session: nox.Session) -> None:
     """Faults on real services, with the recorded histories checked."""
     python = services(session)
-    run(session, python, "-m", "pytest", "-n", "2", "--dist", "worksteal", "tests/chaos", *session.posargs)
+    chosen = ["-n", "2", "--dist", "worksteal", "-m", "not long", "tests/chaos"]
+    run(session, python, "-m", "pytest", *chosen, *session.posargs)
+
+
+@nox.session(default=False)
+def long(session: nox.Session) -> None:
+    """Integration and chaos tests that take long and rarely tell more than the others."""
+    chosen = ["-m", "long", "tests/integration", "tests/chaos"]
+    run(session, services(session), "-m", "pytest", *TWO_AT_A_TIME, *chosen, *session.posargs)
 
 
 # To look at
@@ -123,7 +136,7 @@ def demo(session: nox.Session) -> None:
 
 def services(session: nox.Session) -> str:
     """Return the Python of the one environment that has everything."""
-    return environment(session, "services", extras=["all"], groups=["test", "bench", "tables"])
+    return environment(session, "services", extras=["all"], groups=["test", "bench", "tables", "browser", "deploy"])
 
 
 def environment(

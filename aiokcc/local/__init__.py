@@ -14,6 +14,13 @@
     async with aiokcc.local.kafka() as kafka:                  # about three seconds, once its jars are in the cache
         consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap)
 
+    async with aiokcc.local.kafka(brokers=3) as kafka:         # a cluster, in about six seconds
+        leader = await kafka.leader("orders", 0)
+        await leader.kill()                                    # as a crash; kafka.leader() now waits for the next one
+        await kafka.wait_in_sync("orders", 0, count=2)         # the controller has noticed
+        await leader.start()                                   # same port, same data
+        await kafka.wait_in_sync("orders", 0)                  # all replicas again
+
     async with aiokcc.local.spark(workers=2) as cluster:       # about six seconds
         spark = await asyncio.to_thread(aiokcc.spark.session, master=cluster.url)
 
@@ -27,6 +34,7 @@ SIGKILL. Temporary data are removed in both cases.
 from __future__ import annotations
 
 from ._kafka import Kafka, kafka
+from ._kafka_cluster import KafkaCluster, Replicas
 from ._service import Service
 from ._spark import SparkCluster, spark
 from ._stack import Stack, up
@@ -34,6 +42,8 @@ from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
 
 __all__ = [
     "Kafka",
+    "KafkaCluster",
+    "Replicas",
     "Service",
     "SparkCluster",
     "Stack",

@@ -1,24 +1,29 @@
-"""A real Kafka broker on loopback: one KRaft node that is broker and controller."""
+"""A real Kafka on loopback: one broker, or a cluster.
+
+A single broker is one KRaft node that is broker and controller. A cluster has a controller of its own beside its brokers. So
+any broker may be killed, even all of them, and the controller still elects leaders and shrinks the sets of in-sync replicas.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
-import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, overload
 
 from aiokcc.errors import LocalServiceError, UsageError
 
 from ._jars import JarSet, fetch, ignore_progress
-from ._java import LOGGING, find_java
-from ._process import Process, free_ports, make_directory, supervise
+from ._java import find_java
+from ._kafka_cluster import KafkaCluster
+from ._kafka_node import KafkaNode, configure, format_directories, replication, with_logging
+from ._process import Process, free_ports, gather_or_cancel, make_directory, supervise
 from ._service import Service
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from ._process import SupervisorClient
 
@@ -83,49 +88,16 @@ JARS: Final = JarSet(
 # with 2.6 to 3.1 s of CPU (both compilers: 4.1 to 5.0 s with 4.3 to 4.9 s).
 _JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _READY: Final = r"\] Kafka Server started"
-_ANY_TIME: Final = 2**63 - 1
-
-_SETTINGS: Final[Mapping[str, object]] = {
-    "process.roles": "broker,controller",
-    "node.id": 1,
-    "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # Replication for a single node
-    "default.replication.factor": 1,
-    "offsets.topic.num.partitions": 1,
-    "offsets.topic.replication.factor": 1,
-    "transaction.state.log.num.partitions": 1,
-    "transaction.state.log.replication.factor": 1,
-    "transaction.state.log.min.isr": 1,
-    "share.coordinator.state.topic.num.partitions": 1,
-    "share.coordinator.state.topic.replication.factor": 1,
-    "share.coordinator.state.topic.min.isr": 1,
-    # A mistyped topic is an error. Records with old timestamps are kept, and every timestamp is accepted.
-    "auto.create.topics.enable": "false",
-    "log.retention.ms": -1,
-    "log.message.timestamp.before.max.ms": _ANY_TIME,
-    "log.message.timestamp.after.max.ms": _ANY_TIME,
-    # A rebalance does not wait for more members, and periodic work runs often enough for a test to observe it.
-    "group.initial.rebalance.delay.ms": 0,
-    "group.min.session.timeout.ms": 1,
-    "log.cleaner.backoff.ms": 200,
-    "log.retention.check.interval.ms": 1000,
-    "log.initial.task.delay.ms": 1000,
-    "log.segment.delete.delay.ms": 1000,
-    "transaction.abort.timed.out.transaction.cleanup.interval.ms": 1000,
-    # After a crash the restarted controller still considers the old broker alive for this long and refuses the new one.
-    "broker.session.timeout.ms": 2000,
-    "broker.heartbeat.interval.ms": 100,
-    # Sizes for a small machine
-    "num.network.threads": 2,
-    "num.io.threads": 4,
-    "background.threads": 2,
-    "log.cleaner.dedupe.buffer.size": 8 * 2**20,
-}
+_CONTROLLER: Final = 100  # the id of a cluster's controller; the brokers have smaller ones
 
 
 class Kafka(Service):
     """A running Kafka broker. It keeps its port and its data when it is restarted."""
+
+    def __init__(self, process: Process, port: int, deadline: float, number: int) -> None:
+        super().__init__(process, port, deadline)
+        self.id: Final = number
+        """The broker's id (``node.id``): 1 for a single broker; the brokers of a cluster count from 1."""
 
     @property
     def bootstrap(self) -> str:
@@ -133,36 +105,147 @@ class Kafka(Service):
         return f"{self.host}:{self.port}"
 
 
-@contextlib.asynccontextmanager
-async def kafka(
+@overload
+def kafka(
     *,
+    brokers: None = None,
     port: int | None = None,
     data_dir: str | Path | None = None,
     settings: Mapping[str, object] | None = None,
-    heap: str = "512m",
+    heap: str | None = None,
     deadline: float = 90,
     progress: Callable[[str], None] | None = None,
-) -> AsyncIterator[Kafka]:
-    """Start a real Kafka broker on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
+) -> AbstractAsyncContextManager[Kafka]: ...
 
-    Its jars are fetched once from Maven Central (44 MB) and kept in the user's cache; after that a start takes about three
-    seconds. It is for tests, demos and trials: unless `settings` say otherwise, topics are not created automatically, records
-    of any timestamp are kept, and no password protects it.
+
+@overload
+def kafka(
+    *,
+    brokers: int,
+    port: int | None = None,
+    data_dir: str | Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    heap: str | None = None,
+    deadline: float = 90,
+    progress: Callable[[str], None] | None = None,
+) -> AbstractAsyncContextManager[KafkaCluster]: ...
+
+
+@overload
+def kafka(
+    *,
+    brokers: int | None,
+    port: int | None = None,
+    data_dir: str | Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    heap: str | None = None,
+    deadline: float = 90,
+    progress: Callable[[str], None] | None = None,
+) -> AbstractAsyncContextManager[Kafka | KafkaCluster]: ...
+
+
+def kafka(
+    *,
+    brokers: int | None = None,
+    port: int | None = None,
+    data_dir: str | Path | None = None,
+    settings: Mapping[str, object] | None = None,
+    heap: str | None = None,
+    deadline: float = 90,
+    progress: Callable[[str], None] | None = None,
+) -> AbstractAsyncContextManager[Kafka | KafkaCluster]:
+    """Start a real Kafka on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
+
+    Its jars are fetched once from Maven Central (44 MB) and kept in the user's cache; after that a broker starts in about
+    three seconds. It is for tests, demos and trials: unless `settings` say otherwise, topics are not created automatically,
+    records of any timestamp are kept, and no password protects it.
+
+    Without `brokers` the context gives a single broker, `Kafka`. With `brokers` it gives a `KafkaCluster`, whose brokers can be
+    killed, started again, frozen and thawed one by one; three start in about six seconds on two cores. The default number of
+    replicas is three, or the number of brokers if that is less. A write with ``acks="all"`` needs all of them but one in sync.
 
     Args:
-        port: the port for clients; by default a free port.
+        brokers: the number of brokers of a cluster; by default a single broker that needs no controller beside it.
+        port: the port for clients; the other brokers of a cluster use the next ports. By default free ports.
         data_dir: the directory of data and logs, which is kept; by default a temporary one that is removed at the end.
         settings: broker settings that are added to the default ones or replace them, such as ``{"num.partitions": 3}``.
-        heap: the maximum size of the Java heap.
-        deadline: seconds that the broker may take to start; fetching jars does not count.
+        heap: the maximum size of each Java heap; by default 512m for a single broker, 256m in a cluster.
+        deadline: seconds that a broker may take to start; fetching jars does not count.
         progress: a function that is called with lines of text while jars are fetched.
 
     Raises:
-        LocalServiceError: there is no Java, the jars cannot be fetched, or the broker did not start; in the last case the
+        LocalServiceError: there is no Java, the jars cannot be fetched, or a broker did not start; in the last case the
             message has the end of its log.
+        UsageError: an argument is invalid, or `data_dir` has the data of another number of brokers.
     """
-    if port is not None and not 0 < port < 65_536:
-        raise UsageError(f"port must be between 1 and 65535, not {port}")
+    if brokers is None:
+        return _run_one(port, data_dir, settings or {}, heap or "512m", deadline, progress)
+    return _run_cluster(brokers, port, data_dir, settings or {}, heap or "256m", deadline, progress)
+
+
+@contextlib.asynccontextmanager
+async def _run_one(
+    port: int | None,
+    data_dir: str | Path | None,
+    settings: Mapping[str, object],
+    heap: str,
+    deadline: float,
+    progress: Callable[[str], None] | None,
+) -> AsyncIterator[Kafka]:
+    def plan(home: Path) -> list[KafkaNode]:
+        if (home / "controller").exists():
+            raise UsageError(f"{home} has the data of a cluster: it cannot be used for a single broker")
+        broker_port, controller_port = free_ports(2)
+        return [KafkaNode("kafka", 1, home, port=port or broker_port, controller_port=controller_port)]
+
+    _check_port(port, 1)
+    async with _run(plan, port, data_dir, {**replication(1), **settings}, heap, deadline, progress) as (broker,):
+        assert isinstance(broker, Kafka)
+        yield broker
+
+
+@contextlib.asynccontextmanager
+async def _run_cluster(
+    brokers: int,
+    port: int | None,
+    data_dir: str | Path | None,
+    settings: Mapping[str, object],
+    heap: str,
+    deadline: float,
+    progress: Callable[[str], None] | None,
+) -> AsyncIterator[KafkaCluster]:
+    def plan(home: Path) -> list[KafkaNode]:
+        _check_directory(home, brokers)
+        controller_port, *ports = free_ports(1 + brokers)
+        ports = ports if port is None else list(range(port, port + brokers))
+        nodes = [
+            KafkaNode("kafka-controller", _CONTROLLER, home / "controller", port=None, controller_port=controller_port)
+        ]
+        for number, broker_port in enumerate(ports, start=1):
+            nodes.append(
+                KafkaNode(f"kafka-{number}", number, home / f"broker-{number}", broker_port, controller_port=None)
+            )
+        return nodes
+
+    if not 1 <= brokers < _CONTROLLER:
+        raise UsageError(f"brokers must be between 1 and {_CONTROLLER - 1}, not {brokers}")
+    _check_port(port, brokers)
+    settings = {**replication(min(brokers, 3)), **settings}
+    async with _run(plan, port, data_dir, settings, heap, deadline, progress) as (controller, *services):
+        yield KafkaCluster([broker for broker in services if isinstance(broker, Kafka)], controller)
+
+
+@contextlib.asynccontextmanager
+async def _run(
+    plan: Callable[[Path], list[KafkaNode]],
+    port: int | None,
+    data_dir: str | Path | None,
+    settings: Mapping[str, object],
+    heap: str,
+    deadline: float,
+    progress: Callable[[str], None] | None,
+) -> AsyncIterator[list[Service]]:
+    """Start the nodes that `plan` returns for the directory of data; it is called again if a port was taken meanwhile."""
     java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
     jars = await fetch(JARS, java, progress or ignore_progress)
     jvm = [java, f"-Xmx{heap}", *_JAVA_OPTIONS, "-cp", os.pathsep.join(map(str, jars))]
@@ -171,46 +254,40 @@ async def kafka(
         attempts = 1 if port is not None else 5
         while True:
             attempts -= 1
-            broker_port, controller_port = free_ports(2)
-            broker_port = port or broker_port
-            config = _configure(home, broker_port, controller_port, settings or {})
-            if not (home / "data" / "meta.properties").exists():
-                await _format(supervisor, jvm, home, config, deadline)
-            command = [*_logging(jvm, home), "kafka.Kafka", str(config)]
-            broker = Kafka(Process(supervisor, "kafka", command, home / "kafka.log", _READY), broker_port, deadline)
+            nodes = plan(home)
+            configs = configure(nodes, settings)
+            await format_directories(supervisor, jvm, nodes, configs, deadline)
+            services = [_service(supervisor, jvm, node, configs[node.id], deadline) for node in nodes]
             try:
-                await broker.start()
+                await gather_or_cancel(*(service.start() for service in services))
                 break
             except LocalServiceError as error:
                 # Another process took a port after we had found it free: try others.
                 if attempts <= 0 or "Address already in use" not in error.log:
                     raise
-        yield broker
+                await asyncio.gather(*(service.kill() for service in services))
+        yield services
 
 
-def _configure(home: Path, port: int, controller_port: int, settings: Mapping[str, object]) -> Path:
-    config = home / "server.properties"
-    given = {
-        **_SETTINGS,
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
-        "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
-        "log.dirs": (home / "data").as_posix(),
-        **settings,
-    }
-    config.write_text("".join(f"{key}={value}\n" for key, value in given.items()))
-    (home / "log4j2.properties").write_text(LOGGING)
-    return config
+def _check_port(port: int | None, brokers: int) -> None:
+    last = 65_536 - brokers
+    if port is not None and not 0 < port <= last:
+        raise UsageError(f"port must be between 1 and {last}, not {port}")
 
 
-async def _format(supervisor: SupervisorClient, jvm: list[str], home: Path, config: Path, deadline: float) -> None:
-    """Format an empty data directory with a new cluster id; Kafka does not start without one."""
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # With '=', because a cluster id may begin with a dash.
-    command = [*_logging(jvm, home), "kafka.tools.StorageTool", "format", "--standalone"]
-    command += [f"--cluster-id={cluster}", f"--config={config}"]
-    await Process(supervisor, "kafka-format", command, home / "format.log").run(deadline)
+def _check_directory(home: Path, brokers: int) -> None:
+    """Raise UsageError if the directory has the data of a single broker or of more brokers."""
+    held = "a single broker" if (home / "data").exists() else ""
+    if (home / f"broker-{brokers + 1}").exists():
+        held = f"{sum(1 for _ in home.glob('broker-*'))} brokers"
+    if held:
+        raise UsageError(f"{home} has the data of {held}: it cannot be used for a cluster of {brokers}")
 
 
-def _logging(jvm: list[str], home: Path) -> list[str]:
-    return [*jvm[:1], f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}", *jvm[1:]]
+def _service(supervisor: SupervisorClient, jvm: list[str], node: KafkaNode, config: Path, deadline: float) -> Service:
+    command = [*with_logging(jvm, node), "kafka.Kafka", str(config)]
+    process = Process(supervisor, node.name, command, node.directory / "kafka.log", _READY)
+    if node.port is not None:
+        return Kafka(process, node.port, deadline, node.id)
+    assert node.controller_port is not None
+    return Service(process, node.controller_port, deadline)

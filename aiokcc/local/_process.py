@@ -36,7 +36,7 @@ class ProcessState(enum.Enum):
     """The state of a service process."""
 
     DOWN = "down"
-    """It was not started, was killed, or ended by itself."""
+    """The process was not started, was killed, or ended by itself."""
     STARTING = "starting"
     """It runs, and its log has not yet shown that it serves. The next state is UP or DOWN."""
     UP = "up"
@@ -63,6 +63,7 @@ class Process:
         self._on_line = on_line
         self.state = ProcessState.DOWN
         self.pid: int | None = None
+        self.frozen = False
         self.exit_code: int | None = None
         self.failure: str | None = None
         self._supervisor = supervisor
@@ -114,6 +115,7 @@ class Process:
     def freeze(self) -> None:
         """Stop the process (SIGSTOP): its connections stay open and it answers nothing. Return when it is stopped."""
         self._signal(signal.SIGSTOP)
+        self.frozen = True
         # The signal goes to one thread. The others run until that thread is scheduled, which on a busy machine is long enough
         # to answer a request. Only the parent process is notified when all are stopped, so we poll.
         until = time.monotonic() + _FREEZE_TIMEOUT
@@ -131,6 +133,7 @@ class Process:
     def thaw(self) -> None:
         """Resume a frozen process (SIGCONT)."""
         self._signal(signal.SIGCONT)
+        self.frozen = False
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
@@ -153,14 +156,14 @@ class Process:
         """Update the state from an event of the supervisor."""
         match event:
             case {"event": "started", "pid": int(pid)}:
-                self.pid = pid
+                self.pid, self.frozen = pid, False
             case {"event": "ready"}:
                 self.state = ProcessState.UP
             case {"event": "line", "text": str(text)}:
                 if self._on_line is not None:
                     self._on_line(text)
             case {"event": "exited", "code": int(code)}:
-                self.state, self.pid, self.exit_code = ProcessState.DOWN, None, code
+                self.state, self.pid, self.frozen, self.exit_code = ProcessState.DOWN, None, False, code
             case {"event": "failed", "reason": str(reason)}:
                 self.state, self.failure = ProcessState.DOWN, f"could not be run: {reason}"
 

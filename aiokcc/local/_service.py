@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from ._process import Process, ProcessState
+
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from ._process import Process
 
 
 class Service:
@@ -28,6 +28,16 @@ class Service:
     def pid(self) -> int | None:
         """The id of the Java process; None while the server is down."""
         return self._process.pid
+
+    @property
+    def serving(self) -> bool:
+        """True from the end of a successful start to the end of the process, also while it is frozen."""
+        return self._process.state is ProcessState.UP
+
+    @property
+    def frozen(self) -> bool:
+        """True between `freeze` and `thaw`."""
+        return self._process.frozen
 
     @property
     def log(self) -> Path:

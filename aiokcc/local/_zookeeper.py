@@ -14,7 +14,7 @@ from ._process import Process, free_ports, gather_or_cancel, make_directory, sup
 from ._service import Service
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Mapping
 
     from ._process import SupervisorClient
 
@@ -37,6 +37,8 @@ _JARS: Final = (
     "netty-handler-4*.jar",
     "netty-resolver-4*.jar",
     "netty-transport-4*.jar",
+    "netty-transport-classes-epoll-4*.jar",  # these two are for TLS
+    "netty-transport-native-unix-common-4*.jar",
 )
 
 # Only the first compiler (C1): with few cores latencies vary less. One run of 6300 sequential writes each, on two cores: with
@@ -160,6 +162,7 @@ async def zookeeper(
     tick_ms: int = 200,
     heap: str = "256m",
     optimise: bool = False,
+    settings: Mapping[str, object] | None = None,
     deadline: float = 60,
 ) -> AsyncIterator[ZooKeeper]:
     """Start a real ZooKeeper on 127.0.0.1. It ends when the context ends, or when this process ends for any reason.
@@ -176,6 +179,7 @@ async def zookeeper(
         heap: the maximum size of each server's Java heap.
         optimise: use Java's optimising compiler, as a server in production does: for measurements and long runs. By default
             the quick one is used, which starts sooner and varies less in the first minute.
+        settings: settings that are added to those of ``zoo.cfg``, such as ``{"secureClientPort": 2281}``.
         deadline: seconds that a server may take to start.
 
     Raises:
@@ -197,7 +201,7 @@ async def zookeeper(
         attempts = 1 if port is not None else 5
         while True:
             attempts -= 1
-            ensemble = _prepare(supervisor, jvm, home, servers, port, tick_ms, deadline)
+            ensemble = _prepare(supervisor, jvm, home, servers, port, tick_ms, settings or {}, deadline)
             try:
                 await _start_all(ensemble)
                 break
@@ -220,6 +224,7 @@ def _prepare(
     servers: int,
     port: int | None,
     tick_ms: int,
+    given: Mapping[str, object],
     deadline: float,
 ) -> list[ZooKeeperServer]:
     """Write each server's configuration, with free ports unless `port` is given, and return the servers."""
@@ -239,7 +244,7 @@ def _prepare(
         data = directory / "data"
         data.mkdir(parents=True, exist_ok=True)
         config, logging = directory / "zoo.cfg", directory / "log4j2.properties"
-        settings = {
+        settings: dict[str, object] = {
             "dataDir": data.as_posix(),
             "tickTime": tick_ms,
             "minSessionTimeout": MIN_SESSION_MS,
@@ -254,6 +259,7 @@ def _prepare(
             (data / "myid").write_text(f"{number}\n")
             # Both are in ticks: 10 s to join the quorum; after 3 s without an answer a follower or a frozen leader is dropped.
             settings |= {"initLimit": max(10_000 // tick_ms, 2), "syncLimit": max(3_000 // tick_ms, 2)}
+        settings |= given
         lines = [f"{key}={value}" for key, value in settings.items()] + ([] if alone else peers)
         config.write_text("\n".join(lines) + "\n")
         logging.write_text(LOGGING)
