@@ -27,7 +27,7 @@ EACH = 60
 """The number of records of a topic in a minute."""
 
 HANDLERS = """
-import asyncio, os
+import asyncio, os, pathlib
 
 def show(record):
     print(record.topic, record.partition, record.offset, record.timestamp)
@@ -39,6 +39,15 @@ async def stop_in_minute_five(record):
     if record.timestamp >= 1767225600000 + 5 * 60_000 + 500:
         print("waiting", os.getpid())
         await asyncio.Event().wait()
+    show(record)
+
+going_on = None
+
+async def wait_in_minute_eight(record):
+    global going_on
+    if record.timestamp >= 1767225600000 + 8 * 60_000:
+        going_on = going_on or asyncio.ensure_future(asyncio.to_thread(pathlib.Path("go").read_text))
+        await going_on
     show(record)
 
 def fail(record):
@@ -269,7 +278,8 @@ async def test_a_run_on_hold_says_so_and_how_to_end_the_hold(place: Place, zk_ro
         while not (await process.stdout.readline()).startswith(b"waiting"):
             pass
         assert (await run("hold", zk_root)).code == 0
-    async with place.started("show") as process:
+    os.mkfifo(place.directory / "go")
+    async with place.started("wait_in_minute_eight") as process:
         assert process.stderr is not None
         announced = [(await process.stderr.readline()).decode().strip() for _ in range(4)]
         first, _, held, command = announced
@@ -277,9 +287,13 @@ async def test_a_run_on_hold_says_so_and_how_to_end_the_hold(place: Place, zk_ro
         assert held == "The run is on hold: the limit does not move until a period is set, as by:"
         assert command == "aiokcc period 1m"
         assert (await run("period", "2m", zk_root)).code == 0
-        out, err = await process.communicate()
+        told = b"The period is 2m now; the hold is over.\n"
+        while (line := await process.stderr.readline()) not in (told, b""):
+            pass
+        assert line == told
+        await asyncio.to_thread((place.directory / "go").write_text, "on")
+        out, _ = await process.communicate()
     assert process.returncode == 0
-    assert "The period is 2m now; the hold is over." in err.decode()
     assert handled(out.decode())
 
 
