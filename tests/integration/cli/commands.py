@@ -94,7 +94,12 @@ class Terminal:
         self._news.set()
 
     async def shows(self, text: str) -> None:
-        while text not in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.screen):
+        """Wait until the command has written the text."""
+        await self.shows_different(re.escape(text), least=1)
+
+    async def shows_different(self, pattern: str, *, least: int) -> None:
+        """Wait until the command has written at least so many different texts that match the pattern."""
+        while len(set(re.findall(pattern, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.screen)))) < least:
             self._news.clear()
             await self._news.wait()
 

@@ -145,8 +145,7 @@ class TestWatch:
     async def test_the_elapsed_time_is_redrawn_although_nothing_changes(self, zk_root: str) -> None:
         async with group_of(zk_root) as group, waiting(group.orders, 5 * MINUTE):
             async with on_terminal("status", "--watch", zk_root) as terminal:
-                await terminal.shows("Blocked for 3.")
-                await terminal.shows("Blocked for 4.")
+                await terminal.shows_different(r"Blocked for [\d.]+s", least=3)
 
     async def test_it_continues_when_the_store_is_back(self, private_zookeeper: local.ZooKeeper) -> None:
         store = private_zookeeper.url("group")
