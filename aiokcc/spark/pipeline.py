@@ -146,6 +146,7 @@ class Pipeline:
                 await participant.wait_until_settled()
                 break
             if self._until is not None and planner.has_published_until(self._until):
+                participant.leave_the_rest()
                 break
             plan = await planner.plan(checkpoint.published + 1, limit)
             if plan is None:
