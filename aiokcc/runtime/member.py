@@ -97,6 +97,8 @@ class Member:
         """True once we leave the managed group: partitions that we release go to other members at once."""
         self.released_unfinished: set[Partition] = set()
         """Partitions that we have released before they finished and have not opened again."""
+        self.continues_later = False
+        """True once a scheduled run has done its part: that it releases unfinished partitions is then no reason to warn."""
         self.bounds: Mapping[Partition, Bounds] = {}
         """The offsets that the run replays, as the founder resolved them; empty if the caller brings the records."""
         self.founded = 0
@@ -321,9 +323,8 @@ class Member:
         if released:
             one = len(released) == 1
             log.log(
-                logging.WARNING
-                if self.options.managed is None
-                else logging.INFO,  # a managed group finds the next owner itself
+                # A managed group finds the next owner itself; the next start of a scheduled run claims them again.
+                logging.WARNING if self.options.managed is None and not self.continues_later else logging.INFO,
                 "%s: %s released before %s had finished; the limit waits for %s",
                 self.name,
                 f"{released[0]} was" if one else f"{listing(map(str, released))} were",

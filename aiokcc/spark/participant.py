@@ -167,6 +167,10 @@ class Participant:
         tracks, self.tracks = self.tracks, {}
         await _close(track.gate for track in tracks.values())
 
+    def leave_the_rest(self) -> None:
+        """Note that this start has done its part, and that the next one claims the partitions again: no warning about them."""
+        self.member.continues_later = True
+
     def check(self) -> None:
         """Raise the group's failure, or the error of a gate whose lock another member has taken."""
         if self.member.failure is not None:

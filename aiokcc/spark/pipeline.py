@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import enum
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.masking import mask_text
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import AiokccError, KafkaError, SparkJobError
@@ -35,6 +33,7 @@ from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation
 from aiokcc.spark.finder import Finder
 from aiokcc.spark.function_version import VersionedFunction
+from aiokcc.spark.job_errors import first_line, is_permanent
 from aiokcc.spark.job_metrics import JobMetrics
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.plan import Intent
@@ -146,6 +145,7 @@ class Pipeline:
                 await participant.wait_until_settled()
                 break
             if self._until is not None and planner.has_published_until(self._until):
+                participant.leave_the_rest()
                 break
             plan = await planner.plan(checkpoint.published + 1, limit)
             if plan is None:
@@ -274,7 +274,7 @@ class Pipeline:
 
     async def _failed(self, batch: Batch, error: Exception, failures: int) -> None:
         """Return if the job may be tried again; raise the error otherwise."""
-        await self._checkpoint.record_error(batch.number, _first_line(error))
+        await self._checkpoint.record_error(batch.number, first_line(error))
         if isinstance(error, AiokccError):
             raise error
         periods = f"{format_time(batch.start)} to {format_time(batch.end)}"
@@ -287,18 +287,18 @@ class Pipeline:
                 batch.end,
             ) from error
         await self._check_log(batch, error)
-        if failures > self._retries or _is_permanent(error):
+        if failures > self._retries or is_permanent(error):
             times = "failed" if failures == 1 else f"failed {failures} times, the last time"
             raise SparkJobError(
                 f"the job for {periods} of pipeline {batch.pipeline!r} {times} with "
-                f"{_first_line(error)}; the limit has not passed it. Started again, the pipeline continues there. "
+                f"{first_line(error)}; the limit has not passed it. Started again, the pipeline continues there. "
                 f"{offsets_text(batch)}",
                 batch.pipeline,
                 batch.start,
                 batch.end,
             ) from error
         self._summary.retried += 1
-        log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, _first_line(error))
+        log.warning("%s: the job for %s failed, trying again: %s", batch.pipeline, periods, first_line(error))
 
     async def _stage(self, batch: Batch) -> object | None:
         self._late = ()
@@ -398,20 +398,3 @@ class Pipeline:
 
 def _nothing(_step: BatchStep, _batch: Batch) -> None:
     pass
-
-
-def _is_permanent(error: Exception) -> bool:
-    """Return whether a job fails in the same way each time: the function is wrong, or its plan."""
-    # By name: classic Spark and Spark Connect have classes of their own.
-    kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("pyspark")}
-    return isinstance(error, TypeError | NameError | AttributeError) or "AnalysisException" in kinds
-
-
-def _first_line(error: Exception) -> str:
-    """Return the error without its stack: the first line, and the last cause that Java or Python names."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [repr(error)]
-    causes = [
-        line for line in lines[1:] if line.startswith("Caused by:") or re.match(r"[\w.]+(Error|Exception): ", line)
-    ]
-    shown = [f"{type(error).__name__}:", lines[0][:400], *(line[:400] for line in causes[-1:])]
-    return mask_text(" ".join(shown))  # an address in it may hold a password

@@ -38,6 +38,7 @@ from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation, Periods
 from aiokcc.spark.function_version import VersionedFunction
+from aiokcc.spark.job_errors import first_line, is_permanent
 from aiokcc.spark.progress import Summary
 from aiokcc.spark.published import LatePeriod
 from aiokcc.spark.restating import alone_with
@@ -272,10 +273,9 @@ class Restatement:
             except Exception as error:
                 if (poison := poison_in(error)) is not None:
                     raise poison from error
-                if failures > self._options.retries or isinstance(error, TypeError):
+                if failures > self._options.retries or is_permanent(error):
                     raise SparkJobError(
-                        f"{what} failed with {type(error).__name__}: {str(error).strip().splitlines()[0][:400]}; nothing was "
-                        f"changed",
+                        f"{what} failed with {first_line(error)}; nothing was changed",
                         part.pipeline,
                         part.start,
                         part.end,

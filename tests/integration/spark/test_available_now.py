@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,12 @@ class Nightly:
 
 @SINKS
 async def test_each_start_publishes_what_is_closed_by_then(
-    spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path, kind: Callable[..., Sink]
+    spark: SparkSession,
+    kafka: local.Kafka,
+    zk_root: str,
+    tmp_path: Path,
+    kind: Callable[..., Sink],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     name = await topic(kafka, [at(0), at(1), at(2.5)], [at(0.5)])
     nightly = Nightly(spark, kafka, zk_root, name, lambda: kind(tmp_path / "out"))
@@ -81,6 +87,9 @@ async def test_each_start_publishes_what_is_closed_by_then(
     assert rows_in(kind, tmp_path / "out") == {at(0): 2, at(1): 1, at(2): 1, at(3): 1}
     await nightly.start(6)
     assert rows_in(kind, tmp_path / "out") == {at(0): 2, at(1): 1, at(2): 1, at(3): 1, at(4): 1}
+    assert [
+        r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING and "released" in r.getMessage()
+    ] == []
 
 
 @pytest.mark.parametrize("step", list(BatchStep))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from typing import Any
 
@@ -85,3 +86,18 @@ async def test_many_published_periods_are_closed_in_few_steps_and_the_kept_cuts_
                 assert mark
                 assert mark.offset == period.places[partition].low
         await participant.close()
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+async def test_it_warns_of_released_partitions_unless_the_next_start_continues(
+    caplog: pytest.LogCaptureFixture, is_done: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with joining(open_store(f"memory://{uuid.uuid4().hex}"), "one") as group:
+        participant = Participant(group, 5.0)
+        await participant.open(PARTITIONS)
+        if is_done:
+            participant.leave_the_rest()
+        await participant.close()
+    (record,) = [record for record in caplog.records if "released before" in record.getMessage()]
+    assert record.levelno == (logging.INFO if is_done else logging.WARNING)
