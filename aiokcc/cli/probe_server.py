@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -101,8 +102,11 @@ async def serve_probes(probes: Probes, host: str, port: int) -> AsyncIterator[st
     try:
         server = await asyncio.start_server(answer, host, port)
     except OSError as error:
-        reason = "is taken by another program" if error.errno in {98, 48} else f"cannot be used: {error.strerror}"
-        raise UsageError(f"--metrics {host}:{port} {reason}; give another address") from None
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        taken = error.errno == errno.EADDRINUSE
+        reason = "is taken by another program" if taken else f"cannot be used: {error.strerror or error}"
+        advice = "give another address, or port 0 for any free port; the address is printed"
+        raise UsageError(f"--metrics {where} {reason}; {advice}") from None
     try:
         address, bound = server.sockets[0].getsockname()[:2]
         yield f"http://{f'[{address}]' if ':' in address else address}:{bound}/metrics"

@@ -87,8 +87,10 @@ def _facts(status: Status, names: Mapping[str, str], pace: str) -> Iterable[tupl
         yield "run", run
         if status.offsets_total:
             yield "offsets", f"{status.offsets_done:,} of {status.offsets_total:,} are processed"
-    if status.closed is not None:
+    if status.closed:  # the first limit is a cut at 0, which closes nothing
         yield "closed", f"{count(status.periods_closed, 'period')}, the last at {format_time(status.closed)}"
+    elif status.closed is not None:
+        yield "closed", "no period yet"
     if status.state is not GroupState.ENDED:
         yield "leader", f"{names[status.leader]}   epoch {status.epoch}" if status.leader else "none at present"
     yield "generation", str(status.generation)

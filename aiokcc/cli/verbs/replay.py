@@ -8,7 +8,7 @@ import contextlib
 import importlib.util
 import time
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiokcc.cli.argument_types import (
     listen_address,
@@ -36,6 +36,9 @@ from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_duration, format_time
 from aiokcc.errors import AiokccError, RunEnded, UsageError
+
+if TYPE_CHECKING:
+    from aiokcc.cli.probe_server import Probes
 
 __all__ = ["VERB"]
 
@@ -159,7 +162,16 @@ def _check(options: argparse.Namespace) -> None:
 
 
 async def _run(options: argparse.Namespace) -> int:
-    """Run the replay and return the exit code. Raises AiokccError if a worker fails. Cancelling stops the workers at once."""
+    """Run the replay and return the exit code. Raises AiokccError if a worker fails. Cancelling stops the workers at once.
+
+    The metrics are served first: an address that cannot be used is refused before anything is said or joined.
+    """
+    async with _probes(options) as (probes, where):
+        return await _replay(options, probes, where)
+
+
+async def _replay(options: argparse.Namespace, probes: Probes | None, metrics: str) -> int:
+    """Run the replay as ``_run`` does. ``metrics`` is the address at which the probes are served."""
     previous = await read_previous_run(options)
     if previous.ended and await _has_ended(options):
         print_message(f"The run under {_where(options)} has ended already; there is nothing left to do.")
@@ -167,16 +179,18 @@ async def _run(options: argparse.Namespace) -> int:
         return 0
     shares = await share_partitions(options)
     print_message(wrap(_announcement(options, shares, previous)))
+    if probes is not None:
+        print_message(f"Metrics: {metrics}")
     monitor = Monitor(options, previous)
+    monitor.probes = probes
     interruption = Interruption(monitor.stop, monitor.warn, timeout=options.stop_timeout, timed_out=monitor.timed_out)
     try:
         with open_progress_display() as display, interruption.handling():
             specs = [worker_spec(options, shares, n) for n in range(1, len(shares) + 1)]
             pool: WorkerPool | None = None
             try:
-                async with _probes(options, monitor):
-                    async with worker_pool(specs, display.write if display.live else None) as pool:
-                        await monitor.run(pool, display)
+                async with worker_pool(specs, display.write if display.live else None) as pool:
+                    await monitor.run(pool, display)
             finally:
                 monitor.receive_last_counts([] if pool is None else pool.unread_reports())
     except asyncio.CancelledError:
@@ -198,17 +212,19 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _probes(options: argparse.Namespace, monitor: Monitor) -> AsyncIterator[None]:
-    """Serve the metrics while the block runs, if that was asked for."""
+async def _probes(options: argparse.Namespace) -> AsyncIterator[tuple[Probes | None, str]]:
+    """Serve the metrics while the block runs, if that was asked for, and give the probes and the address.
+
+    Raises UsageError if the address cannot be used.
+    """
     if options.metrics is None:
-        yield
+        yield None, ""
         return
     from aiokcc.cli.probe_server import Probes, serve_probes
 
-    monitor.probes = Probes(options.processes)
-    async with serve_probes(monitor.probes, *options.metrics) as where:
-        print_message(f"Metrics: {where}")
-        yield
+    probes = Probes(options.processes)
+    async with serve_probes(probes, *options.metrics) as where:
+        yield probes, where
 
 
 async def _has_ended(options: argparse.Namespace) -> bool:

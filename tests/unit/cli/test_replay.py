@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,21 @@ def test_the_address_of_kafka_is_required(monkeypatch: pytest.MonkeyPatch, capsy
     monkeypatch.delenv("AIOKCC_BOOTSTRAP_SERVERS", raising=False)
     assert main([*WORDS, "zk://h/x"]) == 2
     assert "where is Kafka? Give --bootstrap-servers HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_a_taken_address_of_metrics_is_refused_before_anything_else_is_said(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There is no Kafka at this address either: the command does not get so far as to notice."""
+    family = socket.AF_INET6 if "[" in host else socket.AF_INET
+    with socket.create_server((host.strip("[]"), 0), family=family) as taken:
+        address = f"{host}:{taken.getsockname()[1]}"
+        words = ("json:loads", "--topic", "t", "--period", "1m", "--bootstrap-servers", "127.0.0.1:1")
+        assert main(["replay", *words, "--store", "memory://taken", "--metrics", address]) == 1
+    out, err = capsys.readouterr()
+    advice = "give another address, or port 0 for any free port; the address is printed"
+    assert (out, err) == ("", f"aiokcc: --metrics {address} is taken by another program; {advice}\n")
 
 
 @pytest.mark.parametrize(

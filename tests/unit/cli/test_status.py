@@ -151,6 +151,13 @@ class TestStatusView:
         assert facts["leader"] == "alpha   epoch 2"
         assert facts["closed"] == "4 periods, the last at 2026-01-01T00:04:00Z"
 
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_before_the_first_period_has_closed_there_is_no_last_one(self, number: int) -> None:
+        """The cut of the first limit has the boundary 0."""
+        view = view_of(replace(MOVING, closed=0, periods_closed=number))
+        assert dict(view.facts)["closed"] == "no period yet"
+        assert "1970" not in write_status(view)
+
     def test_a_partition_at_the_gate_is_called_waiting_not_blocked(self) -> None:
         text = write_status(view_of(MOVING))
         assert "orders.0    alpha   waiting  2026-01-01T00:05:00.001Z" in text
