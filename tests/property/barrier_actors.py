@@ -10,7 +10,7 @@ from aiokcc.core.leader import Advance, Leader
 from aiokcc.core.limit import Limit, Request
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partitions import Partition
-from aiokcc.core.report import Report
+from aiokcc.core.report import Cut, Report
 from tests.property.tree import Op
 
 __all__ = [
@@ -38,6 +38,7 @@ RULES: Final = frozenset(
         "unique name",
         "deadline",
         "owner lock",
+        "T after claim",
         "leader applies requests",
         "finished in cut",
         "resume at cut",
@@ -139,6 +140,8 @@ class Member:
     looked: dict[Partition, tuple[Limit, int]] = field(default_factory=dict)
     claimed: set[Partition] = field(default_factory=set)
     """Locks taken, with the limit not read since."""
+    read_before: Cut | None = None
+    """Without the rule "T after claim": the last cut when it came to want another partition."""
     version: int | None = None
     """Of the limit that it has seen last."""
     inbox: list[tuple[Limit, int]] = field(default_factory=list)

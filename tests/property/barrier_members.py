@@ -147,6 +147,7 @@ class BarrierMembers(BarrierStore):
         for partition in m.wanted:
             if partition not in m.progress.partitions:
                 m.progress.add(partition)
+                m.read_before = self.last_cut()
 
     def release(self, m: Member, partition: Partition) -> None:
         """Release a partition that the member runs, for any other member; it may want it again itself."""
@@ -199,7 +200,7 @@ class BarrierMembers(BarrierStore):
         """Read limit and cut after the claim, and start there."""
         if m.session not in self.tree.sessions or not m.claimed:
             return
-        cut = self.last_cut()
+        cut = self.last_cut() if self.has("T after claim") else m.read_before
         self.see(m)
         if cut is not None:
             m.progress.closed(cut.limit)

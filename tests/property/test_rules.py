@@ -2,10 +2,10 @@
 
 Every test plays one history twice: with all rules, where the invariants hold and the run reaches its end; and with the one rule
 switched off, where the same history breaks the invariant that the rule protects. So no test here can pass without a check.
-*Check of reports* is not in the protocol's table: the leader in its term makes it, and *no loss* needs it.
+The table "What breaks without each rule" in docs/explanation/protocol.md names the test of each rule.
 
-Two rows of the protocol's table are left to the parts they belong to: *fenced commit* (committed offsets) and *intent before
-publish* (Spark).
+Four rows of that table are tested where they belong: *host lease* (processes of one host), *one format* (joining), *fenced
+commit* (committed offsets) and *intent before publish* (Spark).
 """
 
 from __future__ import annotations
@@ -419,6 +419,29 @@ def test_resume_at_cut() -> None:
         take_part(model, model.members["x"])
 
     both(history, "resume at cut", "no loss: a.0@1 comes again", two([1, 2, 12, 25], [13, 27]))
+
+
+def test_t_after_claim() -> None:
+    """A standby reads the last cut and waits for the lock. The owner closes a period and is killed before it has committed."""
+
+    def history(model: BarrierModel) -> None:
+        x, y, z = (model.members[name] for name in "xyz")
+        elect(model, y)
+        take_part(model, x)
+        take_part(model, y)
+        model.join(z)
+        model.see_assignment(z)
+        model.claim(z)
+        assert advance(model, y)
+        model.crash(x)
+        model.tree.expire(x.session or 0)
+        model.see_generation(z)
+        work(model, z)
+
+    def make(off: frozenset[str]) -> BarrierModel:
+        return BarrierModel({P0: [1, 12, 25], P1: [13, 27]}, {P0: "x", P1: "y"}, standbys={P0: "z"}, without=off)
+
+    both(history, "T after claim", "no loss: a.0@0 comes again", make)
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
