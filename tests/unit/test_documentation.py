@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import aiokcc
+from aiokcc.core import paths
+from tests.property.barrier_actors import RULES
 
 ROOT = Path(aiokcc.__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -83,3 +85,136 @@ def test_every_argument_is_in_the_reference(function: Callable[..., object], pag
     text = (ROOT / "docs" / "reference" / page).read_text()
     names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     assert [name for name in names if f"`{name}=" not in text and name not in internal] == []
+
+
+class CodeIndex:
+    """The names that the package and its tests define, by file."""
+
+    def __init__(self) -> None:
+        self.by_file: dict[Path, set[str]] = {}
+        self.bases: dict[str, set[str]] = {}
+        self.members: dict[str, set[str]] = {}
+        for folder in ("aiokcc", "tests"):
+            for path in (ROOT / folder).rglob("*.py"):
+                self.by_file[path] = self._read(path)
+        self.all = set().union(*self.by_file.values())
+
+    def _read(self, path: Path) -> set[str]:
+        names: set[str] = set()
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.ClassDef):
+                names.add(node.name)
+                self.bases.setdefault(node.name, set()).update(b.id for b in node.bases if isinstance(b, ast.Name))
+                self.members.setdefault(node.name, set()).update(self._assigned(node))
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                names |= self._targets(node)
+        return names
+
+    def _assigned(self, cls: ast.ClassDef) -> set[str]:
+        names: set[str] = set()
+        for node in ast.walk(cls):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                names |= self._targets(node)
+        return names
+
+    @staticmethod
+    def _targets(node: ast.Assign | ast.AnnAssign) -> set[str]:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        found = [leaf for target in targets for leaf in ast.walk(target)]
+        return {leaf.id for leaf in found if isinstance(leaf, ast.Name)} | {
+            leaf.attr for leaf in found if isinstance(leaf, ast.Attribute)
+        }
+
+    def has(self, name: str, file: Path | None) -> bool:
+        """Return whether a name such as ``Gate`` or ``Gate.idle`` is defined, in this file if one is given."""
+        first, _, rest = name.partition(".")
+        defined = self.all if file is None else self.by_file.get(file, set())
+        return first in defined and (not rest or any(rest in self.members.get(cls, ()) for cls in self._line_of(first)))
+
+    def _line_of(self, cls: str) -> list[str]:
+        """Return a class and the classes that it is derived from."""
+        return [cls, *(name for base in sorted(self.bases.get(cls, ())) for name in self._line_of(base))]
+
+
+NODES = {value for name, value in vars(paths).items() if name.isupper() and isinstance(value, str)}
+
+
+def wrong_names(text: str, code: CodeIndex) -> list[str]:
+    """Return the files and names in backticks that do not exist. A name right behind a file must be defined there.
+
+    What is no file and no name of the code is left out: commands, options, single words, and what stands in a fence.
+    """
+    wrong: list[str] = []
+    for line in re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL).split("\n\n"):
+        file: Path | None = None
+        folder = ROOT
+        behind = 0
+        for found in re.finditer(r"`([^`\n]+)`", line):
+            token, between = found[1], line[behind : found.start()]
+            behind = found.end()
+            if token.endswith(".py"):
+                candidates = [base / token for base in (ROOT / "aiokcc", ROOT, folder, *folder.parents)]
+                file = next((path for path in candidates if path.is_file()), None)
+                if file is None:
+                    wrong.append(token)
+                else:
+                    folder = file.parent
+            elif re.fullmatch(r"[A-Za-z_]\w*(\.(?!toml)[A-Za-z_]\w*)?", token) and not token.startswith("aiokcc"):
+                if not re.fullmatch(r"\s*\(?|, ", between):
+                    file = None
+                is_name = re.search(r"[A-Z_.]", token) or (file is not None and token not in NODES)
+                if is_name and not code.has(token, file):
+                    wrong.append(token if file is None else f"{token} in {file.relative_to(ROOT)}")
+    return wrong
+
+
+@pytest.fixture(scope="module")
+def code() -> CodeIndex:
+    return CodeIndex()
+
+
+@pytest.mark.parametrize("page", ["docs/maintainers/architecture.md", "docs/explanation/protocol.md"])
+def test_every_file_and_name_of_the_code_exists(page: str, code: CodeIndex) -> None:
+    assert wrong_names((ROOT / page).read_text(), code) == []
+
+
+def test_a_wrong_file_or_name_is_found(code: CodeIndex) -> None:
+    text = (
+        "`runtime/gate.py` `Gate.idle`, then `runtime/gate.py` `Leader.decide` and `core/nothing.py`.\n\n"
+        "`Leader.decide`, `Leader.nothing`, `LeaderTerm.read_again`; `core/sticky.py`, `weighted.py`; "
+        "`core/leader.py` (`Step`, `Gate`)"
+    )
+    assert wrong_names(text, code) == [
+        "Leader.decide in aiokcc/runtime/gate.py",
+        "core/nothing.py",
+        "Leader.nothing",
+        "Gate in aiokcc/core/leader.py",
+    ]
+
+
+def test_docstrings_are_sentences(code: CodeIndex) -> None:
+    fragments = [
+        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
+        for path in code.by_file
+        if path.is_relative_to(ROOT / "aiokcc")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node)) is not None
+        and re.match(r"(What|Where|Who|Whose|Whether|How|When|Which|Why)\b", text)
+    ]
+    assert fragments == [], "say what it does or is: 'Returns …', 'The time at which …'"
+
+
+def test_every_rule_of_the_protocol_has_a_row_with_its_test() -> None:
+    text = (ROOT / "docs" / "explanation" / "protocol.md").read_text()
+    named = set(re.findall(r"\*\*\[([^\]]+)\]\*\*", text)) - {"brackets"}
+    _, _, table = text.partition("## What breaks without each rule")
+    rows = set(re.findall(r"^\| ([^|]+) \|.*`test_\w+`|^\| ([^|]+) \|.*/test_\w+\.py\)", table, re.MULTILINE))
+    tested = {one or other for one, other in rows}
+    assert named - tested == set()
+    assert RULES - tested == set()
