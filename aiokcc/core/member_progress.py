@@ -36,7 +36,7 @@ _CLOSED: Final = Limit((0,))
 
 
 class ReportTime(Enum):
-    """When a member reports."""
+    """The times at which a member may have to report."""
 
     NOW = "now"
     SOON = "soon"
@@ -369,7 +369,7 @@ class MemberProgress:
 
     @property
     def report_time(self) -> ReportTime:
-        """When the member has to report. It is asked whenever something has changed here."""
+        """The time at which the member has to report. It is asked whenever something has changed here."""
         if self.overdue or self.due:
             return ReportTime.NOW
         return ReportTime.SOON if self.ready else ReportTime.NOT_YET

@@ -1,4 +1,4 @@
-"""What a replay tells of its handlers: how long they take, for metrics, and spans, if ``traces=True``.
+"""Measures the handlers of a replay: their time, for metrics, and with ``traces=True`` a span for each list of records.
 
 Both follow lists of records, not records. A list is what one partition brings at a time, so its time is measured where the
 next one is asked for, and the loop over its records knows nothing of it.

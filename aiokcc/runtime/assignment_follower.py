@@ -341,7 +341,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
             await member.release_partition(partition)
 
     if member.leaving:
-        raise UsageError(f"{member.name} has left the group's shares; connect again to take part in them again")
+        raise UsageError(f"{member.name} has left the managed group; connect again to be assigned partitions")
     async with anyio.create_task_group() as tasks:
         try:
             await follow_assignment(member, begin, end, lambda: failure is not None, lost)

@@ -1,4 +1,4 @@
-"""What a member measures for metrics: the time of its periods, and its requests to the store."""
+"""Measures a member for metrics: the time of its periods, and its requests to the store."""
 
 from __future__ import annotations
 

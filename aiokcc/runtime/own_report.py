@@ -25,7 +25,10 @@ __all__ = ["OwnReport"]
 LATE: Final = 1.0
 """Seconds after which a member whose partitions still run reports that, so that the status shows which are slow."""
 LINGER: Final = 0.05
-"""Under lookahead a report is delayed by up to this many seconds, so that it has more boundaries."""
+"""Under lookahead a report is delayed by this many seconds, so that it has more boundaries.
+
+If the limit moves meanwhile, the delay begins anew: a report waits for less than twice this time.
+"""
 
 
 class OwnReport:
@@ -91,7 +94,7 @@ class OwnReport:
         self.update()
 
     def delay(self) -> None:
-        """Delays the report by up to LINGER, so that it has more boundaries."""
+        """Delays the report by LINGER, so that it has more boundaries. Does nothing while a delay runs."""
         if self._linger_timer is None:
             self._lingers_under = self._progress.limit
             self._linger_timer = timers().call_later(LINGER, self._linger_over)

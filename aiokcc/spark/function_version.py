@@ -25,7 +25,7 @@ __all__ = ["FunctionVersion", "VersionedFunction", "check_version", "describe_ch
 
 @dataclass(frozen=True, slots=True)
 class FunctionVersion:
-    """What is known of the function that computed a batch."""
+    """The version and the fingerprint of the function that computed a batch, as far as they are known."""
 
     version: str | None = None
     """As the user gave it; None if none was given."""

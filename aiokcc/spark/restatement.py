@@ -97,7 +97,7 @@ class RestateOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Definition:
-    """What the store has recorded about the pipeline."""
+    """The definition of the pipeline, as the store has recorded it."""
 
     content: Mapping[str, Any]
     period: int

@@ -1,4 +1,4 @@
-"""What a ParquetSink needs of a file system, tried out once before anything is written.
+"""Tries out, before anything is written, that a file system has what a ParquetSink needs.
 
 ==================  ==================================================================================================
 hard links          a batch is published by giving its manifest a second name
