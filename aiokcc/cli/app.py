@@ -15,8 +15,10 @@ from typing import Final
 
 from aiokcc.cli.arguments import parse, peek_value
 from aiokcc.cli.logs import LEVELS, LOG_FORMATS, choose_logs, is_json, set_up_logs
+from aiokcc.cli.render import print_message
 from aiokcc.cli.verb import StoreUse, Verb
-from aiokcc.core.masking import mask_text
+from aiokcc.core.masking import mask_command
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import (
     AiokccError,
     CorruptNodeError,
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(words)
         set_up_logs(options.logs)
         verb = _check(options)
+        _warn_of_typed_secrets(options)
         if not verb.confirm(options):
             print("Nothing was changed.")
             return FAILED
@@ -74,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
         if verbose and not is_json():
-            print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
+            print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
         _print_error(cause, verbose=verbose)
         return FAILED if accepted else USAGE_ERROR
 
@@ -101,6 +104,15 @@ def _check(options: argparse.Namespace) -> Verb:
         open_store(options.store)
     verb.check(options)
     return verb
+
+
+def _warn_of_typed_secrets(options: argparse.Namespace) -> None:
+    """Print a warning if a secret was typed: everybody who can list the processes of the machine can read it."""
+    if mask_command(options.words) != options.words:
+        print_message(
+            "Warning: the command line has a password in it, which everybody on this machine can read while the command runs. "
+            "Name it in place of writing it: env:NAME or file:PATH; for a ZooKeeper, zk://host:2181/root?auth=env:NAME."
+        )
 
 
 async def _until_terminated(work: Awaitable[int]) -> int:
@@ -136,7 +148,7 @@ def _print_error(error: BaseException, *, verbose: bool) -> None:
     if is_json():
         log.error("%s", text, extra={"hint": hint} if hint else {}, exc_info=error if verbose else None)
         return
-    print(f"aiokcc: {mask_text(text)}", file=sys.stderr)
+    print(f"aiokcc: {hide_secrets(text)}", file=sys.stderr)
     if hint:
         print(f"  {hint}", file=sys.stderr)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
-from aiokcc.credentials import is_reference, read_secret
+from aiokcc.credentials import is_reference, read_secret, remember_secrets
 from aiokcc.errors import UsageError
 
 __all__ = [
@@ -117,8 +117,11 @@ def setting(text: str) -> tuple[str, Any]:
         shown = re.match(r"[\w.-]*", text)
         raise argparse.ArgumentTypeError(f"{shown[0] if shown else ''!r} is not a setting; expected NAME=VALUE")
     if is_reference(value):
-        return key, _convert(lambda: read_secret(value, key), value)
+        value = _convert(lambda: read_secret(value, key), value)
+        remember_secrets({key: value})
+        return key, value
     if is_secret(key):
+        remember_secrets({key: value})
         return key, value
     try:
         return key, json.loads(value)  # numbers, true, false, null

@@ -235,11 +235,11 @@ def _add_defaults(
     profile = load_profile(peek_value(words, "--config"), peek_value(words, "--profile"), environment)
     names = [name.removeprefix("--") for each in parser.all_verbs() for name in each._option_string_actions]
     defaults = find_defaults(verb, words[place:], environment, profile, names)
-    return (
-        profile,
-        defaults,
-        [*words[:place], *(word for default in defaults for word in default.words), *words[place:]],
-    )
+    words = [*words[:place], *(word for default in defaults for word in default.words), *words[place:]]
+    if verb.get_default("selected").store is StoreUse.SHOWN:  # it shows the defaults of all verbs
+        found = (each for other in parser.all_verbs() for each in find_defaults(other, (), environment, profile, names))
+        defaults = list({each.option: each for each in [*found, *defaults]}.values())
+    return profile, defaults, words
 
 
 def peek_value(words: Sequence[str], option: str) -> str | None:

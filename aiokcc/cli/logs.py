@@ -9,11 +9,13 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from aiokcc.core.masking import mask_text
+from aiokcc.core.masking import HIDDEN, is_secret
+from aiokcc.credentials import hide_secrets
 
 __all__ = ["LEVELS", "LOG_FORMATS", "JsonFormatter", "TextFormatter", "choose_logs", "is_json", "set_up_logs"]
 
@@ -22,6 +24,8 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 _BELOW: Final = ("aiokafka", "asyncio", "py4j")
 """The packages below ours, which log much."""
+_DEEPEST: Final = 8
+"""What is nested deeper in a fact becomes text; it may contain itself."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """The attributes that every log record has; the others are facts."""
 
@@ -35,7 +39,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and a traceback below it if the record has one."""
-        return mask_text(super().format(record))
+        return hide_secrets(super().format(record))
 
 
 class JsonFormatter(logging.Formatter):
@@ -52,18 +56,36 @@ class JsonFormatter(logging.Formatter):
             "time": f"{when:%Y-%m-%dT%H:%M:%S}.{when.microsecond // 1000:03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": mask_text(record.getMessage()),
+            "message": hide_secrets(record.getMessage()),
             **self._facts,
-            **{name: _mask_fact(value) for name, value in vars(record).items() if name not in _STANDARD},
+            **{name: _mask_fact(value, name) for name, value in vars(record).items() if name not in _STANDARD},
         }
         if record.exc_info:
-            fields["error"] = mask_text(self.formatException(record.exc_info))
-        return json.dumps(fields, default=_mask_fact, ensure_ascii=False)
+            fields["error"] = hide_secrets(self.formatException(record.exc_info))
+        return json.dumps(fields, ensure_ascii=False)
 
 
-def _mask_fact(value: Any) -> Any:
-    """Return a fact as JSON has it, masked if it is a text or becomes one."""
-    return value if isinstance(value, int | float | list | tuple | dict | None) else mask_text(str(value))
+def _mask_fact(value: Any, name: str = "", depth: int = 0) -> Any:
+    """Return a fact as JSON has it, with the secrets in it hidden: known ones, by their form, and by the names of dicts."""
+    if isinstance(value, int | None) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if is_secret(name) and name != "key":  # a record has a key, too
+        return HIDDEN
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        return {hide_secrets(str(key)): _mask_fact(each, str(key), depth + 1) for key, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
+        return [_mask_fact(each, "", depth + 1) for each in value]
+    return hide_secrets(str(value))
+
+
+class _LastResort(logging.Handler):
+    """Prints records for which there is no handler as Python does, but hides secrets."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print(hide_secrets(self.format(record)), file=sys.stderr)
+
+
+_LAST_RESORT: Final = _LastResort(logging.WARNING)
 
 
 def choose_logs(log_format: str | None, level: str | None, *, verbose: bool) -> tuple[str, str] | None:
@@ -81,6 +103,8 @@ def set_up_logs(logs: Sequence[str] | None, *, member: str | None = None) -> Non
     root = logging.getLogger()
     for handler in [each for each in root.handlers if isinstance(each.formatter, TextFormatter | JsonFormatter)]:
         root.removeHandler(handler)
+    # What has no handler, such as asyncio's "Task exception was never retrieved", is printed too.
+    logging.lastResort = _LAST_RESORT
     if logs is None:
         for name in ("aiokcc", "aiokafka"):
             logging.getLogger(name).addHandler(logging.NullHandler())

@@ -30,7 +30,7 @@ from aiokcc.cli.functions import describe_location, load_function
 from aiokcc.cli.logs import is_json, set_up_logs
 from aiokcc.cli.loops import run_on
 from aiokcc.cli.replay_options import FUNCTIONS
-from aiokcc.core.masking import mask_text
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import AiokccError, HandlerError, SessionLostError, UsageError
 from aiokcc.exception_groups import main_error
 from aiokcc.runtime.member_health import MemberState
@@ -87,7 +87,7 @@ def main() -> int:
         if is_json():
             log.debug("the replay has failed", exc_info=True)
         elif spec["verbose"]:
-            print(mask_text(traceback.format_exc()), end="", file=sys.stderr)
+            print(hide_secrets(traceback.format_exc()), end="", file=sys.stderr)
         _send_failure(reports, error, [spec[name] for name in ("handler", *(f for f, _, _ in FUNCTIONS)) if spec[name]])
         return 1
     return 0
@@ -335,9 +335,9 @@ def _send_failure(reports: ReportWriter, error: BaseException, functions: Sequen
     if isinstance(error, AiokccError):
         raised = error.__cause__ if isinstance(error, HandlerError) else None
         where = "" if raised is None else describe_location(raised, *functions)
-        reports.send("failed", text=mask_text(str(error)), where=where, refused=isinstance(error, UsageError))
+        reports.send("failed", text=hide_secrets(str(error)), where=where, refused=isinstance(error, UsageError))
     else:
-        text = mask_text(f"unexpected error: {type(error).__name__}: {error}")
+        text = hide_secrets(f"unexpected error: {type(error).__name__}: {error}")
         reports.send("failed", text=text, where=describe_location(error), refused=False)
 
 

@@ -53,6 +53,9 @@ _SETTING: Final = re.compile(
     |(?<=['"])\s*:\s*(?P<item>{_LISTED}|[^\s,}}]+))""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
+_PRIVATE_KEY: Final = re.compile(
+    r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
+)
 _NO_SECRET: Final = re.compile(r"(?:PASSWORD|\*{3}|\.{3}|…|(?:env|file):.*)[.,;:)]*")
 """Values that stand for a secret in our own errors and in commands to copy."""
 _ENVIRONMENT_OR_FILE: Final = ("env:", "file:")
@@ -95,7 +98,7 @@ def mask_text(text: str) -> str:
     text = _BARE_CREDENTIALS.sub(
         lambda found: found[0] if _PLACEHOLDER.fullmatch(found["credentials"]) else f"{HIDDEN}@", text
     )
-    return _SETTING.sub(_mask_setting, text)
+    return _SETTING.sub(_mask_setting, _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text))
 
 
 def _mask_quoted_url(url: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from aiokcc.credentials.jaas import login_line, read_login
+from aiokcc.credentials.known_secrets import remember_secret, remember_secrets
 from aiokcc.credentials.properties_file import read_properties
 from aiokcc.credentials.property_names import IGNORED, UNSUPPORTED
 from aiokcc.credentials.secret_values import read_secret
@@ -132,6 +133,7 @@ class KafkaClient:
         values = {
             name: read_secret(text, f"{where}: {name}") for name, text in properties.items() if name not in IGNORED
         }
+        remember_secrets(values)
         try:
             return _build(values, tuple(name for name in properties if name in IGNORED))
         except UsageError as error:
@@ -281,5 +283,6 @@ def _add_login(values: Mapping[str, str], consumer: dict[str, Any], spark: dict[
             f"{lacks} is missing"
         )
     user, password = (read_secret(text, "sasl.jaas.config") for text in (user, password))
+    remember_secret(password)
     consumer |= {"sasl_plain_username": user, "sasl_plain_password": password}
     spark["sasl.jaas.config"] = login_line(mechanism, user, password)

@@ -9,7 +9,7 @@ import ipaddress
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,7 +25,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aiokcc.core.masking import mask_text
+from aiokcc.credentials import hide_secrets, remember_secret
 from aiokcc.dashboard.channel import Channel, encode_event
 from aiokcc.dashboard.control import control
 from aiokcc.dashboard.feed import GroupFeed
@@ -90,10 +90,10 @@ class _Follower:
 class Dashboard:
     """Owns the feeds and serves them. ``app`` is the ASGI application; the feeds run while its lifespan does."""
 
-    def __init__(self, store: Store, open_group: Callable[[str], Store], options: DashboardOptions) -> None:
-        """``open_group`` returns the store of a group directly below the root of ``store``, by its name."""
-        self._store, self._open_group, self._options = store, open_group, options
+    def __init__(self, store: Store, options: DashboardOptions) -> None:
+        self._store, self._options = store, options
         self._control_token = secrets.token_urlsafe(32)
+        remember_secret(self._control_token)
         self.overview = Overview(store, on_group=self._follow_root)
         self.followers: dict[str, _Follower] = {}
         """By the name of the group; the root's own name is empty."""
@@ -154,10 +154,13 @@ class Dashboard:
                 loop = asyncio.get_running_loop()
                 follower.ending = loop.call_later(_LINGER_SECONDS, self._end, name, follower)
 
+    def _store_of(self, name: str) -> Store:
+        """Return the store of a group directly below the root; of the root itself, if the name is empty."""
+        return self._store.at(f"{self._store.root}/{name}") if name else self._store
+
     def _start(self, name: str) -> _Follower:
         assert self._tasks is not None
-        store = self._open_group(name) if name else self._store
-        feed = GroupFeed(store, keep=self._options.keep, stuck_after=self._options.stuck_after)
+        feed = GroupFeed(self._store_of(name), keep=self._options.keep, stuck_after=self._options.stuck_after)
         scope = anyio.CancelScope()
 
         async def run() -> None:
@@ -186,7 +189,10 @@ class Dashboard:
 
     async def _login(self, request: Request) -> Response:
         if request.method == "GET":
-            return Response((_STATIC / "login.html").read_bytes(), media_type="text/html", status_code=401)
+            page = (_STATIC / "login.html").read_text()
+            if "wrong" in request.query_params:
+                page = page.replace("<!-- wrong -->", '<p role="alert">That is not the token. Try again.</p>')
+            return Response(page, media_type="text/html", status_code=401)
         body = (await _read(request)).decode(errors="replace")
         given = body.partition("token=")[2].partition("&")[0]
         if self._options.token is None or not hmac.compare_digest(given.encode(), self._options.token.encode()):
@@ -287,14 +293,13 @@ class Dashboard:
             return _refusal(400, "expected a JSON object with verb, and period or member")
         try:
             name = self._group(request)
-            store = self._open_group(name) if name else self._store
-            done = await control(store, order, operator=self._options.operator)
+            done = await control(self._store_of(name), order, operator=self._options.operator)
         except UsageError as error:
             return _refusal(409, str(error))
         except StoreError as error:
-            return _refusal(503, mask_text(str(error)))
+            return _refusal(503, hide_secrets(str(error)))
         except AiokccError as error:
-            return _refusal(500, mask_text(str(error)))
+            return _refusal(500, hide_secrets(str(error)))
         log.info("the page has asked for %s: %s", order["verb"], done)
         return JSONResponse({"done": done})
 
@@ -356,9 +361,12 @@ class _Guard:
             name = host[: host.rfind("]") + 1] if host.startswith("[") else host.partition(":")[0]
             return None if is_loopback(name) else _refusal(421, f"{name!r} is not a name of this machine")
         header = connection.headers.get("authorization", "").removeprefix("Bearer ")
-        given = connection.cookies.get(_COOKIE) or header
-        path = connection.url.path
-        if hmac.compare_digest(given.encode(), self._token.encode()) or path.startswith(self._OPEN):
+        given = (connection.cookies.get(_COOKIE, ""), header)
+        path = connection.scope[
+            "path"
+        ]  # not connection.url: Starlette before 1.0 makes it of the Host that a visitor names
+        right = any(hmac.compare_digest(each.encode(), self._token.encode()) for each in given)
+        if right or path.startswith(self._OPEN):
             return None
         if path == "/":
             return RedirectResponse("/login", status_code=303)

@@ -10,8 +10,9 @@ from typing import Any, Final
 import anyio
 
 from aiokcc.core.formatting import format_elapsed
-from aiokcc.core.masking import mask_text, mask_url
+from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_duration, format_time
+from aiokcc.credentials import hide_secrets
 from aiokcc.dashboard.channel import Channel, encode_event
 from aiokcc.dashboard.history import History, Staircase
 from aiokcc.errors import AiokccError
@@ -66,7 +67,7 @@ class GroupFeed:
                     on_connection=self._on_connection,
                 )
             except* AiokccError as errors:  # such as no permission to read
-                self._on_missing(mask_text("; ".join(str(error) for error in errors.exceptions)))
+                self._on_missing(hide_secrets("; ".join(str(error) for error in errors.exceptions)))
             tasks.cancel_scope.cancel()
 
     def begin(self, since: int) -> Iterable[bytes]:

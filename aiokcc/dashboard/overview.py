@@ -12,8 +12,9 @@ import anyio
 from aiokcc.core import paths
 from aiokcc.core.formatting import format_elapsed
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
-from aiokcc.core.masking import mask_text, mask_url
+from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_time
+from aiokcc.credentials import hide_secrets
 from aiokcc.dashboard.channel import Channel
 from aiokcc.errors import AiokccError, CorruptNodeError, NoAuthError, SessionLostError
 from aiokcc.stores.port import Change, Children, Node, Store, Watch
@@ -80,7 +81,7 @@ class Overview:
                     self.publish()
                 except AiokccError as error:  # such as no permission to read
                     self.channel.set_state(
-                        "overview", {"missing": mask_text(str(error)), "where": mask_url(self.store.url)}
+                        "overview", {"missing": hide_secrets(str(error)), "where": mask_url(self.store.url)}
                     )
                     tasks.cancel_scope.cancel()
                     return

@@ -16,7 +16,7 @@ from aiokcc.core.masking import mask_url
 from aiokcc.core.partitions import Partition, check_topic
 from aiokcc.core.periods import parse_time
 from aiokcc.core.subscriptions import Subscription
-from aiokcc.credentials import KafkaClient, KafkaConfig
+from aiokcc.credentials import KafkaClient, KafkaConfig, remember_secrets
 from aiokcc.errors import UsageError
 
 __all__ = ["MAX_BYTES", "SourceOptions", "check_choice", "check_consumer", "check_count", "consumer_keywords"]
@@ -149,6 +149,7 @@ class SourceOptions:
         if not isinstance(commit, bool):
             raise UsageError(f"commit is {commit!r}; expected True or False")
         consumer = {**client.consumer, **consumer}
+        remember_secrets(consumer)
         check_consumer(consumer)
         return cls(
             topics=tuple(topics),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from aiokcc.core.limit import Mode
-from aiokcc.core.masking import mask_text
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import AiokccError
 from aiokcc.runtime.health import HealthKind, assess
 from aiokcc.runtime.status import STANDSTILL_SECONDS
@@ -81,7 +81,7 @@ async def read_health(member: Member, *, stuck_after: float = STANDSTILL_SECONDS
             live,
             ready,
             facts.pop("stuck", False),
-            mask_text(why),
+            hide_secrets(why),
             member.name,
             limit.value if limit.mode is Mode.GATED else None,
             None if member_session is None else member_session.generation.number,

@@ -27,7 +27,7 @@ from typing import Any, Final
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.masking import mask_text
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import (
     AiokccError,
     BadVersionError,
@@ -233,7 +233,7 @@ class Checkpoint:
 
     async def record_error(self, number: int, text: str) -> None:
         """Record why a batch failed, for the operator. Nothing depends on it: it is left out if the store does not answer."""
-        data = json.dumps({"batch": number, "error": mask_text(text)[:2000]}).encode()
+        data = json.dumps({"batch": number, "error": hide_secrets(text)[:2000]}).encode()
         fence = Check(self._attempt, self._attempt_version)
         with anyio.move_on_after(_ERROR_SECONDS):
             await self._record_error(number, data, fence)
@@ -351,5 +351,5 @@ def _new_run() -> bytes:
 
 
 def _shown(value: Any) -> str:
-    text = mask_text(json.dumps(value)) if value is not None else "not given"
+    text = hide_secrets(json.dumps(value)) if value is not None else "not given"
     return text if len(text) <= 200 else f"{text[:200]}…"

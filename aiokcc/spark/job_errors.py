@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from aiokcc.core.masking import mask_text
+from aiokcc.credentials import hide_secrets
 
 __all__ = ["first_line", "is_permanent"]
 
@@ -23,4 +23,4 @@ def first_line(error: Exception) -> str:
         line for line in lines[1:] if line.startswith("Caused by:") or re.match(r"[\w.]+(Error|Exception): ", line)
     ]
     shown = [f"{type(error).__name__}:", lines[0][:400], *(line[:400] for line in causes[-1:])]
-    return mask_text(" ".join(shown))  # an address in it may hold a password
+    return hide_secrets(" ".join(shown))  # an address in it may hold a password

@@ -13,7 +13,8 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from aiokcc.core.masking import HIDDEN, is_secret, mask_text
+from aiokcc.core.masking import HIDDEN, is_secret
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import UsageError
 
 __all__ = ["check_security", "check_sink_security"]
@@ -132,7 +133,7 @@ class _HideSecrets(logging.Filter):
         text = self._NAME_AND_VALUE.sub(
             lambda found: f"s{found['name']}\ns{HIDDEN}" if is_secret(found["name"]) else found[0], record.getMessage()
         )
-        record.msg, record.args = mask_text(text), None
+        record.msg, record.args = hide_secrets(text), None
         return True
 
 

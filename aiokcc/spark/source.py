@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
+from aiokcc.credentials import remember_secrets
 from aiokcc.errors import PoisonTimestampError, UsageError
 from aiokcc.spark.batch import Batch, LateRecords
 from aiokcc.spark.late_records import collect_late, read_in_layers, read_included
@@ -201,6 +202,7 @@ def offsets_text(batch: Batch) -> str:
 
 def check_options(options: Mapping[str, Any]) -> dict[str, str]:
     """Return the user's options of the source. Raise UsageError for an unknown one, or one that the replay decides itself."""
+    remember_secrets({str(name): value for name, value in options.items()})
     result = {}
     for name, value in options.items():
         lower = str(name).lower()

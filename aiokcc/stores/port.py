@@ -316,5 +316,9 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
+    def at(self, root: str) -> Store:
+        """Return the store of another root at the same place, with the same credentials."""
+
+    @abc.abstractmethod
     def describe(self, path: str) -> str:
         """Return the full name of a node for messages: ``/replay/coordinator``."""

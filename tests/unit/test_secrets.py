@@ -152,6 +152,25 @@ def test_no_command_shows_a_secret_setting(words: list[str], capsys: pytest.Capt
     clean("".join(capsys.readouterr()))
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        (["status", f"zk://u:{SECRET}@127.0.0.1:1/root"], True),
+        (["status", "--store", f"zk://u:{SECRET}@127.0.0.1:1/root"], True),
+        ([*REPLAY, "--store", "memory://typed", "--consumer", f"sasl_plain_password={SECRET}"], True),
+        (["status", "zk://127.0.0.1:1/root?auth=env:ZK"], False),
+        ([*REPLAY, "--store", "memory://typed", "--consumer", "sasl_plain_password=env:ZK"], False),
+    ],
+)
+def test_whoever_types_a_secret_is_warned(
+    words: list[str], warned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZK", f"u:{SECRET}")
+    assert main([*words, "--timeout", "10ms"]) == 1
+    shown = clean(capsys.readouterr().err)
+    assert ("which everybody on this machine can read" in shown) is warned
+
+
 def test_the_command_that_goes_on_has_placeholders() -> None:
     words = [*REPLAY, f"--store=zk://u:{SECRET}@h/x", "--consumer", f"sasl_plain_password={SECRET}"]
     shown = " ".join(mask_command([*words, "--consumer", "client_id=c", "--consumer=sasl_plain_password=env:PW"]))

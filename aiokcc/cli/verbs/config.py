@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from aiokcc.cli.configuration import PROFILE
+from aiokcc.cli.defaults import Default
 from aiokcc.cli.kafka_options import KAFKA_ARGUMENTS, load_kafka
 from aiokcc.cli.verb import SERVERS, StoreUse, Verb, argument
 from aiokcc.core.masking import HIDDEN, is_secret, mask_url
@@ -45,7 +46,7 @@ def _collect(options: argparse.Namespace, client: KafkaClient) -> dict[str, Any]
         "store": None if not options.store else {**_store(options.store), "from": options.store_origin},
         "kafka": _kafka(options, client),
         "defaults": {
-            default.option: {"value": _masked_words(default.words), "from": default.origin}
+            default.option: {"value": _masked_words(default), "from": default.origin}
             for default in options.defaults_in_force
         },
     }
@@ -83,9 +84,14 @@ def _masked(name: str, value: str) -> str:
     return HIDDEN if is_secret(name) else mask_url(value) if "@" in value else value
 
 
-def _masked_words(words: tuple[str, ...]) -> str:
-    values = [word.partition("=")[2] for word in words]
-    return ", ".join(_masked(value.partition("=")[0], value) if "=" in value else value for value in values) or "true"
+def _masked_words(default: Default) -> str:
+    if default.words in {(), (default.option,)}:  # a flag
+        return "true" if default.words else "false"
+    values = [word.partition("=")[2] for word in default.words]
+    named = [
+        (value.partition("=")[0] if "=" in value else default.option.removeprefix("--"), value) for value in values
+    ]
+    return ", ".join(_masked(name, value) for name, value in named)
 
 
 def _print_part(title: str, part: Mapping[str, Any] | None, otherwise: str) -> None:

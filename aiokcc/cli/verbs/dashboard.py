@@ -11,6 +11,7 @@ from aiokcc.cli.verb import STUCK_AFTER, Verb, argument, open_existing, operator
 from aiokcc.core import paths
 from aiokcc.core.formatting import count
 from aiokcc.core.masking import mask_url
+from aiokcc.credentials import is_reference, remember_secret
 from aiokcc.errors import NoAuthError, UsageError
 from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Session, Store
@@ -22,12 +23,15 @@ _MISSING: Final = "the dashboard needs starlette and uvicorn, which are not inst
 
 
 def _token(text: str) -> str:
-    """Return the token that ``env:NAME`` or ``file:PATH`` names, or the text itself."""
+    """Return the token that ``env:NAME`` or ``file:PATH`` names. Raises ArgumentTypeError for any other text."""
+    if not is_reference(text):  # a command line can be read by everybody on the machine
+        raise argparse.ArgumentTypeError("it says where the token is found: --token env:NAME or --token file:PATH")
     return str(setting(f"token={text}")[1])
 
 
 def _check(options: argparse.Namespace) -> None:
     options.token = options.token or os.environ.get(_TOKEN) or None
+    remember_secret(options.token)
     _server().check_token(options.listen[0], options.token)
 
 
@@ -49,10 +53,8 @@ async def _run(options: argparse.Namespace) -> int:
     store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         found = await _describe(store, session)
-    root, mark, query = options.store.partition("?")
     dashboard = Dashboard(
         store,
-        lambda name: open_existing(options, f"{root.rstrip('/')}/{name}{mark}{query}"),
         DashboardOptions(
             keep=options.keep,
             stuck_after=options.stuck_after,
@@ -118,7 +120,7 @@ VERB: Final = Verb(
             "--token",
             type=_token,
             metavar="TOKEN",
-            help=f"what visitors have to know: env:NAME, file:PATH, or the text; default: ${_TOKEN}",
+            help=f"where the text is that visitors have to know: env:NAME or file:PATH; default: ${_TOKEN}",
         ),
         STUCK_AFTER,
     ),

@@ -35,6 +35,7 @@ function connect() {
     // Always a new connection, with what is known by now: the browser would ask for the old history again.
     mine.close();
     retry = setTimeout(connect, 1000);
+    askForToken();
   };
   on("hello", (hello) => { controlToken = hello.control; $("control").hidden = !controlToken || group === null; });
   on("overview", showOverview);
@@ -42,6 +43,15 @@ function connect() {
   on("sample", (sample) => { chart.skew = sample.t - Date.now(); chart.add([sample]); });
   on("view", showView);
   on("tables", showTables);
+}
+
+// A browser does not tell why a stream was refused. The page itself is answered by the way to the login, if the token is wrong:
+// the server may have been started again with another one.
+async function askForToken() {
+  try {
+    const answer = await fetch("/", { method: "HEAD", redirect: "manual" });
+    if (answer.type === "opaqueredirect") location.assign("/login");
+  } catch { /* the server is away */ }
 }
 
 function say(text, live) {

@@ -67,6 +67,10 @@ class HostStore(Store):
             with anyio.move_on_after(LEAVE_SECONDS):
                 await self._service.wait_until_left()
 
+    def at(self, root: str) -> Store:
+        """Returns the store of another root, which no process of this host shares."""
+        return self._store.at(root)
+
     def describe(self, path: str) -> str:
         """Returns the full name of a node for messages."""
         return self._store.describe(path)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from aiokcc.credentials import KafkaClient, KafkaConfig
+from aiokcc.core.masking import mask_url
+from aiokcc.credentials import KafkaClient, KafkaConfig, remember_secrets
 from aiokcc.errors import UsageError
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.sinks.port import Sink
@@ -61,11 +62,14 @@ class KafkaSink(Sink):
             )
         servers = [bootstrap_servers] if isinstance(bootstrap_servers, str) else list(bootstrap_servers)
         if not servers or not all(isinstance(server, str) and server for server in servers):
-            raise UsageError(f'bootstrap_servers is {bootstrap_servers!r}; expected "host:port" or a list of them')
+            raise UsageError(
+                f'bootstrap_servers is {mask_url(repr(bootstrap_servers))}; expected "host:port" or a list of them'
+            )
         options = {
             name if name.startswith("kafka.") else f"kafka.{name}": str(value)
             for name, value in (kafka_options or {}).items()
         }
+        remember_secrets(options)
         for name in _OURS:
             if name in options:
                 raise UsageError(f"kafka_options has {name!r}, which is an argument of its own")

@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 
 from aiokcc.background import Background
 from aiokcc.core.masking import mask_url
+from aiokcc.credentials import remember_secrets
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
@@ -58,6 +59,7 @@ class KafkaStore(Store):
             raise UsageError(
                 f"kafka:// has no option {name!r}; it takes topic=, prefix= and {', '.join(sorted(CONNECTION_SETTINGS))}"
             )
+        remember_secrets(settings)
         self.root = check_root(root)
         self.topic = name_topic(self.root, prefix) if topic is None else check_name(topic)
         named = "" if topic is None else f"?topic={topic}"

@@ -57,6 +57,11 @@ class MemoryStore(Store):
         store.volatile = True
         return store
 
+    def at(self, root: str) -> Self:
+        other = type(self)(self.server.name, root)
+        other.volatile = self.volatile
+        return other
+
     def __repr__(self) -> str:
         return f"<MemoryStore {self.url}>"
 

@@ -9,7 +9,7 @@ from ssl import SSLContext
 from typing import Any, Self
 
 from aiokcc.background import Background
-from aiokcc.credentials import make_tls_context, read_secret
+from aiokcc.credentials import make_tls_context, read_secret, remember_secret
 from aiokcc.credentials.tls import read_pem
 from aiokcc.errors import UsageError
 from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_timeouts
@@ -61,6 +61,7 @@ class ZooKeeperStore(Store):
             raise UsageError("the user in auth contains a ':', which ZooKeeper takes for the end of the name")
         if ssl is not None and not isinstance(ssl, SSLContext):
             raise UsageError("ssl is an ssl.SSLContext, as made by ssl.create_default_context()")
+        remember_secret(None if auth is None else auth[1])
         self.root = check_root(root)
         self.url = f"{'zk' if ssl is None else 'zks'}://{','.join(map(str, self.servers))}{self.root}"
         self._acl = wire.encode_acl(resolve_acl(acl, authenticated=auth is not None, by_certificate=ssl is not None))
@@ -149,6 +150,7 @@ def _context(given: dict[str, Any]) -> SSLContext:
         )
     ca, cert, key = (None if given[n] is None else read_pem(given[n], n) for n in ("ca", "cert", "key"))
     password = None if given["key_password"] is None else read_secret(given["key_password"], "key_password")
+    remember_secret(password)
     return make_tls_context(ca=ca, certificate=cert, key=key, password=password)
 
 

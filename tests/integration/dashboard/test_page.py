@@ -224,7 +224,8 @@ class TestBadInput:
         ("words", "says"),
         [
             (("--listen", "0.0.0.0:0"), "give --token env:NAME"),
-            (("--listen", "0.0.0.0:0", "--token", "short"), "openssl rand -hex 16"),
+            (("--listen", "0.0.0.0:0", "--token", "env:HOME"), "openssl rand -hex 16"),
+            (("--token", "hunter2hunter2hunter2"), "--token env:NAME or --token file:PATH"),
             (("--listen", "here"), "write host:port"),
             (("--token", "env:NOT_SET_ANYWHERE"), "the environment variable NOT_SET_ANYWHERE is not set"),
             (("--keep", "long"), "--keep"),

@@ -140,6 +140,17 @@ def test_config_shows_what_is_in_force_and_no_secret(
     assert SECRET not in text + shown
 
 
+def test_config_shows_the_defaults_of_all_verbs_and_no_token(capsys: pytest.CaptureFixture[str], here: Path) -> None:
+    (here / "aiokcc.toml").write_text(
+        f'profile = "p"\n[profiles.p.defaults]\nperiod = "1m"\ntoken = "{SECRET}"\nfollow = true\nmetrics = "127.0.0.1:1"\n'
+    )
+    assert main(["config"]) == 0
+    out = capsys.readouterr().out
+    for line in ("--period 1m (from ", "--token *** (from ", "--follow true (from ", "--metrics 127.0.0.1:1 (from "):
+        assert line in out
+    assert SECRET not in out
+
+
 def test_config_says_what_is_wrong(capsys: pytest.CaptureFixture[str], here: Path) -> None:
     (here / "password").unlink()
     assert main(["config"]) == 2

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -61,9 +62,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def serving(url: str, **options: Any) -> AsyncIterator[Running]:
-    dashboard = Dashboard(
-        aiokcc.open_store(url), lambda name: aiokcc.open_store(f"{url}/{name}"), DashboardOptions(**options)
-    )
+    dashboard = Dashboard(aiokcc.open_store(url), DashboardOptions(**options))
     listening = bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
     ready = asyncio.Event()
@@ -319,6 +318,33 @@ class TestToken:
             assert "HttpOnly" in entered.headers["set-cookie"]
             assert "SameSite=strict" in entered.headers["set-cookie"]
             assert (await client.get("/")).status_code == 200  # the client keeps the cookie
+
+    async def test_a_wrong_token_is_said_to_be_wrong(self) -> None:
+        async with serving("memory://dashboard-wrong/replay", token=TOKEN) as running:
+            assert "not the token" not in (await running.client.get("/login")).text
+            wrong = await running.client.post("/login", data={"token": "wrong"}, follow_redirects=True)
+            assert "That is not the token." in wrong.text
+
+    async def test_a_program_with_the_token_passes_whatever_its_cookie_is(self) -> None:
+        async with serving("memory://dashboard-cookie/replay", token=TOKEN) as running:
+            headers = {"cookie": "aiokcc_token=of-yesterday", "authorization": f"Bearer {TOKEN}"}
+            assert (await running.client.get("/", headers=headers)).status_code == 200
+
+    @pytest.mark.parametrize("host", ["a/static/x?", "a/login?", "a/static/#", "127.0.0.1/static/", "a@b/static/?x="])
+    async def test_the_name_of_the_host_opens_nothing(self, host: str) -> None:
+        """A path that needs no token, smuggled into the Host header."""
+        async with serving("memory://dashboard-host/replay", token=TOKEN) as running:
+            port = running.client.base_url.port
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for path in ("/overview", "/events", "/metrics"):
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+                assert head.split()[1] in {b"401", b"400"}
+                if head.split()[1] == b"400":  # the server has closed the connection
+                    break
+                length = int(re.search(rb"content-length: (\d+)", head)[1])  # type: ignore[index]
+                await reader.readexactly(length)
+            writer.close()
 
     async def test_nothing_comes_from_elsewhere(self) -> None:
         async with serving("memory://dashboard-headers/replay") as running:
