@@ -23,7 +23,7 @@ from aiokcc.core.periods import MAX_LIMIT, format_duration, format_time
 from aiokcc.runtime.member_health import MemberState
 from aiokcc.runtime.status import GroupState
 from aiokcc.views.meters import BusyMeter, RateMeter
-from aiokcc.views.model import Progress
+from aiokcc.views.model import ReplayProgress
 
 if TYPE_CHECKING:
     from aiokcc.cli.probe_server import Probes
@@ -185,7 +185,7 @@ class Monitor:
                     self._worker_died(report.worker, facts["code"])
 
     def _forget_probes(self, worker: int) -> None:
-        """A worker has left its run, or has died: it reports no health any more, and its silence says nothing."""
+        """Drop the health of a worker that has left its run or died: it reports none any more, and its silence says nothing."""
         if self.probes is not None:
             self.probes.forget(worker)
 
@@ -197,7 +197,7 @@ class Monitor:
             self._period = period
 
     def _worker_stopped(self, worker: int) -> None:
-        """A worker has stopped gracefully. If no stop of all was requested, this one has got SIGTERM from somebody else."""
+        """Note that a worker has stopped gracefully. If no stop of all was requested, it has got SIGTERM from somebody else."""
         self.stopped = True
         others = len(self._done) < self._options.processes
         if self._stop_asked_at is None and others and self._managed:
@@ -208,7 +208,7 @@ class Monitor:
             self.stop()
 
     def _worker_died(self, worker: int, code: int) -> None:
-        """A worker exited without a result. In a managed group the others, if there are any, take over its partitions."""
+        """Note that a worker exited without a result. In a managed group the others, if any, take over its partitions."""
         how = f"{self._name(worker)} {describe_exit(code)}"
         if self._stop_asked_at is not None and worker not in self._joined:
             self._done.add(worker)  # it stopped before it had begun anything
@@ -294,7 +294,7 @@ class Monitor:
 
     # -- the progress -----------------------------------------------------------------------------------------------------
 
-    def progress(self, now: float) -> Progress:
+    def progress(self, now: float) -> ReplayProgress:
         """Return the progress; ``now`` is the monotonic clock."""
         records = self._sum("records")
         reached = self._limit
@@ -317,7 +317,7 @@ class Monitor:
                 left = max(0, end - reached) / pace
         if self._stop_asked_at is not None:
             left = None
-        return Progress(reached, share, records, per_second, left, self._note(now))
+        return ReplayProgress(reached, share, records, per_second, left, self._note(now))
 
     def _note(self, now: float) -> str:
         if self._stop_asked_at is not None:

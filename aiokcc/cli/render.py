@@ -19,7 +19,7 @@ from typing import Final, Protocol, TextIO
 from aiokcc.cli.logs import is_json
 from aiokcc.core.formatting import count, format_elapsed
 from aiokcc.core.periods import format_time
-from aiokcc.views.model import Progress, StatusView, Table, View
+from aiokcc.views.model import ReplayProgress, StatusView, Table, View
 
 __all__ = [
     "Display",
@@ -139,7 +139,7 @@ class LogLines:
 def _log_view(view: View, line: str) -> None:
     """Log the progress, with its figures as facts."""
     facts: dict[str, object] = {}
-    if isinstance(view, Progress):
+    if isinstance(view, ReplayProgress):
         facts = {
             "limit": view.reached,
             "share": view.share,
@@ -191,12 +191,12 @@ def write_line(view: View) -> str:
         case StatusView():
             limit = dict(view.facts).get("limit", "").split("   ")[0]
             return "  ".join(filter(None, (limit, view.health.text)))
-        case Progress():
+        case ReplayProgress():
             return "" if view.reached is None else write_progress(view)
     return view
 
 
-def write_progress(view: Progress) -> str:
+def write_progress(view: ReplayProgress) -> str:
     """Return the progress in one line."""
     parts = ["starting" if view.reached is None else format_time(view.reached)]
     if view.share is not None:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from aiokcc.cli.render import write_progress
 from aiokcc.runtime.health import HealthKind
-from aiokcc.views.model import Progress, StatusView, Table, View
+from aiokcc.views.model import ReplayProgress, StatusView, Table, View
 
 __all__ = ["LiveDisplay", "print_status", "render"]
 
@@ -91,12 +91,12 @@ def render(view: View, columns: int) -> RenderableType:
     match view:
         case StatusView():
             return Group(_status(view), Text(view.note, style="dim"))
-        case Progress():
+        case ReplayProgress():
             return _progress(view, columns)
     return Text(view)
 
 
-def _progress(view: Progress, columns: int) -> RenderableType:
+def _progress(view: ReplayProgress, columns: int) -> RenderableType:
     """Draw a bar and a line of text, and the note next to it or below it. The time left gives way first, then the rate."""
     short = replace(view, note="")
     if len(write_progress(short)) > columns:

@@ -113,7 +113,7 @@ def parse_topics(topics: object) -> frozenset[Partition]:
 
 
 def check_topic(topic: object) -> None:
-    """UsageError unless this is a name that Kafka allows for a topic."""
+    """Raises UsageError unless this is a name that Kafka allows for a topic."""
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in {".", ".."}:
         raise UsageError(f"topic {topic!r} is not a name Kafka allows: letters, digits, '.', '_' and '-', at most 249")
 

@@ -149,7 +149,7 @@ class Committer:
             await self._commit()
             await anyio.sleep(_COMMIT_SECONDS)  # time is the event: more commits would only cost more
 
-    async def flush(self, positions: Mapping[Partition, int]) -> None:
+    async def commit_now(self, positions: Mapping[Partition, int]) -> None:
         """Commit these offsets and the pending ones now. A failure is logged and kept in the summary, and not raised."""
         self.note(positions)
         if self.enabled and positions and self._member.member_session is None:

@@ -189,7 +189,7 @@ class PartitionTasks:
         for running in leaving.values():
             await running.ended.wait()
         if not self._member.progress.withheld:  # else a period was gathered and is not processed yet
-            await self._committer.flush({p: self._committable(running) for p, running in leaving.items()})
+            await self._committer.commit_now({p: self._committable(running) for p, running in leaving.items()})
         async with unwrapped() as tasks:  # side by side: their locks are released in one transaction
             for running in leaving.values():
                 tasks.start_soon(self._member.release_gate, running.gate)
@@ -219,7 +219,7 @@ class PartitionTasks:
         """
         if self._source.managed and not self._member.progress.withheld:  # the next owner resumes there
             with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-                await self._committer.flush(self.positions())
+                await self._committer.commit_now(self.positions())
         running, self._running = self._running, {}
         gates = [one.gate for one in running.values()]
         early = any(gate.progress.state is not PartitionState.FINISHED for gate in gates)

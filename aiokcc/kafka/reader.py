@@ -150,7 +150,7 @@ class Reader:
                         async with self.period_lock:
                             await partition_tasks.leave()
                     else:
-                        await commits.flush(partition_tasks.positions())
+                        await commits.commit_now(partition_tasks.positions())
                     tasks.cancel_scope.cancel()
             finally:
                 member.leave()

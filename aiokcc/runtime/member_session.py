@@ -300,7 +300,7 @@ class MemberSession:
                 self.assignment_follower.topics_changed()
 
     def _generation_changed(self) -> None:
-        """From now on our reports have the new generation. If another member wrote it, we no longer lead."""
+        """Gives our reports the new generation from now on. Ends our term if another member wrote it."""
         self.member.progress.generation = self.generation.number
         if self.term is not None and self.generation.leader != self.name:
             self.term.depose()

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Node", "analysed_plan", "attribute_id", "expressions", "parse_plan", "text_of"]
+__all__ = ["PlanNode", "analysed_plan", "attribute_id", "expressions", "parse_plan", "text_of"]
 
 _FROM_PYTHON: Final = re.compile(
     r"[\s|()\d+-]*(MapPartitionsRDD|PythonRDD|ParallelCollectionRDD)\[\d+\] at "
@@ -26,27 +26,27 @@ _FROM_PYTHON: Final = re.compile(
 """A line in the history of an RDD that ``createDataFrame`` makes from a list. A frame's RDD has other lines."""
 LINEAGE: Final = "aiokcc.lineage"
 """The field that is added to a leaf that is an RDD: True if the RDD may have been made from a frame."""
-_PLANS: Final[WeakKeyDictionary[DataFrame, Node]] = WeakKeyDictionary()
+_PLANS: Final[WeakKeyDictionary[DataFrame, PlanNode]] = WeakKeyDictionary()
 """The plans of frames that are alive: a plan of a hundred periods takes 30 ms, and is needed for two decisions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PlanNode:
     """An operator of a plan, or an expression."""
 
     kind: str
     """The name of its class, without the package."""
     fields: Mapping[str, Any]
-    children: tuple[Node, ...]
+    children: tuple[PlanNode, ...]
 
-    def walk(self) -> Iterator[Node]:
+    def walk(self) -> Iterator[PlanNode]:
         """Yield this node and all below it, in pre-order. Plans inside expressions are not entered."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
-def analysed_plan(frame: DataFrame) -> Node:
+def analysed_plan(frame: DataFrame) -> PlanNode:
     """Return the analysed plan of a frame of a classic session; no job runs. It is asked for once for each frame."""
     plan = _PLANS.get(frame)
     if plan is None:
@@ -54,7 +54,7 @@ def analysed_plan(frame: DataFrame) -> Node:
     return plan
 
 
-def _analysed_plan(frame: DataFrame) -> Node:
+def _analysed_plan(frame: DataFrame) -> PlanNode:
     analysed = frame._jdf.queryExecution().analyzed()
     plan = parse_plan(json.loads(analysed.toJSON()))
     rdds = [node for node in plan.walk() if node.kind == "LogicalRDD"]
@@ -67,19 +67,19 @@ def _analysed_plan(frame: DataFrame) -> Node:
     return plan
 
 
-def parse_plan(nodes: Sequence[Mapping[str, Any]]) -> Node:
+def parse_plan(nodes: Sequence[Mapping[str, Any]]) -> PlanNode:
     """Return the tree of a list of nodes in pre-order."""
     rest = iter(nodes)
 
-    def take() -> Node:
+    def take() -> PlanNode:
         fields = dict(next(rest))
         kind = str(fields.pop("class")).rpartition(".")[2]
-        return Node(kind, fields, tuple(take() for _ in range(fields.pop("num-children"))))
+        return PlanNode(kind, fields, tuple(take() for _ in range(fields.pop("num-children"))))
 
     return take()
 
 
-def expressions(value: object) -> list[Node]:
+def expressions(value: object) -> list[PlanNode]:
     """Return the expressions that a field holds, in order, whether it holds one or a sequence, however nested."""
     if not isinstance(value, list) or not value:
         return []
@@ -88,13 +88,13 @@ def expressions(value: object) -> list[Node]:
     return [expression for item in value for expression in expressions(item)]
 
 
-def attribute_id(expression: Node) -> int | None:
+def attribute_id(expression: PlanNode) -> int | None:
     """Return the number by which the plan identifies a column; None if the expression is no column and has no name."""
     found = expression.fields.get("exprId")
     return int(found["id"]) if isinstance(found, dict) and expression.kind in ("AttributeReference", "Alias") else None
 
 
-def text_of(expression: Node) -> str:
+def text_of(expression: PlanNode) -> str:
     """Return an expression as a person would write it, shortened."""
     if expression.kind in ("AttributeReference", "Alias", "OuterReference") and "name" in expression.fields:
         return str(expression.fields["name"])

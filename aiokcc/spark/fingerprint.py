@@ -13,7 +13,7 @@ import hashlib
 import json
 from typing import Any, Final
 
-from aiokcc.spark.analysed_plan import LINEAGE, Node, parse_plan
+from aiokcc.spark.analysed_plan import LINEAGE, PlanNode, parse_plan
 
 __all__ = ["GIVEN", "fingerprint"]
 
@@ -27,7 +27,7 @@ _NAMES_ONLY: Final = ("SubqueryAlias", "View")
 _RANDOM: Final = ("Rand", "Randn", "Uuid", "Shuffle", "Uniform", "RandStr")
 
 
-def fingerprint(*plans: Node) -> str:
+def fingerprint(*plans: PlanNode) -> str:
     """Return the fingerprint of these plans: 16 hexadecimal digits."""
     normaliser = _Normaliser()
     content = json.dumps([normaliser.normal(plan) for plan in plans], sort_keys=True)
@@ -41,7 +41,7 @@ class _Normaliser:
         self._columns: dict[object, int] = {}
         self._tables: dict[object, int] = {}
 
-    def normal(self, node: Node) -> Any:
+    def normal(self, node: PlanNode) -> Any:
         if node.kind in _NAMES_ONLY:
             if node.kind == "SubqueryAlias" and node.fields["identifier"]["name"] == GIVEN:
                 return "given"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from aiokcc.spark.analysed_plan import Node, attribute_id
+from aiokcc.spark.analysed_plan import PlanNode, attribute_id
 
 __all__ = ["MixesPeriods", "NotShownByPlan", "Rows", "unnamed"]
 
@@ -36,7 +36,7 @@ class Rows:
     has_records: bool = True
     """False if no row is made from the frame's records: a table that is the same for every period."""
 
-    def is_period(self, expression: Node) -> bool:
+    def is_period(self, expression: PlanNode) -> bool:
         """Return whether an expression is the row's period in every row."""
         if expression.kind == "Alias":
             return self.is_period(expression.children[0])
@@ -47,19 +47,19 @@ class Rows:
             return columns <= self.maybe and any(cover <= columns for cover in self.covers)
         return False
 
-    def is_maybe(self, expression: Node) -> bool:
+    def is_maybe(self, expression: PlanNode) -> bool:
         """Return whether an expression is the row's period or null in every row."""
         if expression.kind in ("Alias", "Coalesce"):
             return all(map(self.is_maybe, expression.children))
         return expression.kind == "AttributeReference" and attribute_id(expression) in self.maybe
 
-    def is_key(self, keys: Iterable[Node]) -> bool:
+    def is_key(self, keys: Iterable[PlanNode]) -> bool:
         """Return whether rows with equal keys are of one period."""
         keys = list(keys)
         columns = {attribute_id(unnamed(key)) for key in keys}
         return any(map(self.is_period, keys)) or any(cover <= columns for cover in self.covers)
 
-    def select(self, chosen: Sequence[Node]) -> Rows:
+    def select(self, chosen: Sequence[PlanNode]) -> Rows:
         """Return the rows with these expressions as columns."""
         names: dict[int, int] = {}
         covers, maybe = set(), set()
@@ -88,13 +88,13 @@ class Rows:
             self.has_records,
         )
 
-    def with_columns(self, added: Sequence[Node]) -> Rows:
+    def with_columns(self, added: Sequence[PlanNode]) -> Rows:
         """Return the rows with further columns, which do not hold the period."""
         if self.output is None:
             return self
         return replace(self, output=(*self.output, *(attribute_id(e) or 0 for e in added)))
 
 
-def unnamed(expression: Node) -> Node:
+def unnamed(expression: PlanNode) -> PlanNode:
     """Return the expression without the names that it was given."""
     return unnamed(expression.children[0]) if expression.kind == "Alias" else expression

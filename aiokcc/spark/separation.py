@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from aiokcc.spark.analysed_plan import LINEAGE, Node, attribute_id, expressions, parse_plan, text_of
+from aiokcc.spark.analysed_plan import LINEAGE, PlanNode, attribute_id, expressions, parse_plan, text_of
 from aiokcc.spark.period_column import PERIOD
 from aiokcc.spark.period_rows import MixesPeriods, NotShownByPlan, Rows
 
@@ -75,7 +75,7 @@ _GENERATORS: Final = frozenset(
 _SOME: Final = Rows(None)
 
 
-def check_separation(plan: Node) -> None:
+def check_separation(plan: PlanNode) -> None:
     """Return if the plan keeps periods apart and its column ``period`` is the row's period.
 
     Raise MixesPeriods or NotShownByPlan otherwise.
@@ -96,7 +96,7 @@ def check_separation(plan: Node) -> None:
         )
 
 
-def _naming(plan: Node) -> Iterable[Node]:
+def _naming(plan: PlanNode) -> Iterable[PlanNode]:
     """Yield the named expressions of all operators: each column's name stands beside its number wherever it is used."""
     for node in plan.walk():
         for value in node.fields.values():
@@ -110,7 +110,7 @@ class _Judge:
     def __init__(self) -> None:
         self._common: dict[int, Rows] = {}
         """The common table expressions of a ``WITH``, by number."""
-        self._rules: dict[str, Callable[[Node], Rows]] = {
+        self._rules: dict[str, Callable[[PlanNode], Rows]] = {
             "Project": self._project,
             "Filter": self._filter,
             "Join": self._join,
@@ -127,7 +127,7 @@ class _Judge:
             "CTERelationRef": self._common_table,
         }
 
-    def judge(self, node: Node) -> Rows:
+    def judge(self, node: PlanNode) -> Rows:
         if node.kind == "SubqueryAlias" and node.fields["identifier"]["name"] == RECORDS:
             return _records(node)
         self._check_expressions(node)
@@ -152,13 +152,13 @@ class _Judge:
             raise NotShownByPlan(f"{_PYTHON[node.kind]} runs Python on many rows at once")
         raise NotShownByPlan(f"the operator {node.kind} is not known to keep periods apart")
 
-    def _leaf(self, node: Node) -> Rows:
+    def _leaf(self, node: PlanNode) -> Rows:
         if node.fields.get(LINEAGE):
             raise NotShownByPlan("an RDD that is made from a frame is part of the plan")
         columns = [attribute_id(e) for e in expressions(node.fields.get("output"))]
         return Rows(tuple(c for c in columns if c is not None), has_records=False)
 
-    def _check_expressions(self, node: Node) -> None:
+    def _check_expressions(self, node: PlanNode) -> None:
         """Raise an error for subqueries over the frame, and for values that depend on the position of a row."""
         _refuse_by_position(node.kind)
         for value in node.fields.values():
@@ -173,10 +173,10 @@ class _Judge:
 
     # -- operators with one child ---------------------------------------------------------------------------------------
 
-    def _project(self, node: Node) -> Rows:
+    def _project(self, node: PlanNode) -> Rows:
         return self.judge(node.children[0]).select(expressions(node.fields["projectList"]))
 
-    def _filter(self, node: Node) -> Rows:
+    def _filter(self, node: PlanNode) -> Rows:
         conditions = expressions(node.fields["condition"])
         below = node.children[0]
         while below.kind == "Filter":
@@ -188,7 +188,7 @@ class _Judge:
             return self._join(below, conditions)
         return self.judge(below)
 
-    def _aggregate(self, node: Node) -> Rows:
+    def _aggregate(self, node: PlanNode) -> Rows:
         rows = self.judge(node.children[0])
         keys = expressions(node.fields["groupingExpressions"])
         if rows.has_records and not rows.is_key(keys):
@@ -199,7 +199,7 @@ class _Judge:
             raise MixesPeriods(f"groupBy({_list(keys)}) does not have {PERIOD!r} among its keys{_renamed(keys)}")
         return rows.select(expressions(node.fields["aggregateExpressions"]))
 
-    def _window(self, node: Node) -> Rows:
+    def _window(self, node: PlanNode) -> Rows:
         rows = self.judge(node.children[0])
         keys = expressions(node.fields["partitionSpec"])
         added = expressions(node.fields["windowExpressions"])
@@ -210,21 +210,21 @@ class _Judge:
             )
         return rows.with_columns(added)
 
-    def _deduplicate(self, node: Node) -> Rows:
+    def _deduplicate(self, node: PlanNode) -> Rows:
         rows = self.judge(node.children[0])
         keys = expressions(node.fields["keys"])
         if rows.has_records and not rows.is_key(keys):
             raise MixesPeriods(f"dropDuplicates({_list(keys)}) does not have {PERIOD!r} among its columns")
         return rows
 
-    def _distinct(self, node: Node) -> Rows:
+    def _distinct(self, node: PlanNode) -> Rows:
         rows = self.judge(node.children[0])
         if rows.has_records and not any(cover <= frozenset(rows.output or ()) for cover in rows.covers):
             raise MixesPeriods(f"distinct() on rows without {PERIOD!r}")
         return rows
 
-    def _expand(self, node: Node) -> Rows:
-        """Several rows for each row. Columns that it takes over from its child keep their numbers; others may be null."""
+    def _expand(self, node: PlanNode) -> Rows:
+        """Take an operator that makes several rows of each. Columns of its child keep their numbers; others may be null."""
         rows = self.judge(node.children[0])
         output = [attribute_id(e) or 0 for e in expressions(node.fields["output"])]
         kept = frozenset(output)
@@ -241,7 +241,7 @@ class _Judge:
             rows.has_records,
         )
 
-    def _generate(self, node: Node) -> Rows:
+    def _generate(self, node: PlanNode) -> Rows:
         rows = self.judge(node.children[0])
         generator = expressions(node.fields["generator"])[0].kind
         if rows.has_records and generator not in _GENERATORS:
@@ -250,7 +250,7 @@ class _Judge:
 
     # -- operators with several children --------------------------------------------------------------------------------
 
-    def _join(self, node: Node, where: Sequence[Node] = ()) -> Rows:
+    def _join(self, node: PlanNode, where: Sequence[PlanNode] = ()) -> Rows:
         left, right = map(self.judge, node.children)
         kind = _join_type(node.fields["joinType"])
         output = None if left.output is None or right.output is None else left.output + right.output
@@ -284,7 +284,7 @@ class _Judge:
             return Rows(output, frozenset(a | b for a in left.covers for b in right.covers), both)
         raise NotShownByPlan(f"the join type {kind} is not known to keep periods apart")
 
-    def _union(self, node: Node) -> Rows:
+    def _union(self, node: PlanNode) -> Rows:
         children = [self.judge(child) for child in node.children]
         if not any(child.has_records for child in children):
             return children[0]
@@ -299,7 +299,7 @@ class _Judge:
             frozenset.intersection(*(child.maybe for child in same)),
         )
 
-    def _set_operation(self, node: Node) -> Rows:
+    def _set_operation(self, node: PlanNode) -> Rows:
         left, right = map(self.judge, node.children)
         if left.has_records and right.has_records:
             if left.output is None or not left.covers & right.renamed(left.output).covers:
@@ -312,20 +312,20 @@ class _Judge:
             raise MixesPeriods(f"{node.kind.lower()}All with a table, whose rows count once for all periods")
         return left
 
-    def _with(self, node: Node) -> Rows:
+    def _with(self, node: PlanNode) -> Rows:
         *definitions, plan = node.children
         for definition in definitions:
             self._common[int(definition.fields["id"])] = self.judge(definition.children[0])
         return self.judge(plan)
 
-    def _common_table(self, node: Node) -> Rows:
+    def _common_table(self, node: PlanNode) -> Rows:
         rows = self._common.get(int(node.fields["cteId"]))
         if rows is None or node.fields.get("recursive"):
             raise NotShownByPlan("a recursive common table expression")
         return rows.renamed([attribute_id(e) or 0 for e in expressions(node.fields["output"])])
 
 
-def _records(node: Node) -> Rows:
+def _records(node: PlanNode) -> Rows:
     columns = expressions(node.children[0].fields["projectList"])
     period = frozenset(c for e in columns if (c := attribute_id(e)) is not None and text_of(e) == PERIOD)
     return Rows(tuple(attribute_id(e) or 0 for e in columns), frozenset([period]), period)
@@ -336,13 +336,13 @@ def _refuse_by_position(kind: str) -> None:
         raise NotShownByPlan(f"{_BY_POSITION[kind]}() depends on the position of rows in the frame")
 
 
-def _conjuncts(condition: Node) -> list[Node]:
+def _conjuncts(condition: PlanNode) -> list[PlanNode]:
     if condition.kind == "And":
         return [part for child in condition.children for part in _conjuncts(child)]
     return [condition]
 
 
-def _joins_periods(part: Node, left: Rows, right: Rows) -> bool:
+def _joins_periods(part: PlanNode, left: Rows, right: Rows) -> bool:
     """Return whether a condition is true only for rows of one period."""
     if part.kind not in ("EqualTo", "EqualNullSafe"):
         return False
@@ -366,11 +366,11 @@ def _reads_records(plan: list[dict[str, object]]) -> bool:
     return RECORDS in text or "CTERelationRef" in text or any(n.fields.get(LINEAGE) for n in parse_plan(plan).walk())
 
 
-def _list(expressions_: Sequence[Node]) -> str:
+def _list(expressions_: Sequence[PlanNode]) -> str:
     return ", ".join(map(text_of, expressions_))
 
 
-def _renamed(keys: Sequence[Node]) -> str:
+def _renamed(keys: Sequence[PlanNode]) -> str:
     return (
         f" (it has a column of that name, which is not the frame's {PERIOD!r} any more)"
         if any(text_of(key) == PERIOD for key in keys)

@@ -1,4 +1,4 @@
-"""The view model: what the commands show, independently of how :mod:`aiokcc.cli.render` shows it."""
+"""The view model: what the commands and the dashboard show, before :mod:`aiokcc.cli.render` or the page draws it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from aiokcc.runtime.health import Health
 
-__all__ = ["Progress", "StatusView", "Table", "View"]
+__all__ = ["ReplayProgress", "StatusView", "Table", "View"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class StatusView:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ReplayProgress:
     """The progress of ``aiokcc replay``, in one line."""
 
     reached: int | None
@@ -52,5 +52,5 @@ class Progress:
     """The partition that the others wait for, or another remark."""
 
 
-View = StatusView | Progress | str
+View = StatusView | ReplayProgress | str
 """A view; a text is shown while there is nothing else."""

@@ -14,7 +14,7 @@ import pytest
 
 import aiokcc
 from aiokcc.errors import CoordinationError
-from aiokcc.runtime.host.channel import Channel
+from aiokcc.runtime.host.channel import ProcessChannel
 from aiokcc.runtime.host.place import SocketPlace, check_directory, runtime_directory
 from aiokcc.stores import open_store
 
@@ -57,9 +57,9 @@ async def test_the_socket_is_open_to_this_user_alone(directory: Path) -> None:
 async def test_messages_arrive_in_order_until_one_side_closes(directory: Path) -> None:
     here, served = place(), asyncio.Event()
     got: list[dict[str, Any]] = []
-    theirs: list[Channel] = []
+    theirs: list[ProcessChannel] = []
 
-    def taken(channel: Channel) -> None:
+    def taken(channel: ProcessChannel) -> None:
         theirs.append(channel)
         channel.received, channel.closed = got.append, served.set
 
@@ -158,9 +158,9 @@ async def test_one_process_at_a_time_begins_to_serve(directory: Path) -> None:
     one, other = place(), place()
     assert one.reserve()
     assert not other.reserve()
-    one.give_up()
+    one.end_reservation()
     assert other.reserve()
-    other.give_up()
+    other.end_reservation()
 
 
 async def test_all_that_wait_for_a_reservation_are_woken_when_it_ends(directory: Path) -> None:
@@ -172,12 +172,12 @@ async def test_all_that_wait_for_a_reservation_are_woken_when_it_ends(directory:
     assert not done
     cancelled.cancel()
     await asyncio.wait([cancelled])
-    one.give_up()
+    one.end_reservation()
     async with asyncio.timeout(5):
         await asyncio.gather(*waiting)
         while not one.reserve():  # a thread that has just been woken may hold it for a moment
             await one.wait_reserved()
-    one.give_up()
+    one.end_reservation()
 
 
 async def finish(group: aiokcc.Group, numbers: list[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from aiokcc.errors import AiokccError, CoordinationError
 
-__all__ = ["MAX_BYTES", "Channel", "Message", "SocketChannel", "decode_error", "encode_error"]
+__all__ = ["MAX_BYTES", "Message", "ProcessChannel", "SocketChannel", "decode_error", "encode_error"]
 
 Message: TypeAlias = dict[str, Any]
 
@@ -23,7 +23,7 @@ MAX_BYTES: Final = 16 << 20
 """The longest message. A report of 100,000 partitions has about 4 MB."""
 
 
-class Channel:
+class ProcessChannel:
     """One end of a connection."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Channel:
         raise NotImplementedError
 
 
-class SocketChannel(Channel, asyncio.Protocol):
+class SocketChannel(ProcessChannel, asyncio.Protocol):
     """A channel over a stream socket.
 
     :param made: called with the channel once it is connected

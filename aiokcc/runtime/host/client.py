@@ -11,7 +11,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Report
 from aiokcc.errors import AiokccError, CorruptNodeError, PartitionOwnedError, UsageError
 from aiokcc.runtime.gate import Gate
-from aiokcc.runtime.host.channel import Channel, Message, encode_error
+from aiokcc.runtime.host.channel import Message, ProcessChannel, encode_error
 from aiokcc.runtime.host.session import decode_op, encode_change, encode_node
 from aiokcc.stores.port import STOP_FRACTION, Watch, boottime
 
@@ -29,7 +29,7 @@ VERSION: Final = 1
 class Client:
     """One process of the host, at the process that serves."""
 
-    def __init__(self, service: HostService, channel: Channel, number: int) -> None:
+    def __init__(self, service: HostService, channel: ProcessChannel, number: int) -> None:
         self.service = service
         self.channel = channel
         self.number = number

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from aiokcc.errors import CoordinationError, UsageError
-from aiokcc.runtime.host.channel import Channel, SocketChannel
+from aiokcc.runtime.host.channel import ProcessChannel, SocketChannel
 from aiokcc.stores.port import Store
 
 if TYPE_CHECKING:
     from aiokcc.runtime.options import GroupOptions
 
-__all__ = ["Listening", "Place", "SocketPlace", "can_meet", "check_directory", "find_place", "runtime_directory"]
+__all__ = ["Listening", "MeetingPlace", "SocketPlace", "can_meet", "check_directory", "find_place", "runtime_directory"]
 
 _LONGEST: Final = 107
 """The bytes that Linux has for the path of a socket."""
@@ -44,10 +44,10 @@ class Listening(Protocol):
         """Takes no further connection."""
 
 
-class Place(Protocol):
+class MeetingPlace(Protocol):
     """The place where a process finds the one that serves its host."""
 
-    async def connect(self) -> Channel | None:
+    async def connect(self) -> ProcessChannel | None:
         """Connects to the process that serves; None if there is none."""
 
     def reserve(self) -> bool:
@@ -56,10 +56,10 @@ class Place(Protocol):
     async def wait_reserved(self) -> None:
         """Waits while another process is about to serve. Cancelling ends the wait."""
 
-    def give_up(self) -> None:
+    def end_reservation(self) -> None:
         """Ends the reservation."""
 
-    async def listen(self, taken: Callable[[Channel], None]) -> Listening:
+    async def listen(self, taken: Callable[[ProcessChannel], None]) -> Listening:
         """Serves from now on: ``taken`` gets the connection of each client."""
 
 
@@ -76,7 +76,7 @@ class SocketPlace:
             )
         self._lock: int | None = None
 
-    async def connect(self) -> Channel | None:
+    async def connect(self) -> ProcessChannel | None:
         """Connects to the process that serves; None if there is none. Raises CoordinationError if it is another user's."""
         check_directory(self._directory)
         try:
@@ -123,13 +123,13 @@ class SocketPlace:
     def _open_lock(self) -> int:
         return os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def give_up(self) -> None:
+    def end_reservation(self) -> None:
         """Unlocks the file."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    async def listen(self, taken: Callable[[Channel], None]) -> Listening:
+    async def listen(self, taken: Callable[[ProcessChannel], None]) -> Listening:
         """Binds a socket that only this user may open, and renames it over the one before."""
         check_directory(self._directory)
         own = self.path.with_suffix(f".{secrets.token_hex(3)}")
@@ -161,14 +161,14 @@ class _Socket:
                 self._path.unlink()
 
 
-def find_place(store: Store, options: GroupOptions) -> Place | None:
+def find_place(store: Store, options: GroupOptions) -> MeetingPlace | None:
     """Returns where the processes of this host meet; None for a store in memory, which only this process has."""
     if store.volatile:
         return None
     return SocketPlace(store, (options.session_timeout, options.claim_timeout))
 
 
-def _admit(channel: SocketChannel, taken: Callable[[Channel], None]) -> None:
+def _admit(channel: SocketChannel, taken: Callable[[ProcessChannel], None]) -> None:
     """Takes a connection if it comes from a process of the same user."""
     if channel.peer_user() in {None, os.getuid()}:
         taken(channel)

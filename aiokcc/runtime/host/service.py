@@ -3,8 +3,8 @@
 The service lives as long as its session. Each client has a connection; what the store's session is to a member, the connection
 is to a client. The member holds a gate for each partition that a client has opened, and mirrors what the clients report of
 them, so the store sees one member with all these partitions. When the session is lost, or the service ends, all clients are
-told, and their partitions are released only when none of them can start a
-record any more ([host lease] in docs/explanation/protocol.md).
+told, and their partitions are released only when none of them can start a record any more ([host lease] in
+docs/explanation/protocol.md).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aiokcc.errors import (
     SessionLostError,
 )
 from aiokcc.exception_groups import main_error
-from aiokcc.runtime.host.channel import Channel, Message, encode_error
+from aiokcc.runtime.host.channel import Message, ProcessChannel, encode_error
 from aiokcc.runtime.host.client import VERSION, Client
 from aiokcc.runtime.host.place import Listening
 from aiokcc.runtime.member import Member
@@ -79,7 +79,7 @@ class HostMember(Member):
         self.service.failed(error)
 
     def report_if_due(self) -> None:
-        """Reports if it is time. A new generation comes by here too."""
+        """Reports if it is time, and hands a new generation on: it calls this as well."""
         super().report_if_due()
         self.service.generation_changed()
 
@@ -304,7 +304,7 @@ class HostService:
 
     # -- from the clients -----------------------------------------------------------------------------------------------
 
-    def connect(self, channel: Channel) -> None:
+    def connect(self, channel: ProcessChannel) -> None:
         """Takes the connection of a new client."""
         self._numbers += 1
         if self._member_session is None or self.ending:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import anyio
 
 from aiokcc.errors import SessionLostError
-from aiokcc.runtime.host.channel import Channel, Message, decode_error
+from aiokcc.runtime.host.channel import Message, ProcessChannel, decode_error
 from aiokcc.stores.port import (
     Change,
     Check,
@@ -43,7 +43,7 @@ PINGS: Final = 6
 class HostedSession(Session):
     """The host's session, in a process that does not hold it itself. Made from the welcome of the process that serves."""
 
-    def __init__(self, channel: Channel, welcome: Message) -> None:
+    def __init__(self, channel: ProcessChannel, welcome: Message) -> None:
         self.id = welcome["session"]
         self.timeout = welcome["timeout"]
         self.host = welcome["host"]

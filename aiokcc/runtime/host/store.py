@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from aiokcc.errors import StoreUnreachableError
-from aiokcc.runtime.host.channel import Channel, Message
+from aiokcc.runtime.host.channel import Message, ProcessChannel
 from aiokcc.runtime.host.client import VERSION
-from aiokcc.runtime.host.place import Place
+from aiokcc.runtime.host.place import MeetingPlace
 from aiokcc.runtime.host.service import HostService
 from aiokcc.runtime.host.session import HostedSession
 from aiokcc.stores.port import Session, Store, boottime
@@ -43,7 +43,7 @@ class HostStore(Store):
     def __init__(
         self,
         store: Store,
-        place: Place,
+        place: MeetingPlace,
         options: GroupOptions,
         partitions: frozenset[Partition],
         resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None,
@@ -104,7 +104,7 @@ class HostStore(Store):
                         return session
                     await self._serve(first=connect_timeout is not None)
                 finally:
-                    self._place.give_up()
+                    self._place.end_reservation()
             elif connect_timeout is not None and boottime() >= asked_at + connect_timeout + timeout:
                 raise StoreUnreachableError("the process that is about to serve this host does not get ready")
             else:
@@ -125,7 +125,7 @@ class HostStore(Store):
         await service.run(lambda: self._place.listen(service.connect), task_status=task_status)
 
 
-async def greet(channel: Channel, name: str, seconds: float) -> HostedSession | None:
+async def greet(channel: ProcessChannel, name: str, seconds: float) -> HostedSession | None:
     """Introduces this process to the one that serves. Returns the session; None if there is no answer in time."""
     answer: asyncio.Future[HostedSession | None] = asyncio.get_running_loop().create_future()
 

@@ -98,7 +98,7 @@ class Appender:
             outgoing.done = True
         return outgoing
 
-    def abandon(self, unsent: Exception, sent: Exception) -> None:
+    def fail_all(self, unsent: Exception, sent: Exception) -> None:
         """Fail all records: those that were never sent with one error, those that were with another."""
         for outgoing in self.sent.values():
             outgoing.fail(sent)

@@ -73,10 +73,10 @@ class Deadline:
 
     @property
     def stop_at(self) -> float:
-        """After that nothing that depends on the session may start."""
+        """The time after which nothing that depends on the session may start."""
         return self.confirmed + STOP_FRACTION * self._timeout
 
     @property
     def lost_at(self) -> float:
-        """After that the session is lost: others may have ended it."""
+        """The time after which the session is lost: others may have ended it."""
         return self.confirmed + self._timeout

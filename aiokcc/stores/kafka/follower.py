@@ -38,7 +38,7 @@ class LogChangedError(Exception):
 
 
 class LogTrimmedError(LogChangedError):
-    """Records that we had not read were deleted. Without a live session that is nobody's fault, and we may begin again."""
+    """Records that we had not read were deleted. If we have no live session, others may trim the log, and we begin again."""
 
 
 class Follower:
@@ -184,7 +184,7 @@ class Follower:
     async def _rest(self) -> None:
         """Wait before the next read, so that the beats of many sessions come together; :meth:`hurry` ends it.
 
-        Without it, every beat of each session is an answer to and another request of every session.
+        Without it, each beat of each session would cost every session an answer and another request.
         """
         self._hurried.clear()
         with contextlib.suppress(TimeoutError):

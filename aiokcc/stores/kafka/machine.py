@@ -30,7 +30,7 @@ from aiokcc.stores.kafka.state import LogSession
 from aiokcc.stores.port import OpResult
 from aiokcc.stores.tree import Key, Tree, TreeError, TreeOp, tree_op
 
-__all__ = ["ROOT", "Applied", "ForeignLogError", "Machine", "Mark", "digest", "full_path"]
+__all__ = ["ROOT", "Applied", "ForeignLogError", "LogMark", "Machine", "digest", "full_path"]
 
 ROOT: Final = "/root"
 """The absolute path of the store's root in the tree. A log has one root."""
@@ -80,7 +80,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LogMark:
     """The last mark: its offset, the state there, and its hash."""
 
     offset: int
@@ -102,7 +102,7 @@ class Machine:
         self.anchor = 0
         """The offset of the last record of this log that was applied: after an interruption, read again from here."""
         self.chain = bytes(8)
-        self.mark: Mark | None = None
+        self.mark: LogMark | None = None
         self.snapshot_end: int | None = None
         """The offset of the record that completed a snapshot of the last mark, which we have compared with our own state."""
         self.records_since_mark = self.bytes_since_mark = 0
@@ -230,7 +230,7 @@ class Machine:
                     self._end(target, timestamp, applied)
             case Kind.MARK:
                 content = self.encode_state(applied.offset)
-                self.mark = Mark(applied.offset, content, digest(content))
+                self.mark = LogMark(applied.offset, content, digest(content))
                 self.snapshot_end, self._parts = None, {}
                 self.records_since_mark = self.bytes_since_mark = 0
                 return self.mark.hash

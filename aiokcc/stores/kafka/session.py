@@ -251,7 +251,7 @@ class KafkaSession(Session):
             self._lost_timer.cancel()
         lost = self.lost_error()
         unknown = OutcomeUnknownError(f"{lost}; whether this write was applied before that is not known")
-        self._appender.abandon(lost, lost if read else unknown)
+        self._appender.fail_all(lost, lost if read else unknown)
         for outgoing in self._pending:
             outgoing.fail(lost)
         self._settle()
@@ -336,7 +336,7 @@ class KafkaSession(Session):
         self._check_deadline()
 
     async def run(self) -> None:
-        """Follow the log, append, and beat, until cancelled or lost."""
+        """Follow the log, append what is queued, and show that the session is alive, until it is lost or this is cancelled."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:

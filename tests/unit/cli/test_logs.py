@@ -11,7 +11,7 @@ import pytest
 from aiokcc.cli.app import main
 from aiokcc.cli.logs import JsonFormatter, TextFormatter, choose_logs, is_json, set_up_logs
 from aiokcc.cli.render import LogLines, open_progress_display, print_message
-from aiokcc.views.model import Progress
+from aiokcc.views.model import ReplayProgress
 
 log = logging.getLogger("aiokcc.runtime")
 
@@ -76,7 +76,7 @@ class TestJson:
             assert isinstance(display, LogLines)
             display._next = 0
             for records in (100, 200):
-                display.show(Progress(1_767_225_600_000, 0.5, records, 10.0, 5.0, ""))
+                display.show(ReplayProgress(1_767_225_600_000, 0.5, records, 10.0, 5.0, ""))
         (found,) = objects(capsys.readouterr().err)  # the second one came less than ten seconds later
         assert found["message"] == "2026-01-01T00:00:00Z  50%  100 records  10/s  5.0s left"
         assert (found["limit"], found["share"], found["records"]) == (1_767_225_600_000, 0.5, 100)

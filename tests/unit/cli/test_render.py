@@ -8,11 +8,11 @@ from rich.console import Console
 from aiokcc.cli.render import LogLines, open_progress_display, open_status_display, print_status, write_line
 from aiokcc.cli.render_rich import LiveDisplay, render
 from aiokcc.runtime.health import Health, HealthKind
-from aiokcc.views.model import Progress, StatusView, Table
+from aiokcc.views.model import ReplayProgress, StatusView, Table
 
 T = 1_767_225_600_000
-PROGRESS = Progress(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
-NOT_BEGUN = Progress(None, None, 0, None, None, "")
+PROGRESS = ReplayProgress(T + 60_000, 0.426, 12_345, 3950.4, 80, "waits for orders.2 on worker-1")
+NOT_BEGUN = ReplayProgress(None, None, 0, None, None, "")
 
 
 def status(limit: str = "00:05", elapsed: str = "5s") -> StatusView:
@@ -124,7 +124,7 @@ class TestLiveDisplay:
     @pytest.mark.parametrize("share", [None, 0.42])
     def test_progress_is_never_wider_than_the_terminal(self, columns: int, share: float | None) -> None:
         """A line that is too long would wrap, and could not be redrawn in place."""
-        view = Progress(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
+        view = ReplayProgress(T, share, 123_456_789, 123_456.0, 80, "waits for orders.2 on worker-1 for 12s")
         console = Console(width=columns, force_terminal=True, color_system=None)
         with console.capture() as captured:
             console.print(render(view, columns))

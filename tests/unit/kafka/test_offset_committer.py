@@ -53,25 +53,25 @@ async def test_the_summary_tells_whether_the_last_commit_failed(member: Any) -> 
     storage, summary = FakeStorage(), Summary()
     commits = committer(storage, member, summary)
     storage.error = CoordinationError("no")
-    await commits.flush({ORDERS: 1})
+    await commits.commit_now({ORDERS: 1})
     assert "could not commit offsets: CoordinationError('no')" in str(summary.commit_error)
     storage.error = None
-    await commits.flush({ORDERS: 2})
+    await commits.commit_now({ORDERS: 2})
     assert summary.commit_error is None
     storage.let.clear()
     storage.asked.clear()
-    running = [asyncio.create_task(commits.flush({ORDERS: 3}))]
+    running = [asyncio.create_task(commits.commit_now({ORDERS: 3}))]
     await storage.asked.wait()
-    running.append(asyncio.create_task(commits.flush({ORDERS: 4})))
+    running.append(asyncio.create_task(commits.commit_now({ORDERS: 4})))
     await asyncio.sleep(0)
     member.member_session = "second session"
     storage.let.set()
     await asyncio.gather(*running)
     assert "the session in which they were reached is over" in str(summary.commit_error)
-    await commits.flush({ORDERS: 5})
+    await commits.commit_now({ORDERS: 5})
     assert summary.commit_error is None
     member.member_session = None
-    await commits.flush({ORDERS: 4})
+    await commits.commit_now({ORDERS: 4})
     assert "there is no session" in str(summary.commit_error)
 
 
@@ -80,8 +80,8 @@ async def test_the_newest_of_each_partition_is_committed(member: Any) -> None:
     commits = committer(storage, member)
     commits.note({ORDERS: 1, OTHER: 1})
     commits.note({ORDERS: 2})
-    await commits.flush({})
-    await commits.flush({})
+    await commits.commit_now({})
+    await commits.commit_now({})
     assert storage.commits == [("first session", {ORDERS: 2, OTHER: 1})]
 
 
@@ -91,11 +91,11 @@ async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member
     commits = committer(storage, member)
     commits.note({ORDERS: 5})
     member.member_session = "second session"
-    await commits.flush({})
+    await commits.commit_now({})
     assert storage.commits == []
     commits.note({ORDERS: 5})
     member.member_session = "third session"
-    await commits.flush({OTHER: 1})
+    await commits.commit_now({OTHER: 1})
     assert storage.commits == [("third session", {OTHER: 1})]
 
 
@@ -103,9 +103,9 @@ async def test_without_a_session_there_is_nothing_to_note(member: Any) -> None:
     storage = FakeStorage()
     commits = committer(storage, member)
     member.member_session = None
-    await commits.flush({ORDERS: 5})
+    await commits.commit_now({ORDERS: 5})
     member.member_session = "second session"
-    await commits.flush({})
+    await commits.commit_now({})
     assert storage.commits == []
 
 
@@ -116,10 +116,10 @@ async def test_one_commit_at_a_time_so_that_none_overtakes_another(member: Any) 
     commits.note({ORDERS: 1})
     running = asyncio.create_task(commits.run())
     await storage.asked.wait()
-    flushing = asyncio.create_task(commits.flush({ORDERS: 2}))
+    committing = asyncio.create_task(commits.commit_now({ORDERS: 2}))
     await asyncio.sleep(0)
     storage.let.set()
-    await flushing
+    await committing
     running.cancel()
     assert [offsets[ORDERS] for _, offsets in storage.commits] == [1, 2]
 
@@ -132,17 +132,17 @@ async def test_a_commit_that_fails_is_told_and_stops_nothing(
     storage = FakeStorage()
     storage.error = error
     commits = committer(storage, member)
-    await commits.flush({ORDERS: 1})
+    await commits.commit_now({ORDERS: 1})
     assert "a restart resumes at the last cut in the store" in caplog.text
     storage.error = None
-    await commits.flush({ORDERS: 2})
+    await commits.commit_now({ORDERS: 2})
     assert storage.commits == [("first session", {ORDERS: 2})]
 
 
 async def test_turned_off_it_neither_commits_nor_asks(member: Any) -> None:
     storage = FakeStorage()
     commits = committer(storage, member, enabled=False)
-    await commits.flush({ORDERS: 1})
+    await commits.commit_now({ORDERS: 1})
     assert storage.commits == []
     assert await commits.committed([ORDERS]) == {}
     assert await committer(storage, member).committed([ORDERS]) == {ORDERS: 7}

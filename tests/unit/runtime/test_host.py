@@ -14,7 +14,7 @@ import pytest
 import aiokcc
 from aiokcc.core.lookahead_choice import LookaheadChoice
 from aiokcc.errors import CoordinationError, GroupMismatchError, PartitionOwnedError, UsageError
-from aiokcc.runtime.host.channel import Channel, Message, decode_error, encode_error
+from aiokcc.runtime.host.channel import Message, ProcessChannel, decode_error, encode_error
 from aiokcc.runtime.host.client import Client
 from aiokcc.runtime.host.hosted import HostedReport
 from aiokcc.runtime.host.place import Listening
@@ -28,7 +28,7 @@ from tests.unit.world import World
 from tests.virtual import settle
 
 
-class MemoryChannel(Channel):
+class MemoryChannel(ProcessChannel):
     """One end of a connection within this process. ``frozen``: its process is stopped, and what it gets waits."""
 
     def __init__(self) -> None:
@@ -74,14 +74,14 @@ class MemoryPlace:
     """A host within this process."""
 
     def __init__(self) -> None:
-        self.taken: Callable[[Channel], None] | None = None
+        self.taken: Callable[[ProcessChannel], None] | None = None
         self.reserved = False
         self.given_up = asyncio.Event()
         self.channels: list[MemoryChannel] = []
         """The clients' ends, in the order in which they connected."""
         self.services = 0
 
-    async def connect(self) -> Channel | None:
+    async def connect(self) -> ProcessChannel | None:
         await asyncio.sleep(0)
         if self.taken is None:
             return None
@@ -101,12 +101,12 @@ class MemoryPlace:
         while self.reserved:
             await self.given_up.wait()
 
-    def give_up(self) -> None:
+    def end_reservation(self) -> None:
         self.reserved = False
         self.given_up.set()
         self.given_up = asyncio.Event()
 
-    async def listen(self, taken: Callable[[Channel], None]) -> Listening:
+    async def listen(self, taken: Callable[[ProcessChannel], None]) -> Listening:
         self.taken = taken
         self.services += 1
         place = self
