@@ -177,14 +177,14 @@ async def _joined(member: Member) -> AsyncIterator[Group]:
             await member.settled()
             if member.failure is not None:
                 raise member.failure
-            member.log_releases()
+            member.release_log.write()
     except ExceptionGroup as group:
         ours = member.failure
         if ours is None or group.split(lambda error: error is ours)[1] is not None:
             raise
         raise ours from None  # bare, even where a task group in the block has wrapped it
     finally:
-        member.discard_release_log()  # if the block fails, the log shows that error only
+        member.release_log.discard()  # if the block fails, the log shows that error only
         if member.failure is None:
             member.fail(UsageError(f"{member.name} has left the group: its 'async with' is over"))
 

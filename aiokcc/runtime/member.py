@@ -24,7 +24,7 @@ from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.member_progress import MemberProgress
 from aiokcc.core.partition_progress import PartitionState
-from aiokcc.core.partitions import Partition, listing
+from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import SECONDS_END
 from aiokcc.core.report_builder import milestone_interval
 from aiokcc.errors import (
@@ -40,8 +40,8 @@ from aiokcc.runtime.leaving import recorded
 from aiokcc.runtime.measurements import Measurements
 from aiokcc.runtime.member_session import MemberSession
 from aiokcc.runtime.progress_log import log_facts
+from aiokcc.runtime.release_log import ReleaseLog
 from aiokcc.runtime.signal import Signal
-from aiokcc.runtime.timer import Timeout, timers
 from aiokcc.runtime.waits import Waits
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ log = logging.getLogger("aiokcc.runtime")
 
 
 _HANDOVER_SECONDS: Final = 2.0
-_GATHER_SECONDS: Final = 0.5
 
 
 def _make_name() -> str:
@@ -113,8 +112,7 @@ class Member:
         self.session: Session | NoSession = NoSession()
         self.member_session: MemberSession | None = None
         self.failure: Exception | None = None
-        self._releases_to_log: list[Partition] = []
-        self._release_log_timer: Timeout | None = None
+        self.release_log = ReleaseLog(self)
         self.warned_of_seconds = False
         """True once we have warned of timestamps that look like seconds."""
         self.listeners: tuple[Listener, ...] = ()
@@ -308,37 +306,11 @@ class Member:
             return
         if gate.failure is None and self.progress.limit.mode is Mode.GATED:
             self.released_unfinished.add(gate.partition)
-            self._releases_to_log.append(gate.partition)
-            if self._release_log_timer is None:
-                self._release_log_timer = timers().call_later(_GATHER_SECONDS, self.log_releases)
+            self.release_log.add(gate.partition)
         self._forget_gate(gate)
         gate.signal.set()  # another task may wait there; it gets an error
         if self.member_session is not None:
             await self.member_session.ownership.release(gate.partition)
-
-    def log_releases(self) -> None:
-        """Logs the partitions that were released before they finished: one line for all of about the same time."""
-        released = sorted({p for p in self._releases_to_log if p not in self.gates})
-        self.discard_release_log()
-        if released:
-            one = len(released) == 1
-            log.log(
-                # A managed group finds the next owner itself; the next start of a scheduled run claims them again.
-                logging.WARNING if self.options.managed is None and not self.continues_later else logging.INFO,
-                "%s: %s released before %s had finished; the limit waits for %s",
-                self.name,
-                f"{released[0]} was" if one else f"{listing(map(str, released))} were",
-                "it" if one else "they",
-                "its next owner" if one else "their next owners",
-                extra=log_facts(self, partitions=[str(p) for p in released]),
-            )
-
-    def discard_release_log(self) -> None:
-        """Drops that line: the run fails, and the log should show the reason only."""
-        self._releases_to_log.clear()
-        if self._release_log_timer is not None:
-            self._release_log_timer.cancel()
-            self._release_log_timer = None
 
     def revoke(self, gate: Gate) -> None:
         """Starts no further record on this partition: its gate raises PartitionRevoked."""

@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,12 +31,9 @@ from aiokcc.errors import (
 )
 from aiokcc.exception_groups import unwrapped
 from aiokcc.kafka.cluster import Cluster
-from aiokcc.kafka.consumer_policy import ConsumerPolicy, describe_source
-from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.topic_discovery import discover, include_present
 from aiokcc.runtime.group import Group, join
 from aiokcc.runtime.metrics import observing
-from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
@@ -47,6 +43,7 @@ from aiokcc.spark.function_version import VersionedFunction
 from aiokcc.spark.job_metrics import JobMetrics
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.pipeline import BatchStep, Pipeline
+from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.planner import Planner
 from aiokcc.spark.preflight import (
     check_run_published,
@@ -65,50 +62,19 @@ from aiokcc.spark.source import check_timestamp, find_late, read
 from aiokcc.spark.spark_thread import SparkThread
 from aiokcc.spark.standby import check_other_pipelines, claim_all, drive_in_turn
 from aiokcc.spark.state import StatefulComputation, StateOptions
-from aiokcc.stores.port import Session, Store
+from aiokcc.stores.port import Session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = ["AsyncReplay", "Options", "open_driver"]
+__all__ = ["AsyncReplay", "open_driver"]
 
 log = logging.getLogger("aiokcc.spark")
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The checked arguments of a replay."""
-
-    spark: Any
-    name: str
-    source: SourceOptions
-    policy: ConsumerPolicy
-    group: GroupOptions
-    timestamp: Any
-    kafka_options: Mapping[str, str] = field(repr=False)  # a password may be among them
-    max_periods: int
-    target_seconds: float
-    max_bytes: int
-    retries: int
-    from_scratch: bool
-    accept_deleted: bool
-    progress: Callable[[Progress], None] | bool | None
-    keeps_periods: bool
-    version: str | None
-    """The version of the function, as the user gave it."""
-    available_now: bool
-    """True if this start publishes what is closed by now and returns; the run itself has no end."""
-    store: Store
-    store_timeout: float
-    subscription: Subscription | None
-    """In a managed group, the partitions that the pipeline runs; else None."""
-    restates_late: bool = False
-    """True if late records are left out and listed, until their periods are restated."""
-
-
 @asynccontextmanager
-async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
+async def open_driver(options: PipelineOptions) -> AsyncIterator[AsyncReplay]:
     """Join the group, or found it, and give the replay; leave the group at the end of the block."""
     source = options.source
     await anyio.to_thread.run_sync(check_timestamp, options.spark, options.timestamp, options.kafka_options)
@@ -131,7 +97,7 @@ async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
             return
         except GroupMismatchError as mismatch:
             async with _session(options) as session:
-                await explain_mismatch(mismatch, options.store, session, options.name, _definition(options))
+                await explain_mismatch(mismatch, options.store, session, options.name, options.define())
             raise
         try:
             yield AsyncReplay(options, cluster, group)
@@ -142,7 +108,7 @@ async def open_driver(options: Options) -> AsyncIterator[AsyncReplay]:
             await joined.__aexit__(None, None, None)
 
 
-def _session(options: Options) -> AbstractAsyncContextManager[Session]:
+def _session(options: PipelineOptions) -> AbstractAsyncContextManager[Session]:
     group = options.group
     return options.store.session(timeout=group.session_timeout, connect_timeout=group.connect_timeout)
 
@@ -150,7 +116,9 @@ def _session(options: Options) -> AbstractAsyncContextManager[Session]:
 class AsyncReplay:
     """A replay in an asyncio program. Spark's calls run in a thread of their own."""
 
-    def __init__(self, options: Options, cluster: Cluster, group: Group | None, ended: RunEnded | None = None) -> None:
+    def __init__(
+        self, options: PipelineOptions, cluster: Cluster, group: Group | None, ended: RunEnded | None = None
+    ) -> None:
         self._options = options
         self._cluster = cluster
         self.group = group
@@ -443,7 +411,7 @@ class AsyncReplay:
     def _definition(self, sink: Sink) -> dict[str, Any]:
         """Return the definition that is recorded for the pipeline's name."""
         state = {} if self._state is None else {"state": self._state.columns}
-        return {**_definition(self._options), "sink": sink.describe(), **state}
+        return {**self._options.define(), "sink": sink.describe(), **state}
 
 
 async def _ready(participant: Participant, name: str) -> None:
@@ -454,20 +422,6 @@ async def _ready(participant: Participant, name: str) -> None:
             return await wait_until_restated(await participant.session(), name)
         except SessionLostError:
             continue
-
-
-def _definition(options: Options) -> dict[str, Any]:
-    """Return the definition without the sink."""
-    source, mine = options.source, options.source.partitions
-    return {
-        "topics": sorted(source.topics),
-        "partitions": None if mine is None else [str(p) for p in sorted(mine)],
-        "period": options.group.settings.period,
-        "source": describe_source(source, options.policy),
-        "timestamp": None if options.timestamp is None else str(options.timestamp),
-        **({} if options.subscription is None else {"subscription": str(options.subscription)}),
-        **({"late": "restate"} if options.restates_late else {}),
-    }
 
 
 def _as_sink(sink: Sink | Callable[[DataFrame, Any], Any]) -> Sink:

@@ -23,8 +23,9 @@ from aiokcc.kafka.own_store import choose_store
 from aiokcc.kafka.source_options import SourceOptions, check_choice, check_count, consumer_keywords
 from aiokcc.runtime.entry import known_keywords
 from aiokcc.runtime.options import GroupOptions
-from aiokcc.spark.driver import AsyncReplay, Options, open_driver
+from aiokcc.spark.driver import AsyncReplay, open_driver
 from aiokcc.spark.function_version import check_version
+from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.progress import Progress, Summary
 from aiokcc.spark.security import check_security
 from aiokcc.spark.sinks import Sink
@@ -220,7 +221,7 @@ def replay(
     )
     place = choose_store(store, source, store_options, name, open_store)
     return Opening(
-        Options(
+        PipelineOptions(
             spark,
             name,
             source,
@@ -306,7 +307,7 @@ def check_bytes(value: object) -> int:
 class Opening:
     """A replay that is not open yet: ``with`` it in a script or a notebook, ``async with`` it in an asyncio program."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PipelineOptions) -> None:
         self._options = options
         self._blocking: ExitStack | None = None
         self._context: AbstractAsyncContextManager[AsyncReplay] | None = None

@@ -1,4 +1,8 @@
-"""``aiokcc pipeline run``, ``restate``, ``late``, ``status`` and ``history``: Spark pipelines from the command line."""
+"""``aiokcc pipeline``: Spark pipelines from the command line.
+
+``run`` and ``restate``, which start Spark, are in :mod:`aiokcc.cli.pipeline_jobs`; ``late``, ``status`` and ``history``, which
+only read, are here.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,17 @@ import time
 from dataclasses import replace
 from typing import Any, Final
 
-from aiokcc.cli.argument_types import period_or, time_or, whole_number
-from aiokcc.cli.functions import load_function
-from aiokcc.cli.render import print_message, write_table
-from aiokcc.cli.verb import SERVERS, StoreUse, Verb, argument, open_existing
+from aiokcc.cli.argument_types import whole_number
+from aiokcc.cli.pipeline_jobs import (
+    add_restate_arguments,
+    add_run_arguments,
+    check_restate,
+    check_run,
+    run_pipeline,
+    run_restatement,
+)
+from aiokcc.cli.render import write_table
+from aiokcc.cli.verb import StoreUse, Verb, argument, open_existing
 from aiokcc.core.formatting import count
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
@@ -26,183 +37,10 @@ __all__ = ["VERB"]
 
 log = logging.getLogger("aiokcc.cli")
 
-_REFUSED: Final = 2
-"""The exit code if another start would be refused as well."""
 _PARQUET, _DELTA = "Parquet in ", "Delta table "
 
 
-# -- run ---------------------------------------------------------------------------------------------------------------
-
-
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("function", metavar="MODULE:FUNCTION", help="gets (frame, periods) and returns a frame")
-    parser.add_argument("--name", required=True, metavar="NAME", help="identifies the pipeline under the store's root")
-    topics = parser.add_mutually_exclusive_group(required=True)
-    topics.add_argument("--topic", action="append", metavar="TOPIC", help="to read; may be repeated")
-    topics.add_argument("--pattern", metavar="REGEX", help="or all topics whose whole name matches")
-    parser.add_argument("--period", type=period_or(), required=True, metavar="TIME", help="such as 1h")
-    what = "where the result goes: parquet:DIRECTORY or delta:URI"
-    parser.add_argument("--sink", required=True, metavar="KIND:PLACE", help=what)
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
-    what = "a time, or 'earliest' (the default)"
-    parser.add_argument("--from", dest="start", type=time_or("earliest"), default="earliest", metavar="TIME", help=what)
-    end = parser.add_mutually_exclusive_group()
-    what = "publish what is closed by now and return; the next start goes on there"
-    end.add_argument("--available-now", action="store_true", help=what)
-    what = "a time, or 'now' (the default): where the topics end when the run is founded"
-    end.add_argument("--to", dest="end", type=time_or("now"), default="now", metavar="TIME", help=what)
-    end.add_argument("--follow", action="store_true", help="have no end: continue with new records")
-    parser.add_argument("--timestamp", metavar="EXPRESSION", help="event time in SQL; default: Kafka's timestamp")
-    parser.add_argument("--lateness", metavar="TIME", help="how far a record may lie behind an earlier one")
-    what = "of records later than that: 'deliver' them (the default), or list them until they are 'restate'd"
-    parser.add_argument("--late", choices=("deliver", "restate"), default="deliver", metavar="POLICY", help=what)
-    parser.add_argument("--max-periods", type=whole_number(1), default=1000, metavar="N", help="in one job")
-    parser.add_argument("--retries", type=whole_number(0), default=2, metavar="N", help="of a failed job; default: 2")
-    parser.add_argument("--keeps-periods", action="store_true", help="you know that the function keeps periods apart")
-    what = "the version of the function, recorded with each batch"
-    parser.add_argument("--function-version", metavar="TEXT", help=what)
-    parser.add_argument("--from-scratch", action="store_true", help="delete what is published, and start again")
-    parser.add_argument("--master", metavar="URL", help="of Spark; default: local[*]")
-    what = "a setting of Spark, such as spark.driver.memory=4g; may be repeated"
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=what)
-
-
-def _check(options: argparse.Namespace) -> None:
-    _check_common(options)
-    _sink_place(options.sink)
-    load_function(options.function, "a frame and its periods", 2)
-
-
-def _check_common(options: argparse.Namespace) -> None:
-    if not options.bootstrap_servers:
-        raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it")
-    for setting in options.conf:
-        if "=" not in setting:
-            raise UsageError(f"--conf {setting}: expected NAME=VALUE, such as spark.driver.memory=4g")
-
-
-def _sink_place(text: str) -> tuple[str, str]:
-    kind, _, place = text.partition(":")
-    if kind not in ("parquet", "delta") or not place:
-        raise UsageError(f"--sink {text}: expected parquet:DIRECTORY or delta:URI, such as parquet:out/revenue")
-    return kind, place
-
-
-async def _run(options: argparse.Namespace) -> int:
-    """Run the pipeline and return 0, or 2 if it is refused. Raises AiokccError if it fails. Cancelling stops the job."""
-    import aiokcc.spark
-
-    kind, place = _sink_place(options.sink)
-    sink = aiokcc.spark.ParquetSink(place) if kind == "parquet" else aiokcc.spark.DeltaSink(place)
-    function = load_function(options.function, "a frame and its periods", 2)
-    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.conf)
-    spark = await asyncio.to_thread(aiokcc.spark.session, app=options.name, master=options.master, **settings)
-    end = None if options.follow else options.end
-    try:
-        async with aiokcc.spark.replay(
-            spark,
-            *(options.topic or ()),
-            pattern=options.pattern,
-            bootstrap_servers=options.bootstrap_servers,
-            store=options.store,
-            name=options.name,
-            period=options.period,
-            start=options.start,
-            end=end,
-            trigger="available_now" if options.available_now else None,
-            timestamp=options.timestamp,
-            lateness=options.lateness,
-            late=options.late,
-            max_periods=options.max_periods,
-            retries=options.retries,
-            keeps_periods=options.keeps_periods,
-            from_scratch=options.from_scratch,
-            version=options.function_version,
-        ) as replay:
-            summary = await replay.for_each_period(function, sink)
-    except UsageError as refused:
-        print_message(f"aiokcc: {refused}")
-        return _REFUSED
-    finally:
-        await asyncio.to_thread(spark.stop)
-    if summary.periods == 0:
-        print_message(f"{options.name}: nothing to do")
-    else:
-        to = "" if summary.event_time is None else f", up to {format_time(summary.event_time)}"
-        print_message(
-            f"{options.name}: published {count(summary.periods, 'period')} with {count(summary.records, 'record')} in "
-            f"{count(summary.jobs, 'job')}{to}"
-        )
-    return 0
-
-
-# -- restate and late --------------------------------------------------------------------------------------------------
-
-
-def _add_restate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("function", metavar="MODULE:FUNCTION", help="gets (frame, periods) and returns a frame")
-    parser.add_argument("--name", required=True, metavar="NAME", help="the pipeline")
-    parser.add_argument("--from", dest="start", type=time_or(), metavar="TIME", help="the start of the first period")
-    parser.add_argument("--to", dest="end", type=time_or(), metavar="TIME", help="the end of the last period")
-    what = "all periods whose late records wait, in place of --from and --to"
-    parser.add_argument("--late", action="store_true", help=what)
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
-    parser.add_argument("--max-periods", type=whole_number(1), default=1000, metavar="N", help="in one job")
-    parser.add_argument("--retries", type=whole_number(0), default=2, metavar="N", help="of a failed job; default: 2")
-    parser.add_argument("--keeps-periods", action="store_true", help="you know that the function keeps periods apart")
-    what = "the version of the function, recorded with the restatement"
-    parser.add_argument("--function-version", metavar="TEXT", help=what)
-    parser.add_argument("--master", metavar="URL", help="of Spark; default: local[*]")
-    what = "a setting of Spark, such as spark.driver.memory=4g; may be repeated"
-    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help=what)
-
-
-def _check_restate(options: argparse.Namespace) -> None:
-    _check_common(options)
-    if options.late and (options.start is not None or options.end is not None):
-        raise UsageError("--late restates all periods whose late records wait; leave --from and --to out")
-    if not options.late and (options.start is None or options.end is None):
-        raise UsageError("which periods? Give --from TIME --to TIME, or --late for those whose late records wait")
-    load_function(options.function, "a frame and its periods", 2)
-
-
-async def _restate(options: argparse.Namespace) -> int:
-    """Restate periods and return 0, or 2 if it is refused. Raises AiokccError if it fails. Cancelling stops the job."""
-    import aiokcc.spark
-    from aiokcc.spark.restate import prepare_restate
-
-    function = load_function(options.function, "a frame and its periods", 2)
-    settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.conf)
-    spark = await asyncio.to_thread(aiokcc.spark.session, app=options.name, master=options.master, **settings)
-    try:
-        summary = await prepare_restate(
-            spark,
-            function,
-            store=open_existing(options),
-            name=options.name,
-            start=options.start,
-            end=options.end,
-            late=options.late,
-            bootstrap_servers=options.bootstrap_servers,
-            max_periods=options.max_periods,
-            retries=options.retries,
-            keeps_periods=options.keeps_periods,
-            version=options.function_version,
-            connect_timeout=options.timeout,
-        ).run()
-    except UsageError as refused:
-        print_message(f"aiokcc: {refused}")
-        return _REFUSED
-    finally:
-        await asyncio.to_thread(spark.stop)
-    if summary.periods == 0:
-        print_message(f"{options.name}: nothing to do")
-    else:
-        print_message(
-            f"{options.name}: restated {count(summary.periods, 'period')} with {count(summary.records, 'record')} in "
-            f"{count(summary.jobs, 'job')}"
-        )
-    return 0
+# -- late --------------------------------------------------------------------------------------------------------------
 
 
 async def _late(options: argparse.Namespace) -> int:
@@ -356,9 +194,9 @@ examples:
             usage="""\
 MODULE:FUNCTION [URL] --name NAME --topic TOPIC …
                            --period TIME --sink KIND:PLACE [--available-now] …""",
-            arguments=(_add_arguments,),
-            check=_check,
-            run=_run,
+            arguments=(add_run_arguments,),
+            check=check_run,
+            run=run_pipeline,
             store=StoreUse.RUN,
             description="""\
 Compute every period of Kafka topics with Spark, and publish it once. Started
@@ -383,9 +221,9 @@ exit codes:
 MODULE:FUNCTION [URL] --name NAME
                                --from TIME --to TIME …
        aiokcc pipeline restate MODULE:FUNCTION [URL] --name NAME --late …""",
-            arguments=(_add_restate_arguments,),
-            check=_check_restate,
-            run=_restate,
+            arguments=(add_restate_arguments,),
+            check=check_restate,
+            run=run_restatement,
             description="""\
 Compute published periods again, from the records they were read from, and
 replace exactly these periods in the result, all of them in one step. No driver

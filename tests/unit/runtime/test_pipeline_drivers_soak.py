@@ -42,9 +42,10 @@ from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark import driver as drivers
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.checkpoint import Checkpoint
-from aiokcc.spark.driver import AsyncReplay, Options
+from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.finder import Finder, Found
 from aiokcc.spark.pipeline import BatchStep, Pipeline
+from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.restating import alone_with
 from aiokcc.spark.sinks import Sink
 from aiokcc.stores.memory import Call
@@ -281,7 +282,7 @@ class Soak:
             tasks.cancel_scope.cancel()
 
     async def drive(self, group: aiokcc.Group) -> None:
-        options = Options(
+        options = PipelineOptions(
             spark=None,
             name="p",
             source=self.source,

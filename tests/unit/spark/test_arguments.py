@@ -15,13 +15,14 @@ import aiokcc
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.kafka.consumer_policy import describe_source
-from aiokcc.spark.driver import AsyncReplay, Options
+from aiokcc.spark.driver import AsyncReplay
+from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.replay import replay
 from aiokcc.spark.security import check_sink_security
 from aiokcc.spark.sinks import KafkaSink
 
 
-def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: Any) -> Options:  # noqa: B008
+def options(*topics: str, spark: Any = SimpleNamespace(read=None), **changed: Any) -> PipelineOptions:  # noqa: B008
     usual: dict[str, Any] = {"bootstrap_servers": "h:1", "store": "zk://h:1/x", "period": "1m", "name": "p"}
     return replay(spark, *topics, **{**usual, **changed})._options
 

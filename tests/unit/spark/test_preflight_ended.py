@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.runtime.options import GroupOptions
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
+from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.spark.sinks import FunctionSink
 from aiokcc.stores import Session, Store, open_store
@@ -28,16 +28,27 @@ INTENT = Intent(0, (), ((0, 10),), {Partition("t", 0): (Place(0, 0), Place(5, 5)
 
 
 def driver(store: Store, *, from_scratch: bool = False, subscription: Subscription | None = None) -> AsyncReplay:
-    options: Any = SimpleNamespace(
-        store=store,
-        from_scratch=from_scratch,
+    options = PipelineOptions(
+        spark=None,
         name="p",
-        group=GroupOptions.check(period=10),
-        timestamp=None,
-        subscription=subscription,
         source=SourceOptions(topics=("t",), bootstrap_servers="h:1"),
         policy=ConsumerPolicy(),
-        restates_late=False,
+        group=GroupOptions.check(period=10),
+        timestamp=None,
+        kafka_options={},
+        max_periods=1,
+        target_seconds=10.0,
+        max_bytes=10**6,
+        retries=0,
+        from_scratch=from_scratch,
+        accept_deleted=False,
+        progress=False,
+        keeps_periods=True,
+        version=None,
+        available_now=False,
+        store=store,
+        store_timeout=10.0,
+        subscription=subscription,
     )
     cluster: Any = None
     return AsyncReplay(options, cluster, None, RunEnded("over"))
