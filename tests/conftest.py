@@ -37,6 +37,7 @@ import pytest
 
 from aiokcc import local
 from aiokcc.cli.loops import LOOP_VARIABLE
+from aiokcc.credentials import known_secrets
 from aiokcc.errors import LocalServiceError
 from aiokcc.local import _jars, _java, _kafka, _spark_jars
 
@@ -75,6 +76,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ[LOOP_VARIABLE] = config.getoption("loop")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def no_secret_of_another_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin without known secrets: a word that was a password in another test is not hidden in this one."""
+    monkeypatch.setattr(known_secrets, "_known", known_secrets._Known())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

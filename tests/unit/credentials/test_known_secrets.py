@@ -16,7 +16,7 @@ import aiokcc
 from aiokcc.cli.argument_types import setting
 from aiokcc.cli.logs import JsonFormatter, TextFormatter, set_up_logs
 from aiokcc.core.masking import mask_text
-from aiokcc.credentials import KafkaClient, hide_secrets, known_secrets, remember_secret, remember_secrets
+from aiokcc.credentials import KafkaClient, hide_secrets, remember_secret, remember_secrets
 from aiokcc.spark.sinks.kafka import KafkaSink
 from aiokcc.spark.source import check_options
 
@@ -25,8 +25,7 @@ JAAS = f'org.apache.kafka.common.security.plain.PlainLoginModule required userna
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(known_secrets, "_known", known_secrets._Known())
+def logs_as_before() -> Iterator[None]:
     root = logging.getLogger()
     level, last = root.level, logging.lastResort
     yield
