@@ -416,6 +416,8 @@ KAFKA_GOALS: Final = {Case(1, 64): 1.5, Case(3, 4): 1.5, Case(8, 8): 3.0}
 POLLING_GOALS: Final = (Case(1, 1), Case(1, 64), Case(3, 4), Case(16, 64))
 REQUESTS: Final = 32
 """Per period, with 16 members."""
+WRITES: Final = 1.1
+"""Per period and member: one, and what goes beside the periods, such as the deletion of old announcements."""
 
 
 def goals(results: Sequence[Result]) -> list[Goal]:
@@ -438,7 +440,7 @@ def goals(results: Sequence[Result]) -> list[Goal]:
             wanted.append(Goal(f"{label}: ours / polling", ratios["polling"], 1 / 20))
         writes, requests, moves = (ours[f"{what}_per_period"] for what in ("writes", "requests", "limit_writes"))
         if writes is not None:
-            wanted.append(Goal(f"{label}: writes per period", writes, case.processes))
+            wanted.append(Goal(f"{label}: writes per period and member", writes / case.processes, WRITES))
         if requests is not None and case.processes == 16:
             wanted.append(Goal(f"{label}: requests per period", requests, REQUESTS))
         if case.empty:
