@@ -5,8 +5,8 @@ work goes on meanwhile. With more, one round trip closes several periods, which 
 on how much of a period's time the round trip is. It is no more than that needs, because after a crash the records of all open
 periods come again.
 
-The leader chooses, because it measures both and writes the open boundaries anyway: the members follow them, so they agree
-without a word. Another leader may choose otherwise: the boundaries that are open stay open.
+The leader chooses, because it measures both and writes the open boundaries anyway. The members follow the node, so nothing
+else has to tell them the choice. Another leader may choose otherwise: the boundaries that are open stay open.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def _of_leader(leader: str, report: Report | None, cut: Cut, limit: Limit, gener
 
 
 def _held_period(request: Node | None, founded: Node | None, run: Run | None) -> int | None:
-    """Return the period that a hold has replaced, or None if it is not known.
+    """Returns the period that a hold has replaced, or None if it is not known.
 
     The node holds the one word "hold". Only if that is the first change since the founding is it known what it replaced.
     """

@@ -53,7 +53,7 @@ class HostedSession(Session):
         )  # without one: the store does not answer the host at the moment
         self.state = SessionState.CONNECTED
         self.dismissed = False
-        """True if the process that serves said that the session is over; False if it is gone without a word."""
+        """True if the process that serves said that the session is over; False if the connection ended without that message."""
         self.pushed: Callable[[Message], None] = lambda _: None
         """Called with each message that is no answer."""
         self.heard_at = boottime()
