@@ -112,7 +112,7 @@ def _predicate(match: Match) -> Callable[[Request], bool]:
 
 
 class Proxy:
-    """One listening port on 127.0.0.1 in front of one server. See the module for the verbs."""
+    """One listening port on 127.0.0.1 in front of one server. The docstring of the module lists the verbs."""
 
     def __init__(self, upstream: str) -> None:
         host, port = upstream.rsplit(":", 1)
