@@ -60,7 +60,7 @@ _ENTRY: Final = 600
 _TRIES: Final = 8
 
 
-class _Known(NamedTuple):
+class _KnownNode(NamedTuple):
     """A node as it was last read or written. ``version`` is None if there is no node, ``commit`` if it cannot be read."""
 
     version: int | None
@@ -72,7 +72,7 @@ class StoreOffsets(Listener):
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._known: dict[Partition, _Known] = {}
+        self._known: dict[Partition, _KnownNode] = {}
         self._looked: set[Partition] = set()
         """Partitions whose offset was read when their lock was taken, and was not asked for since."""
         self._topics: set[str] = set()
@@ -157,7 +157,7 @@ class StoreOffsets(Listener):
 
     def _remember(self, commits: Mapping[Partition, CommittedOffset], results: Iterable[object]) -> None:
         for (partition, commit), result in zip(commits.items(), results, strict=True):
-            self._known[partition] = _Known(result if isinstance(result, int) else 0, commit)
+            self._known[partition] = _KnownNode(result if isinstance(result, int) else 0, commit)
 
     async def _look(self, session: Session, partitions: list[Partition]) -> None:
         for partition, node in (await _find(session, partitions)).items():
@@ -167,7 +167,7 @@ class StoreOffsets(Listener):
                     commit = CommittedOffset.decode(self._member.store.describe(node.path), node.data)
                 except CorruptNodeError as error:
                     log.warning("%s; it is ignored, and the next commit replaces it", error)
-            self._known[partition] = _Known(None if node is None else node.version, commit)
+            self._known[partition] = _KnownNode(None if node is None else node.version, commit)
 
 
 def _held(us: MemberSession, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
