@@ -125,7 +125,7 @@ class Proxy:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._expected: dict[asyncio.Future[Request], Callable[[Request], bool]] = {}
         self.accepted = 0
-        """How many connections clients have opened so far, those included that found no server behind the proxy."""
+        """The number of connections that clients have opened so far, also to a server that is down."""
         self.dropped: asyncio.Future[Request] = self._loop.create_future()
         """Done when the `drop_reply` armed last has struck; its result is the request that was applied."""
         # What the links look at

@@ -23,9 +23,9 @@ __all__ = ["LookaheadChoice"]
 _WINDOW: Final = 5
 """The number of advances on which a choice rests. Their median does not show a pause."""
 _NEGLIGIBLE: Final = 0.01
-"""In step is as good if the round trip is a smaller part of a period's time than this."""
+"""If the round trip is a smaller part of a period's time than this, no lookahead is needed."""
 _ENOUGH: Final = 0.05
-"""So many periods close at once that the round trip is about this part of their time."""
+"""The number of periods that close at once is chosen so that the round trip is about this part of their time."""
 
 
 class LookaheadChoice:

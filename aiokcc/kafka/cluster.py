@@ -44,7 +44,7 @@ log = logging.getLogger("aiokcc.kafka")
 _NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
 _RETRY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 10.0
-"""After that the rest of the logs is read to the end, which is always right, and slower at most."""
+"""The seconds for which records are looked at. Logs that take longer are read to their ends, which is right but slower."""
 
 _ADMIN_SETTINGS: Final = CONNECTION_SETTINGS | {
     "request_timeout_ms",

@@ -1,4 +1,4 @@
-"""What Spark needs on this machine before it starts: a Java, and the four jars by which it reads Kafka.
+"""Prepares what Spark needs on this machine before it starts: a Java, and the four jars by which it reads Kafka.
 
 The jars are in the version of the installed pyspark. ``spark.jars.packages`` would resolve them again in every session and need
 the network each time. Instead they are fetched once (see `_jars`) and given to Spark as files.

@@ -51,7 +51,7 @@ class Claims:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.held: set[str] = set()
-        """Whose claims have to wait."""
+        """The members whose claims have to wait."""
         self.tried: list[tuple[str, list[Partition]]] = []
         self._changed = asyncio.Condition()
         self._waiting: set[str] = set()

@@ -106,9 +106,9 @@ class Write:
     """Of the leader, for an advance: it counts, and is not written."""
     decision: Advance | None = None
     landed: bool | None = None
-    """Whether it was applied; None while it flies."""
+    """True if it was applied, False if it was refused; None while it is under way."""
     awaited: bool = True
-    """Whether its sender still waits for the answer."""
+    """True while its sender waits for the answer."""
     version: int = 0
     """Of the generation, for a take-over."""
     announcement: str = ""
@@ -147,7 +147,7 @@ class Member:
     inbox: list[tuple[Limit, int]] = field(default_factory=list)
     """Limits that were read, with their versions, and not seen yet."""
     listening: bool = False
-    """Whether its watch for announcements is in place."""
+    """True while its watch for announcements is in place."""
     announced: list[str] = field(default_factory=list)
     """Names that were created while it was, and not seen yet, in order."""
     requests: list[Request] = field(default_factory=list)
@@ -156,6 +156,6 @@ class Member:
     reporting: Write | None = None
     generation_version: int = -1
     overdue: bool = False
-    """Whether the deadline has passed: by the member's own clock the session may have expired."""
+    """True once the deadline has passed: by the member's own clock the session may have expired."""
     taking: Write | None = None
     term: LeaderTerm | None = None
