@@ -31,9 +31,9 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
-from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
+from aiokcc.runtime.find_nodes import find_nodes
 from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
@@ -192,7 +192,7 @@ async def still_ours(us: MemberSession, partitions: Iterable[Partition], fence: 
     us.generation.see(await us.session.get(paths.GENERATION))
     if us.generation.version == fence:
         return [p for p in partitions if us.ownership.holds(p)]
-    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
+    locks = await find_nodes(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
 
 
@@ -290,17 +290,4 @@ def _decode(store: Store, node: Node) -> CommittedOffset:
 
 
 async def _find(session: Session, partitions: list[Partition]) -> dict[Partition, Node | None]:
-    return await _all(session, {p: paths.offset(p) for p in partitions})
-
-
-async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partition, Node | None]:
-    """Read many nodes in one round trip."""
-    result: dict[Partition, Node | None] = {}
-
-    async def one(partition: Partition, path: str) -> None:
-        result[partition] = await session.find(path)
-
-    async with unwrapped() as tasks:  # if several fail, then for one cause: the session is lost, or has no permission
-        for partition, path in wanted.items():
-            tasks.start_soon(one, partition, path)
-    return {p: result[p] for p in wanted}
+    return await find_nodes(session, {p: paths.offset(p) for p in partitions})
