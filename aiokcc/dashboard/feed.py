@@ -16,7 +16,6 @@ from aiokcc.credentials import hide_secrets
 from aiokcc.dashboard.channel import Channel, encode_event
 from aiokcc.dashboard.history import History, Staircase
 from aiokcc.errors import AiokccError
-from aiokcc.exception_groups import leaves
 from aiokcc.runtime.follow import follow
 from aiokcc.runtime.health import Health, assess
 from aiokcc.runtime.status import GroupState, Status
@@ -68,7 +67,7 @@ class GroupFeed:
                     on_connection=self._on_connection,
                 )
             except* AiokccError as errors:  # such as no permission to read
-                self._on_missing(hide_secrets("; ".join(map(str, leaves(errors)))))
+                self._on_missing(hide_secrets("; ".join(str(error) for error in errors.exceptions)))
             tasks.cancel_scope.cancel()
 
     def begin(self, since: int) -> Iterable[bytes]:

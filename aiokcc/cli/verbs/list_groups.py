@@ -11,6 +11,7 @@ from aiokcc.cli.group_list import path_of, summaries
 from aiokcc.cli.verb import Verb, argument
 from aiokcc.core.formatting import format_elapsed
 from aiokcc.core.periods import format_time
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import AiokccError
 from aiokcc.runtime.roots import RootSummary
 
@@ -49,7 +50,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _row(store: GroupStore, found: RootSummary | AiokccError) -> dict[str, Any]:
     if isinstance(found, AiokccError):
-        return {"root": store.root, "error": str(found)}
+        return {"root": store.root, "error": hide_secrets(str(found))}
     status = found.status
     total, processed = status.offsets_total, status.offsets_done
     limit = status.limit if status.limit is not None else status.closed

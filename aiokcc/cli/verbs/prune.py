@@ -14,6 +14,7 @@ from aiokcc.cli.verb import Verb, argument
 from aiokcc.core.formatting import count
 from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_duration, format_time
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import AiokccError
 from aiokcc.runtime.roots import delete_root
 
@@ -44,7 +45,7 @@ async def _run(options: argparse.Namespace) -> int:
                 async with store.session(connect_timeout=options.timeout) as session:
                     await delete_root(store, session, version=found.run_version)
             except AiokccError as error:
-                print(f"aiokcc: {error}", file=sys.stderr)
+                print(f"aiokcc: {hide_secrets(str(error))}", file=sys.stderr)
                 failed += 1
                 continue
         deleted += 1

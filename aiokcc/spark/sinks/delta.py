@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["DeltaSink"]
 
 
-class _StagedCommit(TypedDict):
+class _Staged(TypedDict):
     schema: str
     is_replaced: bool
     files: list[tuple[int, str, int, int]]
@@ -199,7 +199,7 @@ class DeltaSink(StateSink):
         )
         return staged
 
-    def _stage(self, frame: DataFrame, batch: Batch) -> _StagedCommit:
+    def _stage(self, frame: DataFrame, batch: Batch) -> _Staged:
         check_schema(frame)
         schema = all_nullable(frame.schema.json())
         if not self._table.exists:
@@ -220,7 +220,7 @@ class DeltaSink(StateSink):
             storage_options=self._options,
             prefix=f"{self._names(batch)}{secrets.token_hex(4)}-",
         )
-        return _StagedCommit(
+        return _Staged(
             schema=columns,
             is_replaced=is_replaced,
             files=[(file.period, file.name, file.rows, file.size) for file in files],
@@ -235,7 +235,7 @@ class DeltaSink(StateSink):
         if staged is None:
             self._record.write_batch(self._manifest(batch))
             return
-        result = cast("_StagedCommit", staged)
+        result = cast("_Staged", staged)
         files = result["files"]
         names = frozenset(name for _, name, _, _ in files)
         try:
@@ -275,7 +275,7 @@ class DeltaSink(StateSink):
     def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
         if not self._table.exists:
             return  # no batch had records, so there is nothing to replace
-        results = [cast("_StagedCommit", part) for part in staged]
+        results = [cast("_Staged", part) for part in staged]
         files = [file for result in results for file in result["files"]]
         number, attempt = self._table.restated
         if (number, attempt) != (batch.number, self._table.attempt):
