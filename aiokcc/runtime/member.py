@@ -314,7 +314,7 @@ class Member:
 
     def revoke(self, gate: Gate) -> None:
         """Starts no further record on this partition: its gate raises PartitionRevoked."""
-        gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was assigned to another member")
+        gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was given to another member")
         self.forget(gate.partition)
         gate.signal.set()
 
