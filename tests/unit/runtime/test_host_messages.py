@@ -1,4 +1,4 @@
-"""What the processes of a host tell each other comes out as it went in, through JSON."""
+"""The messages between the processes of a host come out as they went in, through JSON."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from aiokcc.runtime.roots import delete_root, find_roots, summarize
 from aiokcc.stores.memory import Call, MemoryStore
 from aiokcc.stores.port import ANY_VERSION
 
-EVENT_TIME = {"topics": {"orders": 1}, "start": 0, "end": 10, "period": 10, "clock": lambda: 10**13}
+EVENT_TIME: dict[str, Any] = {"topics": {"orders": 1}, "start": 0, "end": 10, "period": 10, "clock": lambda: 10**13}
 
 
 @pytest.fixture
