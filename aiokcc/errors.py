@@ -19,6 +19,7 @@
     │   ├── PositionLostError               another member ran the partition meanwhile: seek to ``offset`` and go on
     │   ├── SparkJobError                   a job failed too often; the limit has not passed its periods
     │   ├── FencedError                     a later driver of the same pipeline has begun
+    │   ├── PipelineBusyError               a driver of the pipeline, or another restatement, is at work
     │   ├── LocalServiceError               a service of `aiokcc.local` cannot start, or has ended
     │   └── StoreError
     │       ├── StoreUnreachableError       no server answered in time
@@ -186,7 +187,7 @@ class FencedError(CoordinationError):
 
 
 class PipelineBusyError(CoordinationError):
-    """A driver of the pipeline, or another restatement, is at work."""
+    """A driver of the pipeline, or another restatement, is still at work after the wait. Nothing was changed."""
 
     def __init__(self, pipeline: str, what: str, waited: float) -> None:
         super().__init__(

@@ -38,7 +38,7 @@ SESSION_SECONDS: Final = 6
 """The shortest session that a broker allows a consumer group by default; ours has the same."""
 HEARTBEAT_MS: Final = 1000
 METADATA_MS: Final = 1000
-"""How often both look for new partitions when a topic grows."""
+"""The interval at which both look for new partitions when a topic grows."""
 PARTITIONS: Final = 12
 MEMBERS: Final = 3
 PAUSE: Final = 0.002

@@ -257,7 +257,7 @@ class Tally:
     medians: list[float] = field(default_factory=list)
     """The median of each round."""
     advances: int | None = None
-    """How often the limit was written, if that was counted."""
+    """The number of writes of the limit, if they were counted."""
     client_cpu: int = 0
     counted: Counted | None = field(default_factory=lambda: Counted(0, 0, 0, 0))
 

@@ -33,7 +33,7 @@ QUICK: Final = ((12_000, 60),)
 MANY: Final = 50_000
 """Records in a period from which on the goals are higher."""
 BEST_BATCH: Final = 500
-"""How many records ``getmany`` gives at a time at its best: the fastest of 200, 500, 1000, 4000, 20000 and no limit."""
+"""The number of records per call with which ``getmany`` is fastest, of 200, 500, 1000, 4000, 20000 and no limit."""
 
 METRICS_ROUNDS: Final = 4
 """Metrics cost less than rounds differ from each other, so these rounds are more."""

@@ -41,7 +41,7 @@ FOLLOWER_POLL: Final = 0.010
 WORK: Final = 0.002
 """The most seconds of work per record and process; the average is half of it."""
 _JOINING: Final = 16
-"""How many members of a process join at a time."""
+"""The number of members of a process that join at a time."""
 _LONG_SESSION: Final = 40.0
 _PARTING: Final = 60.0
 """Seconds within which a worker ends by itself after the last request."""

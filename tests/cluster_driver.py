@@ -28,7 +28,7 @@ class Spec:
     """The arguments of a driver."""
 
     master: str
-    """Nothing: what spark-submit was given."""
+    """The master of the session; empty: the one that spark-submit was given."""
     bootstrap: str
     store: str
     topics: list[str]

@@ -39,7 +39,7 @@ from aiokcc import local
 from aiokcc.cli.loops import LOOP_VARIABLE
 from aiokcc.credentials import known_secrets
 from aiokcc.errors import LocalServiceError
-from aiokcc.local import _jars, _java, _kafka, _spark_jars
+from aiokcc.local import _jars, _java, _kafka
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -102,8 +102,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if asked & {"kafka", "private_kafka", "kafka_cluster"}:
             asyncio.run(_jars.fetch(_kafka.JARS, _java.find_java(_kafka.MINIMUM_JAVA), print))
         if "spark" in asked:
-            connector = _spark_jars.connector(_spark_jars.pyspark_version())
-            asyncio.run(_jars.fetch(connector, _java.find_java(_spark_jars.MINIMUM_JAVA), print))
+            asyncio.run(local.prepare_spark(print))
 
 
 @pytest.fixture(scope="session")

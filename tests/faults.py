@@ -112,7 +112,7 @@ def _predicate(match: Match) -> Callable[[Request], bool]:
 
 
 class Proxy:
-    """One listening port on 127.0.0.1 in front of one server. See the module for the verbs."""
+    """One listening port on 127.0.0.1 in front of one server. The docstring of the module lists the verbs."""
 
     def __init__(self, upstream: str) -> None:
         host, port = upstream.rsplit(":", 1)
@@ -125,7 +125,7 @@ class Proxy:
         self._waiters: dict[asyncio.Future[None], Callable[[], bool]] = {}
         self._expected: dict[asyncio.Future[Request], Callable[[Request], bool]] = {}
         self.accepted = 0
-        """How many connections clients have opened so far, those included that found no server behind the proxy."""
+        """The number of connections that clients have opened so far, also to a server that is down."""
         self.dropped: asyncio.Future[Request] = self._loop.create_future()
         """Done when the `drop_reply` armed last has struck; its result is the request that was applied."""
         # What the links look at

@@ -84,7 +84,7 @@ class Client:
         self.interrupted = False
         """Contact was lost: before it reads on, it looks whether the log is still the one it knows."""
         self.stopped = ""
-        """Why it does not follow the log any more."""
+        """The reason why it does not follow the log any more."""
 
     def seal(self, kind: Kind, body: bytes = b"", seq: int = 0) -> bytes:
         machine = self.machine

@@ -112,9 +112,11 @@ async def until_children(session: Session, path: str, condition: Callable[[tuple
     raise AssertionError
 
 
-async def until_state(session: Session, state: TopicState) -> tuple[dict[int, str], dict[int, str]]:
-    """Wait until the topic is in this state, with these partitions to start and to close."""
-    data = await until_node(session, paths.state("orders"), lambda data: decode_state("", data)[0] is state)
+async def until_state(
+    session: Session, state: TopicState, topic: str = "orders"
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Wait until the topic is in this state, and return its partitions to start and to close."""
+    data = await until_node(session, paths.state(topic), lambda data: decode_state("", data)[0] is state)
     return decode_state("", data)[1:]
 
 
@@ -123,12 +125,12 @@ async def given(session: Session) -> dict[int, str]:
     return decode_assignment("", (await session.get(paths.assignment("orders"))).data)
 
 
-async def shared(session: Session, *members: str) -> dict[int, str]:
+async def shared(session: Session, *members: str, topic: str = "orders") -> dict[int, str]:
     """Wait until exactly these members are assigned partitions and hold all of them; return the assignment."""
-    path = paths.assignment("orders")
+    path = paths.assignment(topic)
     while True:
         data = await until_node(session, path, lambda data: set(decode_assignment("", data).values()) == {*members})
-        await until_state(session, TopicState.STABLE)
+        await until_state(session, TopicState.STABLE, topic)
         if (await session.get(path)).data == data:
             return decode_assignment("", data)
 

@@ -2,8 +2,8 @@
 
 So a default goes through the same checks as a typed option. ``--period`` is also ``AIOKCC_PERIOD``, and ``period`` in the
 profile's ``defaults``. What is typed weighs more than the environment, and the environment more than the profile. Two kinds are
-left out: a flag is no environment variable, for a forgotten one would act at a distance; and what has a place of its own
-(the store, Kafka) is chosen elsewhere.
+left out: a flag is no environment variable, because a forgotten variable would change every later command; and the store and
+Kafka, which have settings of their own, are chosen elsewhere.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 _BELOW: Final = ("aiokafka", "asyncio", "py4j")
 """The packages below ours, which log much."""
 _DEEPEST: Final = 8
-"""What is nested deeper in a fact becomes text; it may contain itself."""
+"""Values that are nested deeper in a fact become text, because a value may contain itself."""
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 """The attributes that every log record has; the others are facts."""
 

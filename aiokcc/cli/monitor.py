@@ -282,7 +282,7 @@ class Monitor:
 
     @property
     def _runs_ahead(self) -> bool:
-        """Returns whether records past the offset that may be committed are handled already."""
+        """Return whether records past the offset that may be committed are handled already."""
         return bool(self._options.lookahead or self._options.lateness)
 
     @property

@@ -12,9 +12,10 @@ from aiokcc.core import paths
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.report import Cut
 from aiokcc.core.run import Run
-from aiokcc.errors import AiokccError, CorruptNodeError, NoNodeError
+from aiokcc.errors import AiokccError, CorruptNodeError
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.assignment_follower import member_of
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.stores import Session, open_store
 
@@ -87,10 +88,7 @@ async def _request(session: Session) -> Request | None:
 
 
 async def _members(session: Session) -> set[str]:
-    try:
-        return {member_of(name) for name in await session.children(paths.IDS)}
-    except NoNodeError:
-        return set()
+    return {member_of(name) for name in await list_children(session, paths.IDS)}
 
 
 def _ours(options: argparse.Namespace) -> set[str]:

@@ -185,7 +185,7 @@ def worker_spec(options: argparse.Namespace, shares: list[list[Partition]], numb
 
 
 def shares_host(options: argparse.Namespace) -> bool:
-    """Return whether the workers share one session with the store. What cannot be shared is not, without a word.
+    """Return whether the workers share one session with the store. Where they cannot, nothing is said.
 
     The user has not asked for it, so a machine on which the workers cannot meet is no error.
     """

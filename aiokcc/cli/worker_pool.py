@@ -45,7 +45,7 @@ class WorkerPool:
         self._reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
         self._tasks = tasks
         self._all_read: list[asyncio.Event] = []
-        """For each worker, set when all of its reports were read."""
+        """An event for each worker, which is set when all of its reports were read."""
 
     async def next_report(self, seconds: float) -> WorkerReport | None:
         """Return the next report; None if there is none within ``seconds``."""

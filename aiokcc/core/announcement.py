@@ -33,7 +33,7 @@ class Announcement:
 
     version: int
     limit: Limit | None
-    """None if it has to be read."""
+    """The limit; None if it has to be read."""
 
     @property
     def name(self) -> str:

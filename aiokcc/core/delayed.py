@@ -121,7 +121,7 @@ class Purgatory:
         return operation
 
     def complete(self, key: Hashable) -> int:
-        """Try the operations of this key, in the order of their ``put``. Returns how many of them this has completed.
+        """Tries the operations of this key, in the order of their ``put``. Returns how many of them this has completed.
 
         Operations that are put meanwhile are not tried again. If one raises, it keeps waiting, the others are tried, and then
         the first error is raised.

@@ -16,7 +16,7 @@ _DAY: Final = 86_400
 
 
 def format_elapsed(seconds: float) -> str:
-    """Return a duration rounded for reading: ``0.4s``, ``12s``, ``3m20s``, ``2h5m``, ``3d4h``."""
+    """Returns a duration rounded for reading: ``0.4s``, ``12s``, ``3m20s``, ``2h5m``, ``3d4h``."""
     seconds = max(0.0, seconds)
     if seconds < _SECONDS_ONLY:
         return f"{seconds:.1f}s"
@@ -26,18 +26,18 @@ def format_elapsed(seconds: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Return the number with its noun: ``1 member``, ``1,024 partitions``."""
+    """Returns the number with its noun: ``1 member``, ``1,024 partitions``."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, quote: Callable[[str], str] = repr) -> str:
-    """Return ``; did you mean 'status'?``, or an empty string if no choice is similar."""
+    """Returns ``; did you mean 'status'?``, or an empty string if no choice is similar."""
     near = difflib.get_close_matches(word, list(choices), 1)
     return f"; did you mean {quote(near[0])}?" if near else ""
 
 
 def join_names(words: Iterable[str], most: int = 3) -> str:
-    """Return ``a, b and c``; if there are more than ``most``, ``a, b, c and 9 more``."""
+    """Returns ``a, b and c``; if there are more than ``most``, ``a, b, c and 9 more``."""
     words = list(words)
     if len(words) > most:
         return f"{', '.join(words[:most])} and {len(words) - most:,} more"
@@ -45,7 +45,7 @@ def join_names(words: Iterable[str], most: int = 3) -> str:
 
 
 def short_names(names: Iterable[str]) -> Mapping[str, str]:
-    """Map member names to names without the session at their end, where these are still distinct."""
+    """Maps member names to names without the session at their end, where these are still distinct."""
     full = sorted(set(names))
     stems: dict[str, list[str]] = {}
     for name in full:

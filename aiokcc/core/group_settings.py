@@ -25,9 +25,9 @@ class GroupSettings:
     assignor: str = DEFAULT
     weight: Weight | None = None
     join_window: float = JOIN_WINDOW
-    """For so many seconds joins are gathered before partitions move."""
+    """The seconds for which joins are gathered before partitions move."""
     expect: int | None = None
-    """The join window closes early when so many members are there."""
+    """The number of members at which the join window closes early."""
 
     @classmethod
     def check(

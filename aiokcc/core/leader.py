@@ -127,7 +127,7 @@ class Leader:
     version: int
     """The version of the ``coordinator`` node. It numbers the cuts."""
     request: Request | None
-    """None if the node cannot be read: then the limit stays."""
+    """The operator's request; None if the node cannot be read: then the limit stays."""
     closed: int = 0
     """The boundary that closed last."""
     finished: Mapping[Partition, tuple[str, Mark]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Leader:
     chosen: int = 0
     """The lookahead that the leader has chosen, in a run that leaves the choice to it."""
     _coverages: dict[int, _Coverage] = field(default_factory=dict, repr=False)
-    """By the number of reports: in each period the leader decides without its own report, and then with it."""
+    """The last comparisons, by the number of reports: in each period the leader decides without its own, and then with it."""
     _last_wait: _MemberWait | None = field(default=None, repr=False, compare=False)
 
     def decide(self, now: int) -> Decision:

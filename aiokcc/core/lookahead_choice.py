@@ -5,8 +5,8 @@ work goes on meanwhile. With more, one round trip closes several periods, which 
 on how much of a period's time the round trip is. It is no more than that needs, because after a crash the records of all open
 periods come again.
 
-The leader chooses, because it measures both and writes the open boundaries anyway: the members follow them, so they agree
-without a word. Another leader may choose otherwise: the boundaries that are open stay open.
+The leader chooses, because it measures both and writes the open boundaries anyway. The members follow the node, so nothing
+else has to tell them the choice. Another leader may choose otherwise: the boundaries that are open stay open.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["LookaheadChoice"]
 _WINDOW: Final = 5
 """The number of advances on which a choice rests. Their median does not show a pause."""
 _NEGLIGIBLE: Final = 0.01
-"""In step is as good if the round trip is a smaller part of a period's time than this."""
+"""If the round trip is a smaller part of a period's time than this, no lookahead is needed."""
 _ENOUGH: Final = 0.05
-"""So many periods close at once that the round trip is about this part of their time."""
+"""The number of periods that close at once is chosen so that the round trip is about this part of their time."""
 
 
 class LookaheadChoice:

@@ -40,7 +40,7 @@ class ReportTime(Enum):
 
     NOW = "now"
     SOON = "soon"
-    """After a delay (LINGER), in which it may come to have more boundaries."""
+    """The report is delayed (LINGER), because the member may soon have more boundaries."""
     NOT_YET = "not yet"
 
 
@@ -51,7 +51,7 @@ class MemberProgress:
         self.limit = _CLOSED
         """The highest limit seen. A new session keeps it: limits never go back."""
         self.generation: int | None = None
-        """None while this session has not read it."""
+        """The generation; None while this session has not read it."""
         self.partitions: dict[Partition, PartitionProgress] = {}
         """Sorted, so that equal facts give equal reports."""
         self.late_below = 0

@@ -281,7 +281,7 @@ class Cut:
     limit: int
     generation: int
     marks: Mapping[str, Mapping[Partition, Mark]] = field(default_factory=dict)
-    """By member."""
+    """The marks of each member's partitions."""
 
     def finished(self) -> dict[Partition, tuple[str, Mark]]:
         """Returns the partitions that have finished, with the member that reported it and the mark."""

@@ -93,7 +93,7 @@ class _Kind(NamedTuple):
 
     eligible: tuple[str, ...]
     topic: str
-    """Empty if nobody limits the topic."""
+    """The topic that a member limits; empty if none does."""
 
 
 class _Flow:

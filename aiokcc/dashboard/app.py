@@ -96,7 +96,7 @@ class Dashboard:
         remember_secret(self._control_token)
         self.overview = Overview(store, on_group=self._follow_root)
         self.followers: dict[str, _Follower] = {}
-        """By the name of the group; the root's own name is empty."""
+        """The feeds by the names of their groups; the root's own name is empty."""
         self._tasks: anyio.abc.TaskGroup | None = None
         routes = [
             Route("/", self._page),

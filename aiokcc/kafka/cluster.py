@@ -44,7 +44,7 @@ log = logging.getLogger("aiokcc.kafka")
 _NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
 _RETRY_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 10.0
-"""After that the rest of the logs is read to the end, which is always right, and slower at most."""
+"""The seconds for which records are looked at. Logs that take longer are read to their ends, which is right but slower."""
 
 _ADMIN_SETTINGS: Final = CONNECTION_SETTINGS | {
     "request_timeout_ms",
@@ -208,11 +208,18 @@ class Cluster:
 
     async def at(self, ts: int, partitions: Iterable[Partition], ends: Mapping[Partition, int]) -> dict[Partition, int]:
         """Return the first offset of each partition at or past a time, in log order; its end where there is none."""
-        asked = {TopicPartition(*p): ts for p in partitions}
+        answer = await self.look_up(dict.fromkeys(partitions, ts))
+        return {p: ends[p] if found is None else min(ends[p], found[0]) for p, found in answer.items()}
+
+    async def look_up(self, times: Mapping[Partition, int]) -> dict[Partition, tuple[int, int] | None]:
+        """Return the offset and the timestamp of each partition's first record at or past its time, in log order, or None.
+
+        The answer is that of Kafka's index of times, which may also name what is no record: the marker of a transaction.
+        """
+        asked = {TopicPartition(*p): ts for p, ts in times.items()}
         answer = await self.ask(self._consumer.offsets_for_times(asked), "ask for offsets by time of")
         return {
-            Partition(*tp): min(ends[Partition(*tp)], found.offset) if found is not None else ends[Partition(*tp)]
-            for tp, found in answer.items()
+            Partition(*tp): None if found is None else (found.offset, found.timestamp) for tp, found in answer.items()
         }
 
     async def _stops(

@@ -43,9 +43,9 @@ log = logging.getLogger("aiokcc.kafka")
 
 _WAIT_MS: Final = 100
 _RECORDS_PER_TURN: Final = 500
-"""After so many records that were taken without waiting, other tasks run."""
+"""The most records that are taken without waiting; then other tasks run."""
 _SILENCE_SECONDS: Final = 5.0
-"""After so long without a record for a partition that wants some, we ask Kafka whether the topics still exist."""
+"""The seconds without a record for a partition that wants some after which we ask Kafka whether the topics still exist."""
 
 
 class FetchLoop:

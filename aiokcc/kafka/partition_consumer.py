@@ -77,7 +77,7 @@ class PartitionConsumer:
         self._buffer = LatenessBuffer(self._lateness, self.next_offset)
         """The records past the limit; empty without a bound on lateness."""
         self._wake_timer: Timeout | None = None
-        self._flush: Callable[[], Awaitable[None]] | None = None
+        self._handle_batch: Callable[[], Awaitable[None]] | None = None
         """Hands the gathered batch to the handler; called before this task waits for anything."""
         self.fetch_loop: FetchLoop
         """Fills :attr:`feed`; set before :meth:`run`."""
@@ -110,8 +110,8 @@ class PartitionConsumer:
 
     async def _end_batch(self) -> None:
         """End the batch of the handler; called before this task waits for anything."""
-        if self._flush is not None:
-            await self._flush()
+        if self._handle_batch is not None:
+            await self._handle_batch()
         elif self.telemetry is not None and self.telemetry.span is not None:
             self.telemetry.span.end()
 
@@ -162,7 +162,7 @@ class PartitionConsumer:
         """
         handle: Handler = handler if inspect.iscoroutinefunction(handler) else _as_coroutine(handler)
         span = None if self.telemetry is None else self.telemetry.span
-        if span is not None and self._flush is None:
+        if span is not None and self._handle_batch is None:
             handle = span.around_each(handle)
         try:
             if self._lateness:
@@ -190,7 +190,7 @@ class PartitionConsumer:
         async def gather(record: Any) -> None:
             batch.append(record)
 
-        async def flush() -> None:
+        async def handle_batch() -> None:
             if not batch:
                 return
             records = batch.copy()
@@ -219,7 +219,7 @@ class PartitionConsumer:
                 self._summary.records += len(records)
             self.next_offset = done if self._lateness else records[-1].offset + 1
 
-        self._flush = flush
+        self._handle_batch = handle_batch
         await self.run(gather)
 
     async def may_start(self, record: Any) -> bool:
@@ -251,11 +251,11 @@ class PartitionConsumer:
                         if result is not None:
                             check_result(result, record)
             except BaseException:
-                if self._flush is None:  # otherwise flush, or the internal handler, counts them
+                if self._handle_batch is None:  # otherwise handle_batch, or the internal handler, counts them
                     summary.records += len(chunk) - length_hint(records) - 1 - left_out
                     self.next_offset = record.offset
                 raise
-            if self._flush is None and chunk:
+            if self._handle_batch is None and chunk:
                 summary.records += len(chunk) - left_out
                 self.next_offset = chunk[-1].offset + 1
             del chunk, records  # before the next list is made: its memory is still in the cache, and does not pile up
@@ -323,7 +323,7 @@ class PartitionConsumer:
             handled = await self._exceptional.retry(record, error, handle)
         else:
             check_result(result, record)
-        if handled and self._flush is None:
+        if handled and self._handle_batch is None:
             self._summary.records += 1
 
     def _is_in_cut(self, ts: int, offset: int) -> bool:

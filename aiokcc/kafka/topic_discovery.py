@@ -70,7 +70,7 @@ async def include_present(source: SourceOptions, cluster: Cluster, group: Group)
     interval at which it looks; then the log names what is left out. Raises KafkaError and UsageError as the cluster does.
     """
     found = await cluster.partitions(await cluster.topics())
-    growth = _Growth()
+    growth = _SetListener()
     group.membership.add_listener(growth)
     try:
         with anyio.move_on_after(3 * _interval(source)):
@@ -100,7 +100,7 @@ async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callab
 
     Those that join are claimed at once, in a task of their own: the earlier ones may still wait for locks that others hold.
     """
-    growth = _Growth()
+    growth = _SetListener()
     group.membership.add_listener(growth)
     claimed = set[Partition]()
     try:
@@ -115,7 +115,7 @@ async def claim_new(partition_tasks: PartitionTasks, group: Group, wants: Callab
         group.membership.remove_listener(growth)
 
 
-class _Growth(Listener):
+class _SetListener(Listener):
     """Sets its signal when the agreed set has changed, and when this member has become the leader."""
 
     def __init__(self) -> None:

@@ -37,6 +37,7 @@ from ._kafka import Kafka, kafka
 from ._kafka_cluster import KafkaCluster, Replicas
 from ._service import Service
 from ._spark import SparkCluster, spark
+from ._spark_files import SparkFiles, prepare_spark
 from ._stack import Stack, up
 from ._zookeeper import ZooKeeper, ZooKeeperServer, zookeeper
 
@@ -46,10 +47,12 @@ __all__ = [
     "Replicas",
     "Service",
     "SparkCluster",
+    "SparkFiles",
     "Stack",
     "ZooKeeper",
     "ZooKeeperServer",
     "kafka",
+    "prepare_spark",
     "spark",
     "up",
     "zookeeper",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Final
 
 from aiokcc.errors import LocalServiceError, UsageError
 
-from ._jars import cache_directory, fetch, ignore_progress
-from ._java import LOGGING, class_path, find_java, java_home
+from ._jars import ignore_progress
+from ._java import LOGGING, class_path
 from ._process import Process, free_ports, gather_or_cancel, make_directory, supervise
 from ._service import Service
-from ._spark_jars import MINIMUM_JAVA, connector, pyspark_version
+from ._spark_files import SparkFiles, prepare_spark
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -95,10 +95,9 @@ async def spark(
     """
     _check(workers, cores, memory, port)
     progress = progress or ignore_progress
-    java = await asyncio.to_thread(find_java, MINIMUM_JAVA)
-    await fetch(connector(pyspark_version()), java, progress)
+    files = await prepare_spark(progress)
     home, remove = make_directory("spark", data_dir)
-    base = await asyncio.to_thread(_base_command, java, home)
+    base = await asyncio.to_thread(_base_command, files, home)
     async with supervise(remove) as supervisor:
         attempts = 1 if port is not None else 5
         while True:
@@ -128,7 +127,7 @@ def _check(workers: int, cores: int, memory: str, port: int | None) -> None:
         raise UsageError(f"port must be between 1 and 65535, not {port}")
 
 
-def _base_command(java: str, home: Path) -> list[str]:
+def _base_command(files: SparkFiles, home: Path) -> list[str]:
     """Return the beginning of the command line, which master and workers share."""
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
@@ -138,7 +137,7 @@ def _base_command(java: str, home: Path) -> list[str]:
     environment = {
         "SPARK_HOME": str(Path(spec.origin).parent),
         "SPARK_SCALA_VERSION": "2.13",
-        "JAVA_HOME": str(java_home(java, cache_directory())),
+        "JAVA_HOME": str(files.java_home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # Executors write shuffle files here; it is in our directory so that they are removed even if executors are killed.
         "SPARK_LOCAL_DIRS": str(home / "local"),
@@ -147,7 +146,7 @@ def _base_command(java: str, home: Path) -> list[str]:
     variables = [f"{name}={value}" for name, value in environment.items()]
     options = [*_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={logging}"]
     # `env` sets the variables and becomes the Java process; the supervisor starts processes with its own environment.
-    return ["env", *variables, java, *options, "-cp", class_path("*.jar")]
+    return ["env", *variables, files.java, *options, "-cp", class_path("*.jar")]
 
 
 def _prepare(

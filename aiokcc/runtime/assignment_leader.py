@@ -53,10 +53,10 @@ class Term(Protocol):
         """The mode of the limit."""
 
     async def bump(self, reason: str, ops: list[Op]) -> list[OpResult]:
-        """Writes these together with the next generation and returns their results."""
+        """Write these together with the next generation and return their results."""
 
     async def read_again(self, error: NoNodeError | BadVersionError | OutcomeUnknownError) -> None:
-        """Reads the state again after a write was refused or its outcome is unknown. Ends the term if it is over."""
+        """Read the state again after a write was refused or its outcome is unknown. End the term if it is over."""
 
 
 class AssignmentLeader:

@@ -88,7 +88,7 @@ class Block(AbstractAsyncContextManager[T]):
 
 
 def warn_of_milliseconds(what: str, value: object) -> None:
-    """Log a warning, once in a process, for a duration that is a bare number below 1000: seconds may be meant."""
+    """Logs a warning, once in a process, for a duration that is a bare number below 1000: seconds may be meant."""
     if type(value) is int and 0 < value < 1000 and (what, value) not in _warned:
         _warned.add((what, value))
         log.warning('%s=%d is %d milliseconds; if seconds are meant, write %s="%ds"', what, value, value, what, value)

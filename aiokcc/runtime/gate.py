@@ -138,7 +138,7 @@ class Gate:
         self.passed = offset
 
     def activity(self) -> object:
-        """Look at this partition: returns what it returned at the last look as long as no record has passed since."""
+        """Returns a mark of what has passed: two calls return equal marks if no record has passed between them."""
         if self.mark is not None:
             return self.mark()
         if self.passed != _NOTHING:
@@ -147,9 +147,9 @@ class Gate:
         return self._passages
 
     def _position(self) -> int | None:
-        """Return the first offset that is not processed, if the caller has told: it follows the record that passed last.
+        """Returns the first offset that is not processed: the one after the record that passed last; None if it is not known.
 
-        Where none has passed it is the offset at which the last cut lies, for a cut does not go back.
+        Where no record has passed it is the offset of the last cut, because a cut does not go back.
         """
         if self.passed == _NOTHING:
             return self._next if self._next is not None else self.resume_offset
@@ -226,7 +226,7 @@ class Gate:
             member_progress.resume(self.progress)
 
     def finish(self, offset: int | None = None) -> None:
-        """Say that this partition brings nothing more before the run's end. The others no longer wait for it.
+        """Declares that this partition brings nothing more before the run's end. The others no longer wait for it.
 
         ``offset`` is the position at the end; by default the one after the record that passed last.
         """

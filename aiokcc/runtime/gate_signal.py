@@ -33,7 +33,7 @@ class GateSignal:
         self._waits = False
         """True while a task waits and nothing has woken it."""
         self._cancelled: asyncio.CancelledError | None = None
-        """What the task gets that was cancelled while it waited; anyio knows its own by the message."""
+        """The arguments of the error for a task that was cancelled while it waited; anyio knows its own by the message."""
         self._callback: Callable[[Any], object] | None = None
         """Lets the waiting task go on; None if none waits."""
         self._context: Context | None = None

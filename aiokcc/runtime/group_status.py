@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from aiokcc.core import paths
 from aiokcc.core.assignments import TopicAssignment, TopicState
+from aiokcc.core.formatting import count
 from aiokcc.core.partitions import Partition
 from aiokcc.core.subscriptions import Registration
 from aiokcc.errors import CorruptNodeError
@@ -146,6 +147,6 @@ def _waits_for(
     ready = [worker.name for worker in workers if worker.here and not worker.isolated]
     if unassigned:
         which = unassigned[0] + (f" and {len(unassigned) - 1} more" if len(unassigned) > 1 else "")
-        return f"{which}: given to nobody yet, and {len(ready)} may be given something"
+        return f"{which}: not assigned yet, and {count(len(ready), 'member')} can take partitions"
     gone = [worker.name for worker in workers if worker.assigned and not worker.here]
     return f"{gone[0]} is gone, and has not been replaced yet" if gone else None

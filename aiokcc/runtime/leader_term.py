@@ -179,7 +179,7 @@ class LeaderTerm(LeaderKnowledge):
             self.wake.set()
 
     def _advance_at_once(self) -> bool:
-        """Returns False if a task has to act: there is more to do than to advance, or a time to wait for."""
+        """Sends the advance that is due, if any. Returns False if a task has to act: for other work, or to wait for a time."""
         if self._flight is not None:
             return True  # what comes next is decided after the answer
         if self._acting.locked() or self._has_other_work:

@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 MOST_PER_SECOND: Final = 20
-"""So many durations of one histogram are measured in a second, at most."""
+"""The most durations of one histogram that are measured in a second."""
 _SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _PERIODS: Final = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
 
@@ -48,7 +48,7 @@ class Metric:
     kind: str
     """``counter``, ``gauge`` or ``histogram``."""
     unit: str
-    """As in UCUM: ``s``, ``By``, or a noun in braces."""
+    """The unit as UCUM writes it: ``s``, ``By``, or a noun in braces."""
     help: str
     bounds: Sequence[float] = ()
     """The upper bounds of a histogram's buckets; the last bucket has none."""

@@ -45,7 +45,7 @@ async def write_request(store: Store, session: Session, request: Request) -> Req
             raise NoGroupError(f"there is no group under {store.describe('')}; a member founds one when it connects")
         mode = Limit.decode(store.describe(limit_node.path), limit_node.data).mode
         if mode is Mode.END:
-            raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")
+            raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to control")
         if mode is Mode.OPEN and request.kind is not RequestKind.OFF:
             raise UsageError(
                 f"the run under {store.describe('')} was released, which is final; start a new run to gate again"
@@ -120,7 +120,7 @@ async def _members(store: Store, session: Session) -> tuple[set[str], set[str]]:
             f'To take one out, stop it. Only members of a group with assignment="managed" can be isolated'
         )
     if agreed.ended:
-        raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to steer")
+        raise UsageError(f"the run under {store.describe('')} has ended; there is nothing left to control")
     known = {member_of(name) for name in await session.children(paths.IDS)}
     for topic in await list_children(session, paths.ASSIGNMENTS):
         node = await session.find(paths.assignment(topic))

@@ -44,7 +44,7 @@ class OwnReport:
         self.needed = Signal()
         """Set when there may be something to write, or to release, which is written with it."""
         self.wake_leader: Callable[[], None] | None = None
-        """While we lead: has the leader term look at our report. None while we do not lead."""
+        """Has the leader term look at our report; None while we do not lead."""
         self._rests = False
         """True while nothing of ours is being written or released."""
         self._sent: tuple[Report, asyncio.Future[int]] | None = None

@@ -41,11 +41,11 @@ class PipelineStatus:
     is_shared: bool
     """True if it runs only some partitions of its group, or takes part in a managed group."""
     error: str | None
-    """Why the pending batch failed the last time; None if it has not."""
+    """The reason why the pending batch failed the last time; None if it has not."""
     version: str | None = None
     """The version of the function that computed the last batch, as its user gave it; None if none was given."""
     restated_by: str | None = None
-    """Who restates the pipeline at the moment; None if nobody does."""
+    """The process that restates the pipeline at the moment; None if none does."""
     restates_late: bool = False
     """True if late records are left out and listed, until their periods are restated."""
     late: int | None = None

@@ -31,7 +31,7 @@ def log_facts(member: Member, **more: object) -> dict[str, Any]:
 
 
 class ProgressLog:
-    """Logs where the limit is when it moves, if the last line is old enough. A limit that stands is the standstill's matter."""
+    """Logs the limit when it moves, if the last line is old enough. A limit that stands is logged by ``standstill.py``."""
 
     def __init__(self, member: Member) -> None:
         self._member = member

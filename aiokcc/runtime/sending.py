@@ -1,4 +1,4 @@
-"""Writes that are sent where the news arrive, and whose answers a task waits for later.
+"""Sends writes from the callback that learns of a change. A task waits for their answers later.
 
 The trip from a callback to a task costs a turn of the event loop. It is saved where the store can send without waiting
 (:meth:`~aiokcc.stores.port.Session.send_commit`); elsewhere a task sends as ever.

@@ -23,7 +23,7 @@ class Signal:
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """Wakes the waiting task, or let the next ``wait()`` return at once."""
+        """Wakes the waiting task, or lets the next ``wait()`` return at once."""
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,10 +16,11 @@ from aiokcc.core.partitions import Partition, decode_partitions
 from aiokcc.core.report import Cut, Report
 from aiokcc.core.run import Generation, Run
 from aiokcc.errors import CorruptNodeError, MissingNodeError, NoGroupError, NoNodeError
-from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import has_changed
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.election import list_candidates
+from aiokcc.runtime.find_nodes import find_nodes
 from aiokcc.runtime.group_status import GroupStatus, read_group_status
 from aiokcc.runtime.pipelines import read_pipelines
 from aiokcc.runtime.status import (
@@ -53,9 +54,8 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
             problems.append(str(error))
             return None
 
-    nodes = await _all(
-        session.find, (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.TOPIC_PARTITIONS, paths.RUN)
-    )
+    needed = (paths.COORDINATOR, paths.PERIOD, paths.GENERATION, paths.TOPIC_PARTITIONS, paths.RUN)
+    nodes = await find_nodes(session, {path: path for path in needed})
     missing = [path for path, node in nodes.items() if node is None]
     if len(missing) == len(nodes):
         raise NoGroupError(f"there is no group under {store.describe('')}; a member founds one when it connects")
@@ -76,16 +76,14 @@ async def read_status(store: Store, session: Session, *, now: Callable[[], float
             problems.append(str(error))
 
     reports: dict[str, Report] = {}
-    for path, node in (await _all(session.find, await _below(session, paths.PROGRESS))).items():
+    for path, node in (await _below(session, paths.PROGRESS)).items():
         report = attempt(Report.decode, node)
         if report is not None:
             reports[path.removeprefix(f"{paths.PROGRESS}/")] = report
-    locks = await _all(session.find, [paths.owner(p) for p in sorted(partitions)])
-    owners = {
-        p: node.data.decode(errors="replace") for p in partitions if (node := locks.get(paths.owner(p))) is not None
-    }
-    ids = await _all(session.find, await _below(session, paths.IDS))
-    candidates = await _all(session.find, (await list_candidates(session))[:1])
+    locks = await find_nodes(session, {p: paths.owner(p) for p in sorted(partitions)})
+    owners = {p: node.data.decode(errors="replace") for p, node in locks.items() if node is not None}
+    ids = await _below(session, paths.IDS)
+    candidates = await find_nodes(session, {path: path for path in (await list_candidates(session))[:1]})
     leaders = [_json(node) for node in candidates.values() if node is not None]
     leader, epoch = (leaders[0].get("id"), leaders[0].get("epoch")) if leaders else (None, None)
     finished = {} if cut is None else cut.finished()
@@ -164,7 +162,7 @@ def _of_leader(leader: str, report: Report | None, cut: Cut, limit: Limit, gener
 
 
 def _held_period(request: Node | None, founded: Node | None, run: Run | None) -> int | None:
-    """Return the period that a hold has replaced, or None if it is not known.
+    """Returns the period that a hold has replaced, or None if it is not known.
 
     The node holds the one word "hold". Only if that is the first change since the founding is it known what it replaced.
     """
@@ -192,25 +190,10 @@ def _offsets(
     return done, total
 
 
-async def _below(session: Session, path: str) -> list[str]:
-    try:
-        return [f"{path}/{name}" for name in await session.children(path)]
-    except NoNodeError:
-        return []
-
-
-async def _all(read: Callable[[str], Awaitable[T]], names: list[str] | tuple[str, ...]) -> dict[str, T]:
-    """Makes many reads in one round trip."""
-    result: dict[str, T] = {}
-
-    async def one(name: str) -> None:
-        result[name] = await read(name)
-
-    # several errors are usually of one kind: the store is unreachable, or denies access
-    async with unwrapped() as tasks:
-        for name in names:
-            tasks.start_soon(one, name)
-    return {name: result[name] for name in names}
+async def _below(session: Session, path: str) -> dict[str, Node | None]:
+    """Returns the nodes below this one, by path."""
+    below = [f"{path}/{name}" for name in await list_children(session, path)]
+    return await find_nodes(session, {path: path for path in below})
 
 
 def _state(limit: Limit | None, request: Request | None) -> GroupState:

@@ -31,9 +31,9 @@ from aiokcc.errors import (
     OutcomeUnknownError,
     SessionLostError,
 )
-from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.children import list_children
+from aiokcc.runtime.find_nodes import find_nodes
 from aiokcc.runtime.listener import Listener
 from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import Check, Create, Node, Op, Session, Set, Store
@@ -60,7 +60,7 @@ _ENTRY: Final = 600
 _TRIES: Final = 8
 
 
-class _Known(NamedTuple):
+class _KnownNode(NamedTuple):
     """A node as it was last read or written. ``version`` is None if there is no node, ``commit`` if it cannot be read."""
 
     version: int | None
@@ -72,7 +72,7 @@ class StoreOffsets(Listener):
 
     def __init__(self, member: Member) -> None:
         self._member = member
-        self._known: dict[Partition, _Known] = {}
+        self._known: dict[Partition, _KnownNode] = {}
         self._looked: set[Partition] = set()
         """Partitions whose offset was read when their lock was taken, and was not asked for since."""
         self._topics: set[str] = set()
@@ -157,7 +157,7 @@ class StoreOffsets(Listener):
 
     def _remember(self, commits: Mapping[Partition, CommittedOffset], results: Iterable[object]) -> None:
         for (partition, commit), result in zip(commits.items(), results, strict=True):
-            self._known[partition] = _Known(result if isinstance(result, int) else 0, commit)
+            self._known[partition] = _KnownNode(result if isinstance(result, int) else 0, commit)
 
     async def _look(self, session: Session, partitions: list[Partition]) -> None:
         for partition, node in (await _find(session, partitions)).items():
@@ -167,7 +167,7 @@ class StoreOffsets(Listener):
                     commit = CommittedOffset.decode(self._member.store.describe(node.path), node.data)
                 except CorruptNodeError as error:
                     log.warning("%s; it is ignored, and the next commit replaces it", error)
-            self._known[partition] = _Known(None if node is None else node.version, commit)
+            self._known[partition] = _KnownNode(None if node is None else node.version, commit)
 
 
 def _held(us: MemberSession, wanted: dict[Partition, int], ours: Iterable[Partition]) -> dict[Partition, int]:
@@ -192,7 +192,7 @@ async def still_ours(us: MemberSession, partitions: Iterable[Partition], fence: 
     us.generation.see(await us.session.get(paths.GENERATION))
     if us.generation.version == fence:
         return [p for p in partitions if us.ownership.holds(p)]
-    locks = await _all(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
+    locks = await find_nodes(us.session, {p: paths.owner(p) for p in partitions if us.ownership.holds(p)})
     return [p for p, node in locks.items() if node is not None and node.owner == us.session.id]
 
 
@@ -290,17 +290,4 @@ def _decode(store: Store, node: Node) -> CommittedOffset:
 
 
 async def _find(session: Session, partitions: list[Partition]) -> dict[Partition, Node | None]:
-    return await _all(session, {p: paths.offset(p) for p in partitions})
-
-
-async def _all(session: Session, wanted: Mapping[Partition, str]) -> dict[Partition, Node | None]:
-    """Read many nodes in one round trip."""
-    result: dict[Partition, Node | None] = {}
-
-    async def one(partition: Partition, path: str) -> None:
-        result[partition] = await session.find(path)
-
-    async with unwrapped() as tasks:  # if several fail, then for one cause: the session is lost, or has no permission
-        for partition, path in wanted.items():
-            tasks.start_soon(one, partition, path)
-    return {p: result[p] for p in wanted}
+    return await find_nodes(session, {p: paths.offset(p) for p in partitions})

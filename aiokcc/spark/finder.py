@@ -1,8 +1,8 @@
 """Finds where boundaries lie in the logs, by Kafka's own index of times.
 
-``offsets_for_times(T)`` gives the first offset in log order with ``ts >= T``, and that record's timestamp. The timestamp is as
-useful as the offset: no boundary up to it needs a request of its own, so a gap in event time costs one request however many
-periods it has. Several requests are on their way at once; the answers do not depend on each other.
+A request for the time ``T`` gives the first offset in log order with ``ts >= T``, and that record's timestamp. The timestamp
+is as useful as the offset: no boundary up to it needs a request of its own, so a gap in event time costs one request however
+many periods it has. Several requests are on their way at once; the answers do not depend on each other.
 
 A record that was found stays the first one, because records are only appended. A record that was *not* found may be appended
 later. Then the end of the log counts, which must be read after the limit was read.
@@ -13,8 +13,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
-
-from aiokafka import TopicPartition
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import MAX_TIMESTAMP
@@ -62,12 +60,8 @@ class Finder:
     async def _ask(self, times: Mapping[Partition, int]) -> dict[Partition, Found | None]:
         if not times:
             return {}
-        asked = {TopicPartition(*p): min(ts, MAX_TIMESTAMP) for p, ts in times.items()}
-        answer = await self._cluster.ask(self._cluster._consumer.offsets_for_times(asked), "ask for offsets by time of")
-        return {
-            Partition(*tp): None if found is None else Found(found.offset, found.timestamp)
-            for tp, found in answer.items()
-        }
+        answer = await self._cluster.look_up({p: min(ts, MAX_TIMESTAMP) for p, ts in times.items()})
+        return {p: None if found is None else Found(*found) for p, found in answer.items()}
 
     async def across(
         self, known: Mapping[Partition, Found | None], boundaries: Sequence[int]

@@ -28,7 +28,7 @@ class FunctionVersion:
     """The version and the fingerprint of the function that computed a batch, as far as they are known."""
 
     version: str | None = None
-    """As the user gave it; None if none was given."""
+    """The version that the user gave; None if none was given."""
     fingerprint: str | None = None
     """Spark's version and the fingerprint of the plan; None if the plan is not known, or depends on the batch."""
 

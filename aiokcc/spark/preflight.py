@@ -24,14 +24,15 @@ from typing import Any
 import anyio
 
 from aiokcc.core import paths
-from aiokcc.core.partitions import Partition, decode_partitions
+from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
-from aiokcc.core.run import CUT_SLOTS, Run
+from aiokcc.core.run import CUT_SLOTS
 from aiokcc.core.subscriptions import Subscription
 from aiokcc.errors import (
     BadVersionError,
     GroupMismatchError,
     KafkaError,
+    MissingNodeError,
     NoNodeError,
     PartitionError,
     PartitionRevoked,
@@ -40,6 +41,7 @@ from aiokcc.errors import (
     UsageError,
 )
 from aiokcc.kafka.cluster import Cluster
+from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.pipelines import read_pipeline
 from aiokcc.spark.checkpoint import Checkpoint
@@ -218,17 +220,17 @@ async def check_run_published(
     An ended run does not change. Where the cut does not tell how far a partition was run, its whole range is expected.
     """
     limit = await session.get(paths.COORDINATOR)
-    listed = await session.get(paths.TOPIC_PARTITIONS)
-    agreed = decode_partitions(store.describe(listed.path), listed.data)
-    node = await session.get(paths.RUN)
-    bounds = Run.decode(store.describe(node.path), node.data, agreed).bounds
+    found = await find_run(store, session)
+    if found is None:
+        raise MissingNodeError(store.describe(paths.RUN))
+    run, _ = found
     cut = await last_cut(store, session, limit.version)
     intent, is_published = checkpoint.intent, checkpoint.pending is None
     places = {} if intent is None else intent.positions() if is_published else intent.beginnings()
-    for partition in sorted(filter(covers, agreed)):
+    for partition in sorted(filter(covers, run.settings.partitions)):
         mark = None if cut is None else cut.find(partition)
-        end = bounds[partition].end if mark is None or mark.offset is None else mark.offset
-        at = places[partition].low if partition in places else bounds[partition].start
+        end = run.bounds[partition].end if mark is None or mark.offset is None else mark.offset
+        at = places[partition].low if partition in places else run.bounds[partition].start
         if end is not None and at < end:
             raise RunEnded(
                 f"the run under {store.describe('')} has ended, and the pipeline {checkpoint.name!r} has not published all of "

@@ -75,9 +75,9 @@ class RestateOptions:
     name: str
     function: Callable[[DataFrame, Periods], DataFrame]
     bounds: tuple[int, int] | None
-    """From where to where; None: all periods whose late records wait."""
+    """The bounds of event time; None: all periods whose late records wait."""
     sink: Sink | None
-    """None: the one that the pipeline has recorded."""
+    """The sink; None: the one that the pipeline has recorded."""
     timestamp: Any
     bootstrap_servers: Any
     client: Any = field(repr=False)

@@ -129,7 +129,7 @@ class _HideSecrets(logging.Filter):
     _NAME_AND_VALUE: Final = re.compile(r"^s(?P<name>[\w.-]+)\ns(?P<value>.*)$", re.MULTILINE)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Replaces the argument behind the name of a secret, and what looks like a secret elsewhere."""
+        """Replace the argument behind the name of a secret, and what looks like a secret elsewhere. Always returns True."""
         text = self._NAME_AND_VALUE.sub(
             lambda found: f"s{found['name']}\ns{HIDDEN}" if is_secret(found["name"]) else found[0], record.getMessage()
         )

@@ -35,7 +35,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from aiokcc.errors import LocalServiceError, UsageError
-from aiokcc.local import _jars, _java, _spark_jars
+from aiokcc.local import prepare_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -170,17 +170,15 @@ def _make(app: str | None, master: str, say: Callable[[str], None], conf: Mappin
     if running := _running(SparkContext, master):
         say(f"Spark {running.version} runs already: {master}")
         return _equip(running, conf)
-    version = _spark_jars.pyspark_version()
-    java = _java.find_java(_spark_jars.MINIMUM_JAVA)
-    jars = asyncio.run(_jars.fetch(_spark_jars.connector(version), java, say))
-    settings = _settings(master, [str(jar) for jar in jars], conf)
+    files = asyncio.run(prepare_spark(say))
+    settings = _settings(master, [str(jar) for jar in files.jars], conf)
     environment = {
-        "JAVA_HOME": str(_java.java_home(java, _jars.cache_directory())),
+        "JAVA_HOME": str(files.java_home),
         "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
     }
     if _LOOPBACK.match(master):
         environment["SPARK_LOCAL_IP"] = "127.0.0.1"
-    say(f"Starting Spark {version} on {master}: about 8 s …")
+    say(f"Starting Spark {files.version} on {master}: about 8 s …")
     began = time.monotonic()
     builder = SparkSession.builder.appName(app or "aiokcc").master(master)
     for key, value in settings.items():

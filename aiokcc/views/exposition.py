@@ -23,7 +23,7 @@ __all__ = ["CONTENT_TYPE", "group_metrics", "prometheus_text"]
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 
-class _Given(Collector):
+class _Collected(Collector):
     """Gives values that were collected already."""
 
     def __init__(self, observed: Iterable[Observed]) -> None:
@@ -53,7 +53,7 @@ class _Given(Collector):
 def prometheus_text(observed: Iterable[Observed]) -> bytes:
     """Return the values in the text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Given(list(observed)))
+    registry.register(_Collected(list(observed)))
     return generate_latest(registry)
 
 

@@ -20,7 +20,7 @@ class Pace:
     records: float | None
     """Offsets per second, as far as members report them: once per period."""
     seconds_left: float | None
-    """None if the run has no end, or its pace is not known."""
+    """The time left; None if the run has no end, or its pace is not known."""
     share: float | None
     """The part of the run that is done, from 0 to 1; None if the run has no end."""
 

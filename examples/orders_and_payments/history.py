@@ -20,7 +20,7 @@ MINUTE: Final = 60_000
 START: Final = int(datetime(2026, 3, 2, tzinfo=UTC).timestamp()) * 1000
 HOURS: Final = 24
 LATENESS: Final = HOUR
-"""How long after its order a payment still counts."""
+"""The time after its order for which a payment still counts."""
 
 ORDERS: Final = 6000
 PARTITIONS: Final = {"orders": 3, "payments": 2}

@@ -28,9 +28,9 @@ class Spec:
     """``run``, ``batches``, ``iteration`` or ``periods``."""
     lateness: int = 0
     offsets: str = ""
-    """Where they are committed: ``kafka``, ``zookeeper`` or nowhere."""
+    """The place where they are committed: ``kafka``, ``zookeeper`` or nowhere."""
     lookahead: int = 0
-    """If it is negative: ``auto``, up to so many periods apart."""
+    """A negative number stands for ``auto``, with partitions up to so many periods apart."""
     session_timeout: float = 1.0
     claim_timeout: float = 60.0
     share_host: bool = False

@@ -39,13 +39,13 @@ class Spec:
     max_periods: int = 2
     member: str | None = None
     expect: int = 0
-    """Not 0: it is a driver of so many in a managed group."""
+    """The number of drivers in a managed group, of which this is one; 0: the group is not managed."""
     chain: int = 0
-    """Not 0: the balances of customers are carried from period to period, so many periods in a job."""
+    """The number of periods in a job that carries the balances of customers from period to period; 0: it carries none."""
     delta: bool = False
-    """Whether the result is a Delta table."""
+    """True if the result is a Delta table."""
     endless: bool = False
-    """Whether to compute something that never ends, by the blocking call, until somebody presses Ctrl-C."""
+    """True to compute something that never ends, by the blocking call, until somebody presses Ctrl-C."""
 
 
 def say(*words: object) -> None:

@@ -24,7 +24,7 @@ async def test_a_killed_leader_is_replaced(zookeeper: local.ZooKeeper, zk_root: 
         leader = await group.leader()
         await leader.kill()
         await group.observer.new_leader(than=leader.spec.name)
-        await leader.start()  # static assignment: its partitions are nobody's until it is back
+        await leader.start()  # static assignment: its partitions are unowned until it is back
         await group.progress()
         assert await group.leader() is not leader
 

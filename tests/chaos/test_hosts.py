@@ -65,7 +65,7 @@ async def test_another_process_serves_when_the_first_is_killed(
         await group.progress()
         first = await serving(group)
         await first.kill()
-        await first.start()  # static assignment: its partitions are nobody's until it is back
+        await first.start()  # static assignment: its partitions are unowned until it is back
         await group.progress(20)
         assert await serving(group) is not first
 

@@ -28,7 +28,7 @@ PERIODS = 300
 
 
 class Result:
-    """What one replay has made of the history."""
+    """The result that one replay has computed from the history."""
 
     def __init__(self, histories: list[str], observer: Observer, topic: str) -> None:
         lines = {line.partition(" ")[2].partition(" ")[2] for path in histories for line in _done(path)}

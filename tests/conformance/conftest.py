@@ -18,7 +18,7 @@ from aiokcc.stores.kafka.client import LogClient, LogSlice
 from tests.conformance.kept import kept
 
 LAG = 0.03
-"""So many seconds later a session on a lagging Kafka reads what others have written."""
+"""The seconds after which a session on a lagging Kafka reads what others have written."""
 
 
 def new_store(kind: str, request: pytest.FixtureRequest) -> Store:

@@ -16,7 +16,7 @@ from tests.conformance.seen import PATIENCE, Seen
 
 
 class Listened(Seen):
-    """What a listener took, and what ``changes()`` reported, in one log."""
+    """Records what a listener took and what ``changes()`` reported, in one log."""
 
     def __init__(self, session: Session, *, takes: bool) -> None:
         super().__init__(session.watch())

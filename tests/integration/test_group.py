@@ -13,10 +13,11 @@ import pytest
 import aiokcc
 from aiokcc import local
 from aiokcc.core import paths
-from aiokcc.core.assignments import TopicState, decode_assignment, decode_state
-from aiokcc.stores import Node, Session, open_store
+from aiokcc.core.assignments import decode_assignment
+from aiokcc.stores import Session, open_store
 from tests import kafka_topics, replays
 from tests.integration.kafka.test_topic_discovery import add_partitions
+from tests.managed import shared, until_node
 from tests.replays import at, in_step
 
 pytestmark = pytest.mark.timeout(120)
@@ -86,28 +87,6 @@ async def looking(url: str) -> AsyncIterator[Session]:
         yield session
 
 
-async def until_node(session: Session, path: str, condition: Callable[[bytes], bool]) -> bytes:
-    with session.watch() as watch:
-        watch.add(path)
-        async for change in watch:
-            if isinstance(change.now, Node) and condition(change.now.data):
-                return change.now.data
-    raise AssertionError
-
-
-def is_stable(*members: str) -> Callable[[bytes], bool]:
-    return lambda data: set(decode_assignment("", data).values()) == set(members)
-
-
-async def shared(session: Session, topic: str, *members: str) -> dict[int, str]:
-    """Wait until exactly these members have a share, and all of it is held; the assignment."""
-    while True:
-        data = await until_node(session, paths.assignment(topic), is_stable(*members))
-        await until_node(session, paths.state(topic), lambda state: decode_state("", state)[0] is TopicState.STABLE)
-        if (await session.get(paths.assignment(topic))).data == data:
-            return decode_assignment("", data)
-
-
 def logs(partitions: int, minutes: int, each: int = 10) -> list[list[int]]:
     return [[at(n / each, ms=p) for n in range(minutes * each)] for p in range(partitions)]
 
@@ -131,11 +110,11 @@ async def test_a_member_joins_and_one_leaves_in_the_middle(kafka: local.Kafka, z
     async with looking(zk_root) as session:
         await seen.until(lambda: len(seen.records) > 200)
         b = One(kafka, zk_root, seen, "b", topic, slow=0.001)
-        first = await shared(session, topic, "a", "b")
+        first = await shared(session, "a", "b", topic=topic)
         assert sorted(first.values()) == ["a", "a", "a", "b", "b", "b"]
         await seen.until(lambda: len(seen.by("b")) > 100)
         await a.leave()
-        assert set((await shared(session, topic, "b")).values()) == {"b"}
+        assert set((await shared(session, "b", topic=topic)).values()) == {"b"}
         await b.ended()
     assert sorted(set(seen.places())) == replays.all_places(topic, *[600] * 6)
     assert in_step(record.timestamp for _, record in seen.records)

@@ -51,7 +51,7 @@ class Claims:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.held: set[str] = set()
-        """Whose claims have to wait."""
+        """The members whose claims have to wait."""
         self.tried: list[tuple[str, list[Partition]]] = []
         self._changed = asyncio.Condition()
         self._waiting: set[str] = set()
@@ -340,7 +340,7 @@ async def test_what_was_taken_ends_before_what_was_given_begins(stage: Stage) ->
 
 
 async def test_an_isolated_member_counts_as_closed_until_it_is_let_in_again(stage: Stage) -> None:
-    """It is there, and is given nothing; nor when it is started anew, for an operator has said so and not a session."""
+    """It is there, and is assigned nothing; nor when it is started anew, for an operator has said so and not a session."""
     store = open_store(stage.url)
     async with stage.member("a", expect=2), stage.looking() as session:
         async with stage.member("b", expect=2) as b:
@@ -363,7 +363,7 @@ async def test_an_isolated_member_counts_as_closed_until_it_is_let_in_again(stag
 async def test_a_topic_goes_from_initial_over_starting_to_stable_and_over_closing_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a handler is at work on a partition that moves, it is nobody's by the assignment; then it is the new one's."""
+    """While a handler is at work on a partition that moves, it is unassigned; then it is assigned to the new member."""
     claims = Claims(monkeypatch)
     claims.held = {"a", "b", "c"}
     done = asyncio.Event()

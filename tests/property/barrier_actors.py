@@ -100,17 +100,17 @@ class Write:
     sender: str = ""
     """The member session that sent it."""
     generation: int = 0
-    """Of the leader that sent it."""
+    """The generation of the leader that sent it."""
     report: Report | None = None
     own: Report | None = None
-    """Of the leader, for an advance: it counts, and is not written."""
+    """The leader's own report, for an advance: it counts, and is not written."""
     decision: Advance | None = None
     landed: bool | None = None
-    """Whether it was applied; None while it flies."""
+    """True if it was applied, False if it was refused; None while it is under way."""
     awaited: bool = True
-    """Whether its sender still waits for the answer."""
+    """True while its sender waits for the answer."""
     version: int = 0
-    """Of the generation, for a take-over."""
+    """The version of the generation, for a take-over."""
     announcement: str = ""
     """Without the rule "one transaction": what it announces, whatever becomes of the write."""
 
@@ -123,7 +123,7 @@ class LeaderTerm:
     generation_version: int
     request_version: int
     versions: dict[str, int] = field(default_factory=dict)
-    """Of the reports it has heard."""
+    """The versions of the reports that it has heard."""
     flying: Write | None = None
 
 
@@ -143,11 +143,11 @@ class Member:
     read_before: Cut | None = None
     """Without the rule "T after claim": the last cut when it came to want another partition."""
     version: int | None = None
-    """Of the limit that it has seen last."""
+    """The version of the limit that it has seen last."""
     inbox: list[tuple[Limit, int]] = field(default_factory=list)
     """Limits that were read, with their versions, and not seen yet."""
     listening: bool = False
-    """Whether its watch for announcements is in place."""
+    """True while its watch for announcements is in place."""
     announced: list[str] = field(default_factory=list)
     """Names that were created while it was, and not seen yet, in order."""
     requests: list[Request] = field(default_factory=list)
@@ -156,6 +156,6 @@ class Member:
     reporting: Write | None = None
     generation_version: int = -1
     overdue: bool = False
-    """Whether the deadline has passed: by the member's own clock the session may have expired."""
+    """True once the deadline has passed: by the member's own clock the session may have expired."""
     taking: Write | None = None
     term: LeaderTerm | None = None

@@ -30,7 +30,7 @@ class Write:
     decision: Reassign | Settle | None = None
     partitions: frozenset[Partition] = frozenset()
     answer: str | None = None
-    """None while it flies; then where it was refused, or nothing."""
+    """The place at which it was refused, or nothing; None while it is under way."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Process:
     member_session: str = ""
     frozen: bool = False
     suspended: bool = False
-    """Past its deadline: it starts nothing until the store has answered."""
+    """True past its deadline: it starts nothing until the store has answered."""
     generation: int = -1
     agreed: frozenset[Partition] = frozenset()
     seen: dict[str, tuple[int, frozenset[Partition]]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Process:
     """The partitions that it has tried to claim and not released: it may hold these, whether it knows or not."""
     running: dict[Partition, int] = field(default_factory=dict)
     drained: dict[Partition, int] = field(default_factory=dict)
-    """Ended, and to be committed before the lock goes back."""
+    """The partitions that have ended, and whose offsets are committed before the lock is released."""
     term: Term | None = None
 
     @property
@@ -79,14 +79,14 @@ class Term:
     session: int
     number: int
     version: int
-    """Of the generation."""
+    """The version of the generation."""
     group: RebalanceMachine
     read: bool = False
     learnt: set[str] = field(default_factory=set)
     versions: dict[str, int] = field(default_factory=dict)
-    """Of the nodes, by path."""
+    """The versions of the nodes, by path."""
     locks_read: list[tuple[str, frozenset[int]]] = field(default_factory=list)
-    """Read, and not learnt yet."""
+    """The locks that were read, and are not learnt yet."""
 
 
 class GroupMembers:

@@ -55,7 +55,7 @@ class LogHistory(RuleBasedStateMachine):
     @initialize(may_lose=st.booleans())
     def start(self, may_lose: bool) -> None:
         self.may_lose = may_lose
-        """Whether somebody deletes records in this history, or Kafka loses them."""
+        """True if somebody deletes records in this history, or Kafka loses them."""
         self.log = Log.new()
         self.clients = [Client(self.log, rules=self.in_force).open() for _ in range(CLIENTS)]
         self.clients[0].do(Create("count", b"0"))

@@ -197,15 +197,17 @@ def test_a_wrong_file_or_name_is_found(code: CodeIndex) -> None:
     ]
 
 
-def test_docstrings_are_sentences(code: CodeIndex) -> None:
+@pytest.mark.parametrize("folder", ["aiokcc", "tests", "benchmarks", "examples"])
+def test_docstrings_are_sentences(folder: str) -> None:
+    """Those of modules, classes and functions, and those below an attribute or a constant."""
     fragments = [
-        f"{path.relative_to(ROOT)}: {text.splitlines()[0]}"
-        for path in code.by_file
-        if path.is_relative_to(ROOT / "aiokcc")
+        f"{path.relative_to(ROOT)}: {node.value.value.splitlines()[0]}"
+        for path in sorted((ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-        and (text := ast.get_docstring(node)) is not None
-        and re.match(r"(What|Where|Who|Whose|Whether|How|When|Which|Why)\b", text)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        and re.match(r"(What|Where|Who|Whose|Whether|How|Which|Why)\b", node.value.value)
     ]
     assert fragments == [], "say what it does or is: 'Returns …', 'The time at which …'"
 

@@ -35,7 +35,7 @@ class World:
         self.server.clock = self.time
         self.server.wall_clock = lambda: 1_700_000_000 + self.time()
         self.handled: list[tuple[str, int]] = []
-        """What consumers have processed: partition and timestamp, in order."""
+        """The records that consumers have processed: partition and timestamp, in order."""
         self.calls: list[Call] = []
         self.history = History(itertools.count().__next__)
         self._apply, self.server._write = self.server._write, self._written

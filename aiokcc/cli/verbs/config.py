@@ -120,7 +120,7 @@ Show which store, which Kafka properties and which defaults are in force, and
 where each comes from. Secrets are not shown. Every file is read and checked;
 no server is asked. Exit code 2 if something is wrong.
 
-The weight: what is typed, then environment variables (AIOKCC_STORE,
+What counts first: what is typed, then environment variables (AIOKCC_STORE,
 {SERVERS}, AIOKCC_KAFKA_CONFIG, and AIOKCC_PERIOD for
 --period, and so on), then the profile.
 """,

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Final
 
 import anyio
 
-from aiokcc.cli.verb import Verb, argument, command, open_existing
+from aiokcc.cli.confirm import YES, ask
+from aiokcc.cli.verb import Verb, command, open_existing
 from aiokcc.cli.verbs.period import NO_LEADER
 from aiokcc.core import paths
 from aiokcc.core.limit import Limit, Mode, Request, RequestKind
 from aiokcc.core.masking import mask_url
-from aiokcc.errors import CoordinationError, UsageError
+from aiokcc.errors import CoordinationError
 from aiokcc.runtime.election import list_candidates
 from aiokcc.runtime.operator import write_request
 from aiokcc.stores.port import Node, Session, Store
@@ -26,17 +26,9 @@ _LEADER_SECONDS: Final = 5.0
 
 def _confirm(options: argparse.Namespace) -> bool:
     """Ask the user. Raises UsageError without --yes if stdin is no terminal."""
-    if options.yes:
-        return True
-    if not sys.stdin.isatty():
-        raise UsageError("release is final for the run; add --yes to confirm")
     where = mask_url(options.store)
-    print(f"This opens the gate of {where} for all members, for good: partitions are not kept in step any more.")
-    try:
-        answer = input("Release? [y/N] ")
-    except EOFError:
-        answer = ""
-    return answer.strip().lower() in {"y", "yes"}
+    what = f"This opens the gate of {where} for all members, for good: partitions are not kept in step any more."
+    return ask(options, "release", what, why="is final for the run")
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -76,7 +68,7 @@ VERB: Final = Verb(
     name="release",
     brief="open the gate for all members, for the rest of the run",
     usage="[URL] [--yes]",
-    arguments=(argument("-y", "--yes", action="store_true", help="do not ask"),),
+    arguments=(YES,),
     confirm=_confirm,
     run=_run,
     description="""\

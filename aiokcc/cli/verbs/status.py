@@ -78,7 +78,7 @@ class _StatusFollower:
         self._limit_rate = RateMeter(seconds=10.0, least=1.0)
         self._stuck = False
         self._display: Display | None = None
-        """None if JSON is printed."""
+        """The display; None if JSON is printed."""
 
     async def run(self) -> int:
         """Follow until the run ends; return the exit code. Cancelling leaves the last view on the terminal."""

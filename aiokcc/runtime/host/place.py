@@ -1,8 +1,8 @@
 """The place where the processes of a host meet: a socket in a directory that only the user may enter.
 
 Its name is made from the store's URL and root and from the timeouts, so only processes of one group that agree on them meet. A
-new service binds a socket of its own and renames it over the one before, so a socket that a dead or stopped process has left is
-in nobody's way. A lock on a file beside it keeps processes that start together from serving all at once. Neither decides who
+new service binds a socket of its own and renames it over the one before, so a socket that a dead or stopped process has left
+does no harm. A lock on a file beside it keeps processes that start together from serving all at once. Neither decides who
 owns a partition: two services of one host would be two members, and the locks in the store keep them apart.
 """
 

@@ -53,7 +53,7 @@ class HostedSession(Session):
         )  # without one: the store does not answer the host at the moment
         self.state = SessionState.CONNECTED
         self.dismissed = False
-        """True if the process that serves said that the session is over; False if it is gone without a word."""
+        """True if the process that serves said that the session is over; False if the connection ended without that message."""
         self.pushed: Callable[[Message], None] = lambda _: None
         """Called with each message that is no answer."""
         self.heard_at = boottime()
@@ -301,7 +301,7 @@ def encode_op(op: Op) -> list[Any]:
         case Set():
             return ["set", op.path, op.data.decode("latin-1"), op.version]
         case Create():
-            return ["create", op.path, op.data.decode("latin-1"), op.ephemeral]
+            return ["create", op.path, op.data.decode("latin-1"), op.ephemeral, op.sequential]
         case Delete():
             return ["delete", op.path, op.version]
 
@@ -314,5 +314,5 @@ def decode_op(data: list[Any]) -> Op:
     if verb == "set":
         return Set(path, rest[0].encode("latin-1"), rest[1])
     if verb == "create":
-        return Create(path, rest[0].encode("latin-1"), ephemeral=rest[1])
+        return Create(path, rest[0].encode("latin-1"), ephemeral=rest[1], sequential=rest[2])
     return Delete(path, *rest)

@@ -17,7 +17,7 @@ from aiokcc.errors import UsageError
 __all__ = ["SchemaChange", "added_fields", "all_nullable", "check_schema_change", "merge_columns", "merge_parts"]
 
 SchemaChange = Literal["add", "replace"]
-"""What a sink takes: ``"add"``: new columns; ``"replace"``: any other columns as well, while there are no rows."""
+"""The changes a sink accepts: ``"add"``: new columns; ``"replace"``: any other columns as well, while there are no rows."""
 _MARKS: Final = ("nullable", "containsNull", "valueContainsNull", "metadata")
 
 

@@ -34,7 +34,7 @@ _COMPRESSIONS: Final = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 _MOST_FILES: Final = 10_000
 
 
-class _Staged(TypedDict):
+class _StagedFiles(TypedDict):
     schema: str
     files: list[tuple[int, str, int, int, str]]
     states: States | None
@@ -120,7 +120,7 @@ class ParquetSink(StateSink):
     def stage_with_state(self, frame: DataFrame, state: DataFrame, batch: Batch, keep: int) -> object:
         return self._stage(frame, batch, state, keep)
 
-    def _stage(self, frame: DataFrame, batch: Batch, state: DataFrame | None = None, keep: int = 0) -> _Staged:
+    def _stage(self, frame: DataFrame, batch: Batch, state: DataFrame | None = None, keep: int = 0) -> _StagedFiles:
         check_schema(frame)
         columns = self._merge(all_nullable(frame.schema.json()))
         place = self._log.make_stage(batch)
@@ -148,7 +148,7 @@ class ParquetSink(StateSink):
             named = tuple(DataFile(f"{inside}/{file.name}", file.rows, file.size, file.sha256) for file in after)
             before = self._log.states or States(all_nullable(state.schema.json()))
             states = before.added(PublishedState(batch.number, batch.end, named), keep)
-        return _Staged(
+        return _StagedFiles(
             schema=columns,
             files=[(file.period, f"{inside}/{file.name}", file.rows, file.size, file.sha256) for file in files],
             states=states,
@@ -182,7 +182,7 @@ class ParquetSink(StateSink):
         if staged is None:
             self._log.publish(batch, {})
             return
-        result = cast("_Staged", staged)
+        result = cast("_StagedFiles", staged)
         self._log.publish(batch, _by_period([result]), result["schema"], result["states"])
 
     def published(self, pipeline: str, last: int) -> Published:
@@ -192,7 +192,7 @@ class ParquetSink(StateSink):
         return Published(batches, found.restates)
 
     def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
-        results = [cast("_Staged", part) for part in staged]
+        results = [cast("_StagedFiles", part) for part in staged]
         schema = merge_parts([result["schema"] for result in results], str(self.path))
         self._log.replace(batch, _by_period(results), after, schema)
 
@@ -203,7 +203,7 @@ class ParquetSink(StateSink):
         self._log.reset(pipeline, attempt)
 
 
-def _by_period(results: Iterable[_Staged]) -> dict[int, tuple[DataFile, ...]]:
+def _by_period(results: Iterable[_StagedFiles]) -> dict[int, tuple[DataFile, ...]]:
     found: dict[int, tuple[DataFile, ...]] = {}
     for result in results:
         for start, path, rows, size, digest in result["files"]:

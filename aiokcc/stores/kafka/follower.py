@@ -27,8 +27,9 @@ log = logging.getLogger("aiokcc.stores")
 _RETRY_SECONDS: Final = 0.05
 _LONGEST_WAIT: Final = 0.5
 _MANY: Final = 8
+"""With more sessions than this, an idle one reads again only after a rest."""
 _REST_SECONDS: Final = 0.01
-"""With more than so many sessions, an idle one reads again after so many seconds for each of them."""
+"""The length of that rest for each session."""
 _YIELDS: Final = 3
 """A record wakes the caller of a write or a watch, which wakes the partitions that wait for a new limit."""
 

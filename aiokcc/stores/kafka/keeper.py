@@ -34,7 +34,7 @@ CHECK_SECONDS: Final = 60.0
 
 
 class Keeper:
-    """See the module. The session calls :meth:`tend` after each read, and runs :meth:`run`."""
+    """Keeps the log for one session. The session calls :meth:`tend` after each read, and runs :meth:`run`."""
 
     def __init__(
         self, client: LogClient, topic: str, follower: Follower, appender: Appender, patience: Patience

@@ -35,7 +35,7 @@ __all__ = ["ROOT", "Applied", "ForeignLogError", "LogMark", "Machine", "digest",
 ROOT: Final = "/root"
 """The absolute path of the store's root in the tree. A log has one root."""
 WINDOW: Final = 8192
-"""For so many records back, a writer's hash can be compared and a record that is read again can be recognised."""
+"""The number of last records for which a writer's hash can be compared and a record can be recognised when read again."""
 _WRITES: Final = frozenset({Kind.WRITE, Kind.ENSURE, Kind.SYNC})
 
 
@@ -62,7 +62,7 @@ class Applied:
 
     offset: int
     record: Record | None = None
-    """None: it is not of this log, or cannot be read."""
+    """The record; None if it is not of this log, or cannot be read."""
     counted: bool = False
     results: list[OpResult] = field(default_factory=list)
     """The results of a write that succeeded, with paths relative to the root."""

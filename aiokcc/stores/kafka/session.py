@@ -67,7 +67,7 @@ CLOSE_TIMEOUT: Final = 1.0
 
 
 class KafkaSession(Session):
-    """See the module. ``KafkaStore.session`` makes it and calls :meth:`open`, :meth:`run` and :meth:`close`."""
+    """One session on the log. ``KafkaStore.session`` makes it and calls :meth:`open`, :meth:`run` and :meth:`close`."""
 
     def __init__(
         self, client: LogClient, topic: str, root: str, history: LogHistory, timeout: float, *, create: bool = True

@@ -62,7 +62,7 @@ class ConnectionListener(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """See the module. ``listener`` is None until the handshake is done."""
+    """One TCP connection, which ends once. ``listener`` is None until the handshake is done."""
 
     def __init__(self, last_seen: LastSeenZxid) -> None:
         self._loop = asyncio.get_running_loop()

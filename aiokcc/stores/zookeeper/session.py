@@ -80,7 +80,7 @@ CLOSE_TIMEOUT: Final = 1.0
 
 
 class ZooKeeperSession(Session):
-    """See the module. ``ZooKeeperStore.session`` makes it and calls :meth:`run` and :meth:`close`."""
+    """One session, over any number of connections. ``ZooKeeperStore.session`` makes it, runs it and closes it."""
 
     def __init__(self, ensemble: Ensemble, root: str, acl: bytes, timeout: float) -> None:
         self.id = 0

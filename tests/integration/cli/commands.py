@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiokcc
 from aiokcc.stores import Node, Session
@@ -109,15 +110,25 @@ class Terminal:
 
 @asynccontextmanager
 async def on_terminal(*words: str, **extra: str) -> AsyncIterator[Terminal]:
+    """Run a command whose input and output are a terminal, in a session of its own."""
+    async with _on_terminal([AIOKCC, *words], extra, start_new_session=True) as terminal:
+        yield terminal
+
+
+@asynccontextmanager
+async def in_foreground(directory: Path, *words: str, **extra: str) -> AsyncIterator[Terminal]:
+    """Run a command in the foreground of its own terminal, where a typed Ctrl-C goes to all foreground processes."""
+    program = "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])"
+    async with _on_terminal([sys.executable, "-c", program, AIOKCC, *words], extra, cwd=directory) as terminal:
+        yield terminal
+
+
+@asynccontextmanager
+async def _on_terminal(command: list[str], extra: dict[str, str], **options: Any) -> AsyncIterator[Terminal]:
     ours, theirs = pty.openpty()
+    variables = environment(**{"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **extra})
     process = await asyncio.create_subprocess_exec(
-        AIOKCC,
-        *words,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(**{"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **extra}),
-        start_new_session=True,
+        *command, stdin=theirs, stdout=theirs, stderr=theirs, env=variables, **options
     )
     os.close(theirs)
     terminal = Terminal(process, ours)

@@ -14,7 +14,8 @@ import pytest
 from aiokcc import local
 from tests.integration.cli.commands import run
 from tests.integration.cli.test_replay import EACH, HANDLERS, MINUTES, Place, handled, place
-from tests.integration.test_group import looking, shared
+from tests.integration.test_group import looking
+from tests.managed import shared
 
 __all__ = ["place"]
 
@@ -74,7 +75,7 @@ async def test_an_isolated_member_has_no_partitions_until_it_rejoins(
         assert isolated.out.startswith("Isolated: team-2 is assigned no partitions any more")
         assert "aiokcc rejoin team-2" in isolated.out
         assert "isolated already" in (await run("isolate", "team-2", **store)).out
-        assert set((await shared(session, orders, "team-1")).values()) == {"team-1"}
+        assert set((await shared(session, "team-1", topic=orders)).values()) == {"team-1"}
         shown = (await run("members", **store)).out
         assert "team-2" in shown
         assert "isolated" in shown

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pty
 import re
 import signal
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from aiokcc import local
-from tests.integration.cli.commands import AIOKCC, Terminal, environment, session_of
+from tests.integration.cli.commands import AIOKCC, environment, in_foreground, session_of
 from tests.integration.cli.test_replay import (
     EACH,
     HANDLERS,
@@ -378,37 +376,9 @@ class TestTheSecond:
             await process.stdout.read()
 
 
-@asynccontextmanager
-async def in_foreground(place: Place, handler: str, *more: str) -> AsyncIterator[Terminal]:
-    """Run a command in the foreground of its own terminal, where a typed Ctrl-C goes to all foreground processes."""
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        "import os, sys; os.login_tty(0); os.execv(sys.argv[1], sys.argv[1:])",
-        AIOKCC,
-        *place.words(handler, *more),
-        cwd=place.directory,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment(**{"TERM": "xterm", "COLUMNS": "120", "LINES": "50", **place.variables}),
-    )
-    os.close(theirs)
-    terminal = Terminal(process, ours)
-    try:
-        yield terminal
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        asyncio.get_running_loop().remove_reader(ours)
-        os.close(ours)
-
-
 async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
     more = ("--offset-storage", "store", "--processes", "2")
-    async with in_foreground(stage, "work", *more) as terminal:
+    async with in_foreground(stage.directory, *stage.words("work", *more), **stage.variables) as terminal:
         await terminal.shows("working")
         terminal.type("\x03")
         await terminal.shows("Stopping when the running handlers have returned; a second Ctrl-C stops at once.")
@@ -416,7 +386,7 @@ async def test_ctrl_c_at_a_terminal(stage: Place) -> None:
         with go(stage):
             await terminal.shows("The same command resumes with the next record:")
             assert await terminal.process.wait() == 130
-    async with in_foreground(stage, "work", *more) as terminal:
+    async with in_foreground(stage.directory, *stage.words("work", *more), **stage.variables) as terminal:
         await terminal.shows("working")
         terminal.type("\x03")
         await terminal.shows("a second Ctrl-C stops at once.")

@@ -206,7 +206,7 @@ async def test_stop_while_partitions_are_being_released(kafka: local.Kafka, zk_r
 async def test_after_a_release_what_is_done_is_committed_and_does_not_come_again(
     kafka: local.Kafka, zk_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No cut is written any more; the process is gone without a word, and the next goes on by the offsets."""
+    """No cut is written any more; the replay is cancelled, and the next one continues at the committed offsets."""
     name = await topic(kafka, [at(0), at(1)], [at(0), at(1)])
     following: dict[str, Any] = {"store": zk_root, "end": None, "assignment": "fixed", "group_id": name}
     done, commit = asyncio.Event(), AIOKafkaConsumer.commit

@@ -16,9 +16,6 @@ import pytest
 
 import aiokcc.spark
 from aiokcc import local
-from aiokcc.local import _jars
-from aiokcc.local._java import find_java
-from aiokcc.local._spark_jars import MINIMUM_JAVA, connector, pyspark_version
 from aiokcc.spark import ParquetSink, Summary
 from tests import pipelines
 from tests.cluster_driver import Spec
@@ -100,7 +97,7 @@ async def test_same_bytes_as_in_local_mode_though_a_worker_was_killed(
 
 async def submit(cluster: local.SparkCluster, spec: Spec) -> None:
     """Run a driver by Spark's own script, which brings master and connector."""
-    jars = [str(jar) for jar in await _jars.fetch(connector(pyspark_version()), find_java(MINIMUM_JAVA), print)]
+    jars = [str(jar) for jar in (await local.prepare_spark(print)).jars]
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url]
     command += ["--jars", ",".join(jars), "--conf", "spark.driver.bindAddress=127.0.0.1"]
     command += [str(ROOT / "tests" / "cluster_driver.py"), json.dumps(asdict(spec))]

@@ -28,7 +28,7 @@ NOW = 1_000_000
 
 
 def chain(first: int, count: int, period: int = 10) -> Limit:
-    """So many open boundaries."""
+    """The number of open boundaries."""
     return Limit(tuple(range(first, first + count * period, period)))
 
 

@@ -84,7 +84,7 @@ class TestTheMachine:
         moving = dict(machine.topics["orders"].to_close)
         assert machine.topics["orders"].state is TopicState.CLOSING
         assert set(moving.values()) == {"a"}
-        assert not moving.keys() & given(machine).keys(), "what moves is nobody's until it is closed"
+        assert not moving.keys() & given(machine).keys(), "what moves is unassigned until it is closed"
         assert isinstance(machine.decide(0), Await), "what was seen before the decision does not count"
         lock(machine, 0, 1, 2, 3)
         assert machine.decide(0) == Await(f"a has to close orders.{min(moving)} and 1 more")

@@ -181,7 +181,7 @@ async def test_who_joins_later_gets_a_share_and_the_others_keep_theirs(world: Wo
 
 
 async def test_closing_before_starting(world: World) -> None:
-    """While a handler is at work on a partition that moves, it is nobody's by the assignment; then it is the new one's."""
+    """While a handler is at work on a partition that moves, it is unassigned; then it is assigned to the new member."""
     async with member(world, "a", takes=30):
         await asyncio.sleep(1.1)
         assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
@@ -234,7 +234,7 @@ async def test_the_only_one_with_work_dies_and_the_other_takes_over_without_a_wi
 
 
 async def test_a_session_lost_by_a_member_that_comes_back_moves_nothing(world: World) -> None:
-    """The new session is registered before the old one has ended, so what was given to the member stays given to it."""
+    """The new session is registered before the old one has ended, so what was assigned to the member stays assigned to it."""
     async with member(world, "a"), member(world, "b") as b:
         await asyncio.sleep(1.1)
         before, generation = owners(world), world.data("generation")

@@ -62,7 +62,7 @@ class Reader:
         self._periods = periods
         self._name = name
         self.begun: dict[int, tuple[float, int]] = {}
-        """When a partition began to run here, and at which offset."""
+        """The time and the offset at which each partition began to run here."""
         self.ready = asyncio.Event()
         self._until_stopped = anyio.CancelScope()
         self.task = asyncio.ensure_future(self._run())

@@ -76,7 +76,7 @@ async def test_status_tells_who_was_given_what_and_what_is_waited_for(world: Wor
         await settle()
         status = await a.status()
         assert status.group is not None
-        assert status.group.waits_for == "orders.0 and 5 more: given to nobody yet, and 1 may be given something"
+        assert status.group.waits_for == "orders.0 and 5 more: not assigned yet, and 1 member can take partitions"
         assert [(t.topic, t.state) for t in status.group.topics] == [("orders", "Initial")]
         await asyncio.sleep(1.1)
         async with member(world, "b", subscription={"orders": 2}), world.store.session() as operator:

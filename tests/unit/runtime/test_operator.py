@@ -86,7 +86,7 @@ async def test_release_opens_for_all_and_is_final(world: World) -> None:
             await late.wait_until(10**16)
 
 
-async def test_there_is_nothing_to_steer_once_the_run_has_ended(world: World) -> None:
+async def test_there_is_nothing_to_control_once_the_run_has_ended(world: World) -> None:
     async with world.connect() as c:
         await asyncio.gather(*(world.consume(c, n, [0]) for n in (0, 1)))
         await settle()

@@ -57,7 +57,7 @@ SEEDS = range(int(os.environ.get("SOAK_SEEDS", "8")))
 DRIVERS, CONSUMERS = 3, 2
 ORDERS, PAYMENTS = [Partition("orders", n) for n in range(3)], [Partition("payments", n) for n in range(2)]
 LATER = [Partition("orders", 3), Partition("payments", 2)]
-"""Where the topics are followed: partitions that are there from some time on."""
+"""The partitions that are added while the topics are followed."""
 RECORDS = 60
 STORM = 150.0
 """Seconds of faults; then everything must come to its end."""
@@ -173,7 +173,7 @@ class Soak:
         self.stormy = True
         self.lookahead = self.chance.choice([0, 0, 1, 3, 8])
         self.stand_in = self.chance.random() < 0.3
-        """Whether the asynchronous members have subscribed to the pipeline's partitions as well."""
+        """True if the asynchronous members have subscribed to the pipeline's partitions as well."""
         self.there = [*ORDERS, *PAYMENTS]
         self.logs = {p: self._log() for p in (*self.there, *(LATER if follows else ()))}
         self.consumed: set[tuple[Partition, int]] = set()

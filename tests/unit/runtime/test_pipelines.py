@@ -1,4 +1,4 @@
-"""What the operator's tools read and show of a pipeline; a store in memory holds the nodes."""
+"""Tests of what the operator's tools read and show of a pipeline; a store in memory holds the nodes."""
 
 from __future__ import annotations
 

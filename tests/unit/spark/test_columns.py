@@ -1,4 +1,4 @@
-"""What may happen to the columns of a table from batch to batch, without Spark."""
+"""Tests of what may happen to the columns of a table from batch to batch, without Spark."""
 
 from __future__ import annotations
 

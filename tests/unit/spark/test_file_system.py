@@ -1,4 +1,4 @@
-"""What a ParquetSink refuses to publish on: file systems that lack an operation, or do another thing in its place."""
+"""A ParquetSink refuses some file systems: those that lack an operation, or do another thing in its place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a pipeline says that its function has changed, without Spark."""
+"""A pipeline says when its function has changed. Without Spark."""
 
 from __future__ import annotations
 

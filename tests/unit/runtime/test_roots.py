@@ -1,0 +1,159 @@
+"""Roots are found below a path, and deleted, also against a member that joins meanwhile. On a store in memory."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import aiokcc
+from aiokcc.core import paths
+from aiokcc.errors import CoordinationError, UsageError
+from aiokcc.runtime.roots import delete_root, find_roots, summarize
+from aiokcc.stores.memory import Call, MemoryStore
+from aiokcc.stores.port import ANY_VERSION
+
+EVENT_TIME: dict[str, Any] = {"topics": {"orders": 1}, "start": 0, "end": 10, "period": 10, "clock": lambda: 10**13}
+
+
+@pytest.fixture
+def above() -> MemoryStore:
+    """The store of the path that all roots of a test are below."""
+    return MemoryStore(f"roots-{uuid.uuid4().hex}", "/team")
+
+
+async def run_to_its_end(store: MemoryStore) -> None:
+    async with aiokcc.connect(store, **EVENT_TIME) as group, group.gate("orders", 0) as gate:
+        await gate.wait_until(5, 0)
+        gate.finish(1)
+
+
+async def nodes(store: MemoryStore) -> set[str]:
+    return {path for path in store.server.nodes() if path.startswith(store.root)}
+
+
+async def test_roots_are_found_at_and_below_a_path_and_not_inside_of_one(above: MemoryStore) -> None:
+    for root in ("/team/b", "/team/a/january", "/team/a/january/nested", "/other"):
+        await run_to_its_end(above.at(root))
+    async with above.session() as session:
+        assert [path async for path in find_roots(session)] == ["a/january", "b"]
+        assert [path async for path in find_roots(session, "b")] == ["b"]
+        assert [path async for path in find_roots(session, "", 1)] == ["b"]
+
+
+async def test_a_summary_says_when_the_run_ended(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    async with aiokcc.connect(store, **EVENT_TIME) as group, store.session() as session:
+        running = await summarize(store, session)
+        assert (running.ended, len(running.status.members)) == (None, 1)
+        async with group.gate("orders", 0) as gate:
+            gate.finish(0)
+    async with store.session() as session:
+        over = await summarize(store, session)
+    assert over.ended is not None
+    assert running.founded == over.founded <= over.active
+    assert over.run_version > running.run_version
+
+
+async def test_a_deleted_root_leaves_nothing_and_another_root_below_it_stays(above: MemoryStore) -> None:
+    store, below = above.at("/team/a"), above.at("/team/a/nested")
+    await run_to_its_end(store)
+    await run_to_its_end(below)
+    kept = await nodes(below)
+    async with store.session() as session:
+        await session.ensure("offsets/orders")
+        await session.create("offsets/orders/0", b"7")
+        number = len(await nodes(store)) - len(kept)
+        assert await delete_root(store, session) == number - 1, "the root itself stays: another one is below it"
+    assert await nodes(store) == kept | {"/team/a"}
+    async with below.session() as session:
+        await delete_root(below, session)
+    assert await nodes(below) == set()
+
+
+async def test_a_root_is_kept_while_somebody_is_alive_or_if_the_run_has_changed(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    async with store.session() as session:
+        with pytest.raises(UsageError, match="there is no group under"):
+            await delete_root(store, session)
+    async with aiokcc.connect(store, member="m", **EVENT_TIME) as group, store.session() as session:
+        before = await nodes(store)
+        with pytest.raises(UsageError, match=r"is alive, with m-\S+; nothing was deleted"):
+            await delete_root(store, session)
+        assert await nodes(store) == before
+        version = (await summarize(store, session)).run_version
+        async with group.gate("orders", 0) as gate:
+            gate.finish(0)
+    before = await nodes(store)
+    async with store.session() as session:
+        with pytest.raises(UsageError, match="has changed since it was looked at; nothing was deleted"):
+            await delete_root(store, session, version=version)
+    assert await nodes(store) == before
+
+
+def first_commit(then: Callable[[], Awaitable[None]], number: int) -> Callable[[Call], Awaitable[None] | None]:
+    """Return a hook that does something right before the transaction with this number, counted from 0."""
+    left = [number]
+
+    def hook(call: Call) -> Awaitable[None] | None:
+        if call.verb == "commit":
+            left[0] -= 1
+            if left[0] == -1:
+                return then()
+        return None
+
+    return hook
+
+
+async def test_a_member_that_joins_right_before_the_deletion_keeps_the_root(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    async with store.session() as session, store.session() as late:
+        before = await nodes(store)
+
+        async def register() -> None:
+            await late.create(paths.member("late-1"), b"{}", ephemeral=True)
+
+        with (
+            store.server.intercept(before=first_commit(register, 0)),
+            pytest.raises(UsageError, match="is alive, with late-1"),
+        ):
+            await delete_root(store, session)
+        assert before < await nodes(store)
+
+
+async def test_a_run_that_is_founded_while_the_rest_is_deleted_keeps_the_rest(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    async with store.session() as session, store.session() as founder:
+        await session.ensure("offsets/orders")
+        await session.create("offsets/orders/0", b"7")
+
+        async def found() -> None:
+            await founder.create(paths.RUN, b"of a new run")
+
+        with (
+            store.server.intercept(before=first_commit(found, 1)),
+            pytest.raises(CoordinationError, match="somebody has begun a new one there; the rest stays"),
+        ):
+            await delete_root(store, session)
+        assert {"/team/a/run", "/team/a/offsets/orders/0"} <= await nodes(store)
+
+
+async def test_a_run_that_is_written_right_before_the_deletion_is_kept(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    async with store.session() as session, store.session() as other:
+
+        async def write() -> None:
+            await other.set(paths.RUN, (await other.get(paths.RUN)).data, ANY_VERSION)
+
+        before = await nodes(store)
+        with (
+            store.server.intercept(before=first_commit(write, 0)),
+            pytest.raises(UsageError, match="changed while it was to be deleted; nothing was deleted"),
+        ):
+            await delete_root(store, session)
+        assert await nodes(store) == before
