@@ -133,7 +133,7 @@ async def test_an_advance_announces_nothing_if_it_is_refused(world: World) -> No
 
 @pytest.mark.parametrize("caught_up", ["release", "5s"])
 async def test_an_advance_that_changes_the_request(world: World, caught_up: str) -> None:
-    """The limit has reached the clock: the leader releases the gate, or replaces the request that it has read by a longer period."""
+    """The limit has reached the clock: the leader replaces the request that it has read, by a release or a longer period."""
     async with two(world, clock=lambda: 2 * PERIOD, caught_up=caught_up) as (_, one, _, other):
         await arrive(one, other)
         async with refused(world, writes(Set, "period"), "period"):
