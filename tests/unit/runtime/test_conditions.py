@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 
 import aiokcc
+from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import BadVersionError
 from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.store_offsets import write_offsets
 from aiokcc.stores import Session
 from aiokcc.stores.memory import Call
 from aiokcc.stores.port import ANY_VERSION, Check, Create, Delete, Set
@@ -359,6 +361,16 @@ async def test_a_release(world: World) -> None:
         assert world.owner(0) is None
 
 
+async def test_a_release_of_a_lock_that_another_member_holds(world: World) -> None:
+    """Ours was deleted by hand, and another member has claimed it. We release the partition, and leave that lock alone."""
+    async with world.connect(topics={"orders": 1}) as group, hand(world) as somebody:
+        gate = await group.gate("orders", 0).__aenter__()
+        await somebody.delete("owners/orders/0", ANY_VERSION)
+        await somebody.create("owners/orders/0", b"somebody", ephemeral=True)
+        await asyncio.wait_for(gate.__aexit__(None, None, None), 60)
+        assert world.owner(0) == "somebody"
+
+
 @pytest.mark.parametrize("node", ["generation", "assignments/orders"])
 async def test_a_release_in_a_managed_group(world: World, node: str) -> None:
     """A partition that is still assigned to the member may be released without reading the lock first."""
@@ -404,3 +416,16 @@ async def test_a_question_to_a_member_with_the_same_id(world: World) -> None:
             second = asyncio.create_task(world.connect(assignment="managed", member="a").__aenter__())
         with pytest.raises(aiokcc.MemberExistsError):
             await second
+
+
+async def test_offsets_that_an_operator_writes(world: World) -> None:
+    commits = {Partition("orders", 0): CommittedOffset(5)}
+    async with hand(world) as operator:
+        await write_offsets(world.store, operator, commits)
+        path = "offsets/orders/0"
+        async with refused(world, writes(Set, path, by=lambda call: call.session is operator), path):
+            writing = asyncio.create_task(
+                write_offsets(world.store, operator, {Partition("orders", 0): CommittedOffset(7)})
+            )
+        await writing
+        assert b"7" in world.data(path)
