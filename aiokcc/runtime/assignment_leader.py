@@ -1,10 +1,11 @@
 """The leader's part of a managed group: it observes the members, lets the rebalance machine decide, and writes the decisions.
 
-It watches the registrations, the isolated members, and the locks of the topics that are moving; it knows the rest because it
-wrote it. Each change of an assignment is one transaction. It holds the next generation, the assignments and states of the
-topics that change, and for each partition that it assigns the proof that nobody holds it: its lock is created and deleted
-again, which fails if there is one. A claim in turn checks the assignment, so from then on only the new owner can take the
-lock. A deposed leader changes nothing, because the generation has moved on.
+It watches the registrations (those that cannot be read also one by one), the isolated members, the assignments, which somebody
+may write by hand, and the locks of the topics that are moving; it knows the rest because it wrote it. Each change of an
+assignment is one transaction. It holds the next generation, the assignments and states of the topics that change, and for each
+partition that it assigns the proof that nobody holds it: its lock is created and deleted again, which fails if there is one. A
+claim in turn checks the assignment, so from then on only the new owner can take the lock. A deposed leader changes nothing,
+because the generation has moved on.
 """
 
 from __future__ import annotations
@@ -169,13 +170,13 @@ class AssignmentLeader:
     # -- observing ----------------------------------------------------------------------------------------------------
 
     async def observe(self) -> None:
-        """Follow the members, the isolated members, and the locks of moving topics. Runs until it is cancelled."""
+        """Follow the members, the isolated members, the assignments, and the locks of moving topics, until it is cancelled."""
         try:
             with self._session.watch() as watch:
                 self._watch = watch
                 watch.add_children(paths.IDS)
                 watch.add_children(paths.ISOLATED)
-                self._watch_locks()
+                self._watch_topics()
                 self._watch_unreadable()
                 while True:
                     only_arrivals = True
@@ -275,7 +276,8 @@ class AssignmentLeader:
     def _learn_locks(self, topic: str, names: tuple[str, ...]) -> None:
         self.machine.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
 
-    def _watch_locks(self) -> None:
+    def _watch_topics(self) -> None:
+        """Watch the assignments of all topics, and the locks of those that are moving."""
         if self._watch is None:
             return
         assigned = frozenset(self._assignments)
@@ -313,7 +315,7 @@ class AssignmentLeader:
                 await self._settle(decision)
             else:
                 await self._reassign(decision)
-            self._watch_locks()
+            self._watch_topics()
         self._stepped.set()
 
     async def _repair(self) -> bool:
@@ -424,7 +426,7 @@ class AssignmentLeader:
             self._assignments.pop(topic, None)
             self._states.pop(topic, None)
         self.machine.wrote(decision)
-        self._watch_locks()
+        self._watch_topics()
         # Locks that were read before this write say nothing about the time after it.
         await self._read_locks([topic for topic in decision.topics if topic in self.machine.moving])
 

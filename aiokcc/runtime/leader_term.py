@@ -159,8 +159,10 @@ class LeaderTerm(LeaderKnowledge):
             self._learn_request(change.now)
         elif change.path == paths.PROGRESS:
             raise MissingNodeError(self._store.describe(paths.PROGRESS))
-        else:
+        elif change.path.startswith(f"{paths.PROGRESS}/"):
             self._learn_report(change)
+        else:
+            raise AssertionError(f"{change.path} is watched, and nothing is known to learn from it")
 
     # -- what the leader does -----------------------------------------------------------------------------------------
 

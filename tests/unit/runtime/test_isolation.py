@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from typing import Any
 
 import pytest
 
 import aiokcc
+from aiokcc.cli.verbs.isolate import VERB
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import CorruptNodeError, UsageError
 from aiokcc.runtime.operator import isolate, rejoin
@@ -184,3 +186,20 @@ async def test_the_lock_of_a_revoked_partition_is_held_until_its_task_has_ended(
             for task in (running, other):
                 task.cancel()
             await asyncio.wait([running, other])
+
+
+async def test_isolating_the_last_member_says_that_nobody_takes_its_partitions(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aiokcc.cli.verbs.isolate.open_existing", lambda options: world.store)
+    async with member(world, "a"), member(world, "b"):
+        await asyncio.sleep(1.1)
+        for name in ("b", "a"):
+            assert await VERB.run(argparse.Namespace(member=name, timeout=5, given_url=None)) == 0
+            await asyncio.sleep(0.5)
+        first, last = (text for text in capsys.readouterr().out.split("Isolated: ") if text)
+        assert "go to the other members" in first
+        assert "No other member can take them: they stay unassigned, and the limit waits" in last
+        assert owners(world) == {}
+        assert world.data("generation").endswith(b"released, nobody to start")
+        assert world.data("state/orders").startswith(b"Initial")
