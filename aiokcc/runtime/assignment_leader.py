@@ -114,14 +114,14 @@ class AssignmentLeader:
         self.machine.partitions = partitions
         agreed = {p.topic for p in partitions}
         await self._read_nodes(agreed - self._nodes.keys())  # topics that joined the set after our last look
-        for topic, (given, state) in sorted(self._nodes.items()):
-            if given is not None and state is not None:
+        for topic, (assigned, state) in sorted(self._nodes.items()):
+            if assigned is not None and state is not None:
                 self.machine.topics[topic] = TopicAssignment.decode(
-                    self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
+                    self._store.describe(assigned.path), assigned.data, self._store.describe(state.path), state.data
                 )
-                self._assignments[topic], self._states[topic] = given.version, state.version
-            elif topic in agreed or given is not None:
-                await self._create_topic(topic, given, state)
+                self._assignments[topic], self._states[topic] = assigned.version, state.version
+            elif topic in agreed or assigned is not None:
+                await self._create_topic(topic, assigned, state)
         self._nodes.clear()
         self.due = True
 
@@ -148,10 +148,10 @@ class AssignmentLeader:
         await asyncio.gather(isolated(), members())
         self._seen |= {paths.IDS, paths.ISOLATED}
 
-    async def _create_topic(self, topic: str, given: Node | None, state: Node | None) -> None:
+    async def _create_topic(self, topic: str, assigned: Node | None, state: Node | None) -> None:
         """Create the nodes of a topic that has none. One that has only one of the two starts again without it."""
         await self._session.ensure(f"{paths.OWNERS}/{topic}")
-        remnants = [Delete(node.path, node.version) for node in (given, state) if node is not None]
+        remnants = [Delete(node.path, node.version) for node in (assigned, state) if node is not None]
         await self._session.commit(
             Check(paths.GENERATION, self._term.generation_version), *remnants, *self._creations(topic)
         )
@@ -334,10 +334,12 @@ class AssignmentLeader:
                     continue
             except CorruptNodeError:
                 pass
-            given = encode_assignment(ours.assignment)
-            log.error("%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], given)
+            content = encode_assignment(ours.assignment)
+            log.error(
+                "%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], content
+            )
             try:
-                (version,) = await self._term.bump(f"repaired {topic}", [Set(node.path, given, node.version)])
+                (version,) = await self._term.bump(f"repaired {topic}", [Set(node.path, content, node.version)])
             except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
                 self.due = True
                 await self._read_again(error)
@@ -398,8 +400,8 @@ class AssignmentLeader:
             if topic not in self._assignments:
                 ops += self._creations(topic)
                 await self._session.ensure(f"{paths.OWNERS}/{topic}")
-            given = encode_assignment(new.assignment)
-            ops.append(Set(paths.assignment(topic), given, self._assignments.get(topic, 0)))
+            content = encode_assignment(new.assignment)
+            ops.append(Set(paths.assignment(topic), content, self._assignments.get(topic, 0)))
             ops.append(Set(paths.state(topic), new.encode_state(), self._states.get(topic, 0)))
         for topic in decision.removed:
             if topic in self._assignments:

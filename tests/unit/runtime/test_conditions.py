@@ -143,6 +143,18 @@ async def test_an_advance_that_changes_the_request(world: World, caught_up: str)
         await moving
 
 
+@pytest.mark.parametrize("node", ["coordinator", "generation", "period"])
+async def test_a_release_of_the_gate(world: World, node: str) -> None:
+    async with two(world) as (a, one, b, other):
+        opens = writes(
+            Set, "coordinator", by=lambda call: any(isinstance(op, Set) and op.data == b"open" for op in call.ops)
+        )
+        async with refused(world, opens, node):
+            await b.release()
+        await arrive(one, other, 50 * PERIOD, 50)
+        assert a.released
+
+
 async def test_an_advance_has_the_leaders_own_report(world: World) -> None:
     """Its idle partition is in no cut, so the report says it."""
     async with two(world) as (a, one, _, other):
@@ -192,7 +204,27 @@ async def test_a_limit_that_is_written_again(world: World, node: str) -> None:
         assert a.limit == b.limit == 3 * PERIOD
 
 
-# The generation
+# The group, and the generation
+
+
+async def test_two_founders(world: World) -> None:
+    """Both have found no group. The second one to write finds the nodes of the first, and joins it."""
+
+    async def take_part(name: str, number: int) -> int:
+        async with world.connect(member=name) as group:
+            await world.consume(group, number, [0])
+            return group.membership.founded
+
+    async with asyncio.TaskGroup() as tasks:
+        with world.server.hold_request(writes(Create, "run")) as held:
+            one = tasks.create_task(take_part("a", 0))
+            write = await held.reached()
+            other = tasks.create_task(take_part("b", 1))
+            await settle()
+        await settle()
+        assert world.was_refused(write, "generation")
+    assert one.result() == other.result()
+    assert world.data("coordinator") == b"end"
 
 
 @pytest.mark.parametrize("node", ["generation", "candidate"])
@@ -338,6 +370,22 @@ async def test_a_claim(world: World) -> None:
             opening = asyncio.create_task(group.gate("orders", 0).__aenter__())
         gate = await opening
         gate.finish(0)
+
+
+async def test_a_claim_is_followed_by_reading_the_last_cut(world: World) -> None:
+    """While the claim is on its way, the owner closes a period and releases the partition. The next one starts behind it."""
+    async with world.connect(member="a") as a, world.connect(member="b") as b, a.gate("orders", 1) as other:
+        with world.server.hold_request(
+            writes(Create, "owners/orders/0", by=lambda c: c.session is world.session(b))
+        ) as held:
+            async with a.gate("orders", 0) as one:
+                opening = asyncio.create_task(b.gate("orders", 0).__aenter__())
+                await held.reached()
+                await arrive(one, other)
+        gate = await opening
+        assert gate.resume_offset == 1
+        gate.finish(2)
+        other.finish(2)
 
 
 @pytest.mark.parametrize("node", ["generation", "assignments/orders"])
