@@ -202,6 +202,10 @@ async def test_a_limit_that_is_written_again(world: World, node: str) -> None:
                 moving = asyncio.create_task(arrive(one, other, 2 * PERIOD, 2))
         await moving
         assert a.limit == b.limit == 3 * PERIOD
+        now = world.node("coordinator")
+        assert now is not None
+        announced = {int(name.partition(":")[0]) for name in world.below("limits")}
+        assert {now.version - 1, now.version} <= announced, "the one that was written again, and the one after it"
 
 
 # The group, and the generation
