@@ -263,6 +263,7 @@ class LeaderTerm(LeaderKnowledge):
             return
         leader.version += 1
         self._announcements.created(announcement, leader.version)
+        self._announces_limit = False  # it was written with its announcement
         self._member.see(leader.limit, leader.version)
         log.error(
             "%s holds the limit %s again", self._store.describe(paths.COORDINATOR), leader.limit.encode().decode()
