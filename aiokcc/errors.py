@@ -30,7 +30,7 @@
     ├── RecordError                         one record cannot be processed: topic, partition, offset
     │   ├── PoisonTimestampError            its timestamp is missing, negative, or absurdly far ahead
     │   └── HandlerError                    the handler raised; the cause is chained
-    ├── PartitionRevoked                    the partition was assigned to another member; nothing more passes here
+    ├── PartitionRevoked                    the partition was revoked: this member starts no further record on it
     └── RunEnded                            the replay has reached its end: nothing more will open
 
 Facts are attributes (``path``, ``version``, ``member`` …), so that a program need not read the message.
@@ -299,7 +299,10 @@ class HandlerError(RecordError):
 
 
 class PartitionRevoked(AiokccError):  # noqa: N818 - not a fault: what a partition's task ends with
-    """The partition was assigned to another member. No further record starts here."""
+    """The partition was revoked from this member, or is not assigned to it. No further record starts here.
+
+    The leader assigns it to another member once it is released, if one can take it.
+    """
 
 
 class RunEnded(AiokccError):  # noqa: N818 - not a fault: what a loop over a bounded run ends with

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Self
+from typing import Final, Self, assert_never
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,18 +20,6 @@ __all__ = ["LiveDisplay", "print_status", "render"]
 
 _WIDTH: Final = 24
 _LEAST_WIDTH: Final = 8
-_STYLES: Final = {
-    HealthKind.MOVING: "green",
-    HealthKind.ENDED: "green",
-    HealthKind.RELEASED: "cyan",
-    HealthKind.HELD: "cyan",
-    HealthKind.IDLE: "blue",
-    HealthKind.CLOCK: "blue",
-    HealthKind.BLOCKED: "yellow",
-    HealthKind.STALLED: "yellow",
-    HealthKind.NO_MEMBERS: "yellow",
-    HealthKind.UNREADABLE: "red",
-}
 _STATE_STYLES: Final = {
     "running": "yellow",
     "waiting": "green",
@@ -41,6 +29,22 @@ _STATE_STYLES: Final = {
     "unowned": "red",
     "leads": "green",
 }
+
+
+def _style(kind: HealthKind) -> str:
+    match kind:
+        case HealthKind.MOVING | HealthKind.ENDED:
+            return "green"
+        case HealthKind.RELEASED | HealthKind.HELD:
+            return "cyan"
+        case HealthKind.IDLE | HealthKind.CLOCK:
+            return "blue"
+        case HealthKind.BLOCKED | HealthKind.STALLED | HealthKind.NO_MEMBERS:
+            return "yellow"
+        case HealthKind.UNREADABLE:
+            return "red"
+        case _:
+            assert_never(kind)
 
 
 def print_status(view: StatusView) -> None:
@@ -120,7 +124,7 @@ def _progress(view: ReplayProgress, columns: int) -> RenderableType:
 
 
 def _status(view: StatusView) -> RenderableType:
-    style = "red" if view.health.stuck else _STYLES[view.health.kind]
+    style = "red" if view.health.stuck else _style(view.health.kind)
     head = Text(view.health.text, style=f"bold {style}")
     for hint in view.hints:
         head.append(f"\n{hint}", style="default not bold")

@@ -37,13 +37,14 @@ class TopicState(enum.StrEnum):
     """The state of one topic's assignment."""
 
     INITIAL = "Initial"
-    """Nothing is assigned. Ends when the join window closes: Starting."""
+    """Nothing is assigned, at first or because nobody could take what was released. Ends when a member can: Starting."""
     STARTING = "Starting"
     """Some partitions are assigned to members that do not hold them yet. Ends when all are held: Stable."""
     STABLE = "Stable"
     """Members hold all that is assigned. Ends with a rebalance: Closing if owned partitions move, otherwise Starting."""
     CLOSING = "Closing"
-    """Some partitions were revoked from members that still hold them. Ends when these are released: Starting."""
+    """Some partitions were revoked from members that still hold them. Ends when these are released: Starting; or, where nobody
+    can take them, Stable, or Initial if nothing else is assigned."""
 
 
 @dataclass(frozen=True, slots=True)

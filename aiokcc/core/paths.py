@@ -9,15 +9,15 @@ node                           kind                   content
 ``generation``                 persistent             the fence: ``3 worker-1 took office``
 ``run``                        persistent             the agreed settings of the run, as JSON
 ``topic-partitions``           persistent             ``orders:0,1,2;payments:0,1;``
-``progress/<member>``          ephemeral              the member's report
+``progress/<member session>``  ephemeral              the report of the member in this session
 ``leader/c-<mark>-<number>``   ephemeral, sequential  candidates; the leader's holds its epoch
-``ids/<member>``               ephemeral              registration
-``owners/<topic>/<number>``    ephemeral              the lock of a partition
+``ids/<member session>``       ephemeral              registration
+``owners/<topic>/<number>``    ephemeral              the lock of a partition: the member session that holds it
 ``offsets/<topic>/<number>``   persistent             the committed offset, if offsets are kept in the store
 ``cuts/<slot>``                persistent             a ring of the last cuts
 ``assignments/<topic>``        persistent             the assignment, in a managed group: ``worker-1:0,1;worker-2:2;``
 ``state/<topic>``              persistent             the state of the assignment: toStart, toClose
-``isolated/<member>``          persistent             an operator has isolated this member
+``isolated/<member>``          persistent             an operator has isolated this member, in all its sessions
 ``pipelines/<name>/…``         persistent             the checkpoint of a Spark pipeline
 =============================  =====================  ==================================================================
 """

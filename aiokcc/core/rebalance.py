@@ -264,6 +264,7 @@ class RebalanceMachine:
         topics: dict[str, TopicAssignment] = {}
         removed: list[str] = []
         to_close = {p: m for p, m in {**closing, **moved}.items() if p in self.partitions and m in self.members}
+        is_released = any(Partition(t, n) not in to_close for t, topic in self.topics.items() for n in topic.to_close)
         parts = _by_topic(after), _by_topic(starting), _by_topic(to_close)
         agreed = {p.topic for p in self.partitions}
         for name in sorted({*self.topics, *agreed}):
@@ -277,7 +278,7 @@ class RebalanceMachine:
                 topics[name] = topic
         if not topics and not removed:
             return None
-        reason = self._reason(starting, moved, removed)
+        reason = self._reason(starting, moved, removed) or ("released, nobody to start" if is_released else "assigned")
         return Reassign(topics, tuple(removed), tuple(starting), reason, basis, unplaced)
 
     def _not_started(self, name: str, before: TopicAssignment | None, assignment: Mapping[int, str]) -> dict[int, str]:
@@ -296,7 +297,7 @@ class RebalanceMachine:
             *(f"{len(part)} to {verb}" for part, verb in ((moved, "close"), (starting, "start")) if part),
             *(f"{name} is gone" for name in removed),
         ]
-        text = ", ".join(words) or "assigned"
+        text = ", ".join(words)
         return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"
 
     def _settle(self) -> Settle | None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiokcc.core.limit import Request, RequestKind
 from aiokcc.core.periods import format_duration, parse_period
 from aiokcc.errors import UsageError
-from aiokcc.runtime.operator import isolate, rejoin, write_request
+from aiokcc.runtime.operator import has_eligible_member, isolate, rejoin, write_request
 from aiokcc.stores.port import Session, Store
 
 __all__ = ["VERBS", "control"]
@@ -54,7 +54,8 @@ async def _carry_out(store: Store, session: Session, verb: str, period: int, mem
             return "The release is requested: the leader opens the gate for all members, for the rest of the run."
         case "isolate":
             changed = await isolate(store, session, member, by=operator, now=time.time_ns() // 1_000_000)
-            return f"{member} is isolated{'' if changed else ' already'}."
+            nobody = "" if await has_eligible_member(session) else " No other member can take its partitions."
+            return f"{member} is isolated{'' if changed else ' already'}.{nobody}"
         case _:
             changed = await rejoin(store, session, member)
             return f"{member} {'takes part again' if changed else 'is not isolated; nothing was changed'}."

@@ -338,6 +338,8 @@ class PartitionConsumer:
 
     async def _admit(self, record: Any, ts: Any) -> bool:
         """Wait until the record may be processed and return True. Returns False if it is not to be processed."""
+        if self.gate.failure is not None:  # such as PartitionRevoked: what to do with this record is for the next owner
+            raise self.gate.failure
         checked = await self._check_timestamp(record, ts)
         if checked is None:
             return False

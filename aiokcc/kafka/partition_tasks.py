@@ -1,8 +1,9 @@
 """The partitions that a process reads at present, with their locks and tasks.
 
-A partition is stopped in this order: it is revoked, so that no further record starts; the running handler ends; the offset is
-committed; the lock is released. Until its next owner has claimed the lock and reported, the partition is unowned, and the limit
-waits for it.
+A partition is stopped in this order: it is revoked, so that no further record starts; the running handler ends, also after
+its retries; the offset is committed, if offsets are committed at all (otherwise the next owner repeats from the last cut); the
+lock is released. From then until its next owner has claimed the lock the partition is unowned. The limit waits until that
+owner has reported.
 
 There are three ways to assign partitions. *Fixed*: the process claims all partitions, or an explicit list, once. *Managed*: the
 group's own leader assigns them, through the store. *By a Kafka consumer group*: Kafka assigns and revokes partitions while the

@@ -306,7 +306,11 @@ async def _begin(
 
 
 async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None]]) -> None:
-    """Runs each assigned partition as a task that opens its own gate. Raises the first error of a task."""
+    """Runs each assigned partition as a task that opens its own gate. Raises the first error of a task.
+
+    A revoked partition is released when its task has ended, not when the task has closed its gate: what the task does in
+    between, such as committing, it does while no other member can run the partition.
+    """
     ended: dict[Partition, asyncio.Event] = {}
     lost: set[Partition] = set()
     failure: Exception | None = None
@@ -323,6 +327,9 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
                 lost.add(partition)
                 member.moved.set()
         finally:
+            member.release_kept(
+                partition
+            )  # only now: what the task did after its gate was closed was done under the lock
             done.set()
 
     async def begin(partitions: frozenset[Partition]) -> None:
@@ -334,7 +341,7 @@ async def run_assigned(member: Member, run: Callable[[Partition], Awaitable[None
         leaving = [ended.pop(partition) for partition in partitions]
         for partition in partitions:
             if (gate := member.gates.get(partition)) is not None:
-                member.revoke(gate)
+                member.revoke(gate, keeps_lock=True)
         for done in leaving:
             await done.wait()
         for partition in partitions:

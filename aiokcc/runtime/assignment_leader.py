@@ -1,10 +1,11 @@
 """The leader's part of a managed group: it observes the members, lets the rebalance machine decide, and writes the decisions.
 
-It watches the registrations, the isolated members, and the locks of the topics that are moving; it knows the rest because it
-wrote it. Each change of an assignment is one transaction. It holds the next generation, the assignments and states of the
-topics that change, and for each partition that it assigns the proof that nobody holds it: its lock is created and deleted
-again, which fails if there is one. A claim in turn checks the assignment, so from then on only the new owner can take the
-lock. A deposed leader changes nothing, because the generation has moved on.
+It watches the registrations (those that cannot be read also one by one), the isolated members, the assignments, which somebody
+may write by hand, and the locks of the topics that are moving; it knows the rest because it wrote it. Each change of an
+assignment is one transaction. It holds the next generation, the assignments and states of the topics that change, and for each
+partition that it assigns the proof that nobody holds it: its lock is created and deleted again, which fails if there is one. A
+claim in turn checks the assignment, so from then on only the new owner can take the lock. A deposed leader changes nothing,
+because the generation has moved on.
 """
 
 from __future__ import annotations
@@ -113,14 +114,14 @@ class AssignmentLeader:
         self.machine.partitions = partitions
         agreed = {p.topic for p in partitions}
         await self._read_nodes(agreed - self._nodes.keys())  # topics that joined the set after our last look
-        for topic, (given, state) in sorted(self._nodes.items()):
-            if given is not None and state is not None:
+        for topic, (assigned, state) in sorted(self._nodes.items()):
+            if assigned is not None and state is not None:
                 self.machine.topics[topic] = TopicAssignment.decode(
-                    self._store.describe(given.path), given.data, self._store.describe(state.path), state.data
+                    self._store.describe(assigned.path), assigned.data, self._store.describe(state.path), state.data
                 )
-                self._assignments[topic], self._states[topic] = given.version, state.version
-            elif topic in agreed or given is not None:
-                await self._create_topic(topic, given, state)
+                self._assignments[topic], self._states[topic] = assigned.version, state.version
+            elif topic in agreed or assigned is not None:
+                await self._create_topic(topic, assigned, state)
         self._nodes.clear()
         self.due = True
 
@@ -147,10 +148,10 @@ class AssignmentLeader:
         await asyncio.gather(isolated(), members())
         self._seen |= {paths.IDS, paths.ISOLATED}
 
-    async def _create_topic(self, topic: str, given: Node | None, state: Node | None) -> None:
+    async def _create_topic(self, topic: str, assigned: Node | None, state: Node | None) -> None:
         """Create the nodes of a topic that has none. One that has only one of the two starts again without it."""
         await self._session.ensure(f"{paths.OWNERS}/{topic}")
-        remnants = [Delete(node.path, node.version) for node in (given, state) if node is not None]
+        remnants = [Delete(node.path, node.version) for node in (assigned, state) if node is not None]
         await self._session.commit(
             Check(paths.GENERATION, self._term.generation_version), *remnants, *self._creations(topic)
         )
@@ -169,13 +170,13 @@ class AssignmentLeader:
     # -- observing ----------------------------------------------------------------------------------------------------
 
     async def observe(self) -> None:
-        """Follow the members, the isolated members, and the locks of moving topics. Runs until it is cancelled."""
+        """Follow the members, the isolated members, the assignments, and the locks of moving topics, until it is cancelled."""
         try:
             with self._session.watch() as watch:
                 self._watch = watch
                 watch.add_children(paths.IDS)
                 watch.add_children(paths.ISOLATED)
-                self._watch_locks()
+                self._watch_topics()
                 self._watch_unreadable()
                 while True:
                     only_arrivals = True
@@ -275,7 +276,8 @@ class AssignmentLeader:
     def _learn_locks(self, topic: str, names: tuple[str, ...]) -> None:
         self.machine.locked[topic] = frozenset(int(name) for name in names if name.isdecimal())
 
-    def _watch_locks(self) -> None:
+    def _watch_topics(self) -> None:
+        """Watch the assignments of all topics, and the locks of those that are moving."""
         if self._watch is None:
             return
         assigned = frozenset(self._assignments)
@@ -313,7 +315,7 @@ class AssignmentLeader:
                 await self._settle(decision)
             else:
                 await self._reassign(decision)
-            self._watch_locks()
+            self._watch_topics()
         self._stepped.set()
 
     async def _repair(self) -> bool:
@@ -332,10 +334,12 @@ class AssignmentLeader:
                     continue
             except CorruptNodeError:
                 pass
-            given = encode_assignment(ours.assignment)
-            log.error("%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], given)
+            content = encode_assignment(ours.assignment)
+            log.error(
+                "%s holds %r, which is not what was assigned; %r is written again", where, node.data[:200], content
+            )
             try:
-                (version,) = await self._term.bump(f"repaired {topic}", [Set(node.path, given, node.version)])
+                (version,) = await self._term.bump(f"repaired {topic}", [Set(node.path, content, node.version)])
             except (BadVersionError, NoNodeError, OutcomeUnknownError) as error:
                 self.due = True
                 await self._read_again(error)
@@ -396,8 +400,8 @@ class AssignmentLeader:
             if topic not in self._assignments:
                 ops += self._creations(topic)
                 await self._session.ensure(f"{paths.OWNERS}/{topic}")
-            given = encode_assignment(new.assignment)
-            ops.append(Set(paths.assignment(topic), given, self._assignments.get(topic, 0)))
+            content = encode_assignment(new.assignment)
+            ops.append(Set(paths.assignment(topic), content, self._assignments.get(topic, 0)))
             ops.append(Set(paths.state(topic), new.encode_state(), self._states.get(topic, 0)))
         for topic in decision.removed:
             if topic in self._assignments:
@@ -424,7 +428,7 @@ class AssignmentLeader:
             self._assignments.pop(topic, None)
             self._states.pop(topic, None)
         self.machine.wrote(decision)
-        self._watch_locks()
+        self._watch_topics()
         # Locks that were read before this write say nothing about the time after it.
         await self._read_locks([topic for topic in decision.topics if topic in self.machine.moving])
 

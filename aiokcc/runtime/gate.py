@@ -76,6 +76,7 @@ class Gate:
         "_seen",
         "busy",
         "failure",
+        "keeps_lock",
         "late",
         "mark",
         "partition",
@@ -100,6 +101,8 @@ class Gate:
         self.session = member.session
         self.signal = GateSignal()
         self.failure: Exception | None = None
+        self.keeps_lock = False
+        """True once the partition was revoked and its task still runs: then closing the gate does not release the lock."""
         self.passed: int | None = _NOTHING
         """The offset of the record that passed last, None if it was not given; ``_NOTHING`` if none has since the last look."""
         self._passages = 0

@@ -275,8 +275,9 @@ class Group:
 
             await group.share(consume)
 
-        When a partition is revoked its gate raises PartitionRevoked; once ``consume`` has returned or raised it, the partition
-        goes to its next owner. When another member has closed periods of it while we had lost its lock, its gate raises
+        When a partition is revoked its gate raises PartitionRevoked. The lock is held until ``consume`` has returned or raised,
+        also behind the block of the gate, so commit there; then it is released, and another member can be assigned the
+        partition. When another member has closed periods of it while we had lost its lock, its gate raises
         PositionLostError: let ``consume`` raise it, and it is called again, or handle it as :class:`Gate` shows. This call
         raises every other error of ``consume``.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from aiokcc.core.formatting import count, format_elapsed, join_names, short_names
 from aiokcc.core.leader import BlockerState
@@ -19,13 +19,6 @@ _SETTLED: Final = 2.0
 
 _SLOW: Final = 1.0
 """Seconds. A member says after this time which of its partitions are slow."""
-
-_REASONS: Final = {
-    BlockerState.RUNNING: "still has records before the limit",
-    BlockerState.IDLE: "was idle and has to be checked again",
-    BlockerState.UNREPORTED: "has not reported yet",
-    BlockerState.DISPUTED: "is reported by two members",
-}
 
 
 class HealthKind(enum.StrEnum):
@@ -86,6 +79,10 @@ def _assess(status: Status, now: float) -> tuple[HealthKind, str]:
             )
         case GroupState.HELD:
             return HealthKind.HELD, f"On hold. The limit has stood for {stood}."
+        case GroupState.RUNNING:
+            pass  # what it waits for follows from the members, the partitions and the clock
+        case _:
+            assert_never(status.state)
     if not status.members:
         return (
             HealthKind.NO_MEMBERS,
@@ -140,4 +137,16 @@ def reason(blocking: Blocking, names: Mapping[str, str]) -> str:
         if blocking.last_member is None:
             return "unowned"
         return f"unowned; last run by {names[blocking.last_member]}"
-    return _REASONS.get(blocking.state, blocking.state)
+    match blocking.state:
+        case BlockerState.RUNNING:
+            return "still has records before the limit"
+        case BlockerState.IDLE:
+            return "was idle and has to be checked again"
+        case BlockerState.UNREPORTED:
+            return "has not reported yet"
+        case BlockerState.DISPUTED:
+            return "is reported by two members"
+        case BlockerState.UNOWNED:
+            return "is unowned"
+        case _:
+            assert_never(blocking.state)

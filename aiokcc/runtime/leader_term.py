@@ -159,8 +159,10 @@ class LeaderTerm(LeaderKnowledge):
             self._learn_request(change.now)
         elif change.path == paths.PROGRESS:
             raise MissingNodeError(self._store.describe(paths.PROGRESS))
-        else:
+        elif change.path.startswith(f"{paths.PROGRESS}/"):
             self._learn_report(change)
+        else:
+            raise AssertionError(f"{change.path} is watched, and nothing is known to learn from it")
 
     # -- what the leader does -----------------------------------------------------------------------------------------
 
@@ -261,6 +263,7 @@ class LeaderTerm(LeaderKnowledge):
             return
         leader.version += 1
         self._announcements.created(announcement, leader.version)
+        self._announces_limit = False  # it was written with its announcement
         self._member.see(leader.limit, leader.version)
         log.error(
             "%s holds the limit %s again", self._store.describe(paths.COORDINATOR), leader.limit.encode().decode()

@@ -94,6 +94,8 @@ class Member:
         """The partitions assigned to us; None while this session has not read them, and in a group that is not managed."""
         self.leaving = False
         """True once we leave the managed group: partitions that we release go to other members at once."""
+        self._kept: set[Partition] = set()
+        """Revoked partitions whose gates are closed and whose locks are held until their tasks have ended."""
         self.released_unfinished: set[Partition] = set()
         """Partitions that we have released before they finished and have not opened again."""
         self.continues_later = False
@@ -213,6 +215,7 @@ class Member:
         self.session = NoSession()
         self.assigned = None
         self.progress.lose()
+        self._kept.clear()
         for gate in self.gates.values():
             gate.session = self.session
         if self.leaving:
@@ -277,6 +280,7 @@ class Member:
         if self.assigned is not None and partition not in self.assigned:
             raise PartitionRevoked(f"{partition} is not assigned to {self.name} at present")
         self.gates[partition] = gate
+        self._kept.discard(partition)
         self.released_unfinished.discard(partition)
         gate.progress = self.progress.add(partition)
         gate.progress.skips_closed = gate.skips_closed
@@ -309,14 +313,29 @@ class Member:
             self.release_log.add(gate.partition)
         self._forget_gate(gate)
         gate.signal.set()  # another task may wait there; it gets an error
-        if self.member_session is not None:
+        if gate.keeps_lock:
+            self._kept.add(gate.partition)
+        elif self.member_session is not None:
             await self.member_session.ownership.release(gate.partition)
 
-    def revoke(self, gate: Gate) -> None:
-        """Starts no further record on this partition: its gate raises PartitionRevoked."""
-        gate.failure = gate.failure or PartitionRevoked(f"{gate.partition} was given to another member")
+    def revoke(self, gate: Gate, *, keeps_lock: bool = False) -> None:
+        """Starts no further record on this partition: its gate raises PartitionRevoked.
+
+        ``keeps_lock``: closing the gate does not release the lock; the caller does, by :meth:`release_kept`.
+        """
+        gate.failure = gate.failure or PartitionRevoked(
+            f"{gate.partition} was revoked: this member starts no further record on it"
+        )
+        gate.keeps_lock = keeps_lock
         self.forget(gate.partition)
         gate.signal.set()
+
+    def release_kept(self, partition: Partition) -> None:
+        """Starts to release the lock of a revoked partition whose gate was closed, if its gate has kept the lock."""
+        if partition in self._kept:
+            self._kept.discard(partition)
+            if self.member_session is not None and self.member_session.ownership.holds(partition):
+                self.member_session.ownership.start_release(partition)
 
     async def release_gate(self, gate: Gate) -> None:
         """Releases a revoked partition's lock, now that nothing runs on it."""
@@ -326,12 +345,17 @@ class Member:
                 await self.member_session.ownership.release(gate.partition)
 
     async def release_partition(self, partition: Partition) -> None:
-        """Releases a partition on which nothing runs any more, also one that has finished and whose gate is closed."""
-        if partition in self.progress.partitions:
+        """Releases a partition on which nothing runs any more, also one that has finished and whose gate is closed.
+
+        Returns when it is released, also if the release has begun before.
+        """
+        ownership = None if self.member_session is None else self.member_session.ownership
+        is_known = partition in self.progress.partitions
+        if is_known:
             self._drop_gate(partition)
             self.forget(partition)
-            if self.member_session is not None:
-                await self.member_session.ownership.release(partition)
+        if ownership is not None and (is_known or ownership.is_releasing(partition)):
+            await ownership.release(partition)
 
     async def release_all(self) -> None:
         """Forgets and releases all partitions, finished ones too: their records were not processed after all."""

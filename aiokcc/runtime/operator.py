@@ -26,7 +26,7 @@ from aiokcc.runtime.assignment_follower import member_of
 from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Session, Store
 
-__all__ = ["isolate", "rejoin", "write_request"]
+__all__ = ["has_eligible_member", "isolate", "rejoin", "write_request"]
 
 _TRIES: Final = 5
 
@@ -74,7 +74,9 @@ async def write_request(store: Store, session: Session, request: Request) -> Req
 async def isolate(store: Store, session: Session, member: str, *, by: str, now: int) -> bool:
     """Isolate a member: its partitions move to others, and it is assigned nothing until it rejoins.
 
-    Returns False if it is isolated already. UsageError if the group is not managed, or has no such member.
+    Returns False if it is isolated already. UsageError if the group is not managed, has no such member, or its run has ended.
+    NoGroupError if there is no group, CorruptNodeError if ``run`` or an assignment cannot be read. OutcomeUnknownError if the
+    answer is lost: calling again is safe. If this is cancelled, the member is isolated or not.
     """
     known, isolated = await _members(store, session)
     if member in isolated:
@@ -90,8 +92,17 @@ async def isolate(store: Store, session: Session, member: str, *, by: str, now: 
     return True
 
 
+async def has_eligible_member(session: Session) -> bool:
+    """Return whether a member is registered that is not isolated. If there is none, nobody can be assigned partitions."""
+    isolated = await list_children(session, paths.ISOLATED)
+    return any(member_of(name) not in isolated for name in await list_children(session, paths.IDS))
+
+
 async def rejoin(store: Store, session: Session, member: str) -> bool:
-    """Let an isolated member take part again. Returns False if it is not isolated. UsageError as for :func:`isolate`."""
+    """Let an isolated member take part again. Returns False if it is not isolated.
+
+    Errors and cancelling are those of :func:`isolate`.
+    """
     known, isolated = await _members(store, session)
     if member not in isolated:
         if member in known:

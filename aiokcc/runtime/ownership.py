@@ -228,6 +228,10 @@ class Ownership:
         """Returns whether we hold this lock in this session, by the answers that we have."""
         return partition in self._held
 
+    def is_releasing(self, partition: Partition) -> bool:
+        """Returns whether the release of this lock has begun and is not done."""
+        return partition in self._releasing
+
     async def release(self, partition: Partition) -> None:
         """Releases a partition's lock, with others of the same moment. Cancelling ends the wait, not the release."""
         await asyncio.shield(self.start_release(partition))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from aiokcc.core.leader import BlockerState
 from aiokcc.runtime.group_status import GroupStatus
@@ -168,13 +168,17 @@ class Status:
 def why_blocked(blocking: Blocking) -> str:
     """Returns a sentence that says why the limit waits for a partition."""
     who = blocking.member if blocking.process is None else f"process {blocking.process} of {blocking.member}"
-    if blocking.state is BlockerState.UNOWNED:
-        last = "" if blocking.last_member is None else f" ({blocking.last_member} ran it last)"
-        return f"no member runs it{last}; start the process that opens its gate"
-    if blocking.state is BlockerState.UNREPORTED:
-        return f"{who} has it and has not reported; look whether that process is alive and its event loop is free"
-    if blocking.state is BlockerState.DISPUTED:
-        return "two members report it"
-    if blocking.state is BlockerState.IDLE:
-        return f"{who} has not looked at the end of its log since the limit moved"
-    return f"{who} is still at work on records before the limit"
+    match blocking.state:
+        case BlockerState.UNOWNED:
+            last = "" if blocking.last_member is None else f" ({blocking.last_member} ran it last)"
+            return f"no member runs it{last}; start the process that opens its gate"
+        case BlockerState.UNREPORTED:
+            return f"{who} has it and has not reported; look whether that process is alive and its event loop is free"
+        case BlockerState.DISPUTED:
+            return "two members report it"
+        case BlockerState.IDLE:
+            return f"{who} has not looked at the end of its log since the limit moved"
+        case BlockerState.RUNNING:
+            return f"{who} is still at work on records before the limit"
+        case _:
+            assert_never(blocking.state)

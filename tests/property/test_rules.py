@@ -4,6 +4,11 @@ Every test plays one history twice: with all rules, where the invariants hold an
 switched off, where the same history breaks the invariant that the rule protects. So no test here can pass without a check.
 The table "What breaks without each rule" in docs/explanation/protocol.md names the test of each rule.
 
+These are tests of the *model*. They show that the protocol needs a rule. Where a rule is a decision of the core (a report that
+counts, a limit that does not go back), the model runs the core itself, and most of these tests fail if the core lacks it. The
+transactions are the model's own: if a check is taken out of aiokcc.runtime, these tests still pass, and those in
+tests/unit/runtime/test_conditions.py fail.
+
 Four rows of that table are tested where they belong: *host lease* (processes of one host), *one format* (joining), *fenced
 commit* (committed offsets) and *intent before publish* (Spark).
 """

@@ -212,11 +212,30 @@ def test_docstrings_are_sentences(folder: str) -> None:
     assert fragments == [], "say what it does or is: 'Returns …', 'The time at which …'"
 
 
-def test_every_rule_of_the_protocol_has_a_row_with_its_test() -> None:
-    text = (ROOT / "docs" / "explanation" / "protocol.md").read_text()
+def test_every_rule_of_the_protocol_is_in_its_text_and_has_a_row_with_its_tests() -> None:
+    text, _, table = (
+        (ROOT / "docs" / "explanation" / "protocol.md").read_text().partition("## What breaks without each rule")
+    )
     named = set(re.findall(r"\*\*\[([^\]]+)\]\*\*", text)) - {"brackets"}
-    _, _, table = text.partition("## What breaks without each rule")
-    rows = set(re.findall(r"^\| ([^|]+) \|.*`test_\w+`|^\| ([^|]+) \|.*/test_\w+\.py\)", table, re.MULTILINE))
-    tested = {one or other for one, other in rows}
-    assert named - tested == set()
-    assert RULES - tested == set()
+    rows = re.findall(
+        r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \| ([^|]+) \|$", table.partition("## Invariants")[0], re.MULTILINE
+    )
+    tests = {rule: (on_model, on_code) for rule, on_model, on_code in rows[2:]}
+    assert tests.keys() == named
+    assert named >= RULES
+    for rule, (on_model, on_code) in tests.items():
+        assert rule not in RULES or "`test_" in on_model, (
+            f"{rule}: the model has it, and the table no test on the model"
+        )
+        assert "`test_" in on_code or on_code.startswith("none: "), f"{rule}: the table has no test on the code"
+
+
+def test_every_write_of_the_protocol_has_its_tests() -> None:
+    text = (ROOT / "docs" / "explanation" / "protocol.md").read_text()
+    _, _, rest = text.partition("## Every write and its condition")
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| ([^|]+) \|$", rest.partition("\n## ")[0], re.MULTILINE)[2:]
+    assert [write for write, tests in rows if "`test_" not in tests and tests != "no condition"] == []
+    named = {name for _, tests in rows for name in re.findall(r"`(test_\w+)`", tests)}
+    path = ROOT / "tests" / "unit" / "runtime" / "test_conditions.py"
+    conditions = {name for name in CodeIndex().by_file[path] if name.startswith("test_")}
+    assert conditions <= named | set(re.findall(r"`(test_\w+)`", text)), "the table names each of them"

@@ -14,7 +14,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Cut
 from aiokcc.stores import Node
 from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
-from aiokcc.stores.tree import TreeOp
+from aiokcc.stores.tree import TreeError, TreeOp
 from tests.history import History
 from tests.virtual import settle
 
@@ -37,6 +37,8 @@ class World:
         self.handled: list[tuple[str, int]] = []
         """The records that consumers have processed: partition and timestamp, in order."""
         self.calls: list[Call] = []
+        self.refused: list[tuple[list[tuple[str, str]], str]] = []
+        """The writes that the server has refused: verb and path of each operation, and the path of the refused one."""
         self.history = History(itertools.count().__next__)
         self._apply, self.server._write = self.server._write, self._written
 
@@ -110,7 +112,12 @@ class World:
             gate.finish(len(records))
 
     def _written(self, ops: list[TreeOp]) -> list[int | str | None]:
-        results = self._apply(ops)
+        try:
+            results = self._apply(ops)
+        except TreeError as error:
+            steps = [(op.verb, op.path.removeprefix(f"{ROOT}/")) for op in ops]
+            self.refused.append((steps, steps[error.index][1]))
+            raise
         for op in sorted(ops, key=lambda op: op.path.endswith("/coordinator")):  # the cut, then the limit it led to
             if op.verb in {"create", "set"}:
                 if op.path == f"{ROOT}/coordinator":
@@ -169,6 +176,10 @@ class World:
     def record_calls(self) -> None:
         """Keep every call that reaches the server from now on."""
         self.server.intercept(before=self.calls.append)
+
+    def was_refused(self, write: Call, path: str) -> bool:
+        """Return whether the server has refused a write with the operations of this one, because of this node."""
+        return ([(type(op).__name__.lower(), op.path) for op in write.ops], path) in self.refused
 
     def writes(self) -> list[Call]:
         return [call for call in self.calls if call.writes]

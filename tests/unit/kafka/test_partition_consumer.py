@@ -93,6 +93,22 @@ class TestInOrder:
         assert seen == [0, 2]
         assert (consumer._summary.records, consumer._summary.skipped, consumer._summary.poisoned) == (2, 1, 1)
 
+    @pytest.mark.parametrize("what", ["poison", "late"])
+    async def test_the_policies_leave_the_records_of_a_revoked_partition_to_its_next_owner(
+        self, world: World, what: str
+    ) -> None:
+        """They were fetched already. A record that the next owner skips, or writes to the dead letters, is not taken twice."""
+        timestamps = (PERIOD, *([-1] * 2 if what == "poison" else [0] * 2))
+        async with world.connect(topics={"orders": 1}) as group, group.gate("orders", 0) as gate:
+            consumer = consumer_of(group, gate, *timestamps, poison="skip", late="drop")
+
+            def handle(record: Any) -> None:
+                group.membership.revoke(gate)
+
+            with pytest.raises(aiokcc.PartitionRevoked):
+                await consumer.run(handle)
+            assert (consumer.next_offset, consumer._summary.records, consumer._summary.skipped) == (1, 1, 0)
+
     async def test_batches_hold_records_of_one_period(self, world: World) -> None:
         seen: list[list[int]] = []
         async with world.connect(topics={"orders": 1}) as group, group.gate("orders", 0) as gate:

@@ -447,7 +447,11 @@ async def test_leaving_is_not_held_up_by_a_session_lost_after_the_cut(world: Wor
 
 @pytest.mark.parametrize("how", ["released", "lost"])
 async def test_an_advance_does_not_rest_on_the_report_of_a_former_owner(world: World, how: str) -> None:
-    """Otherwise the next owner, who has read the last cut, brings records again that the new cut holds."""
+    """Otherwise the next owner, who has read the last cut, brings records again that the new cut holds.
+
+    "released" leaves the node of the report with another version; "lost" leaves no node. So "lost" alone does not show that the
+    version is checked.
+    """
     async with world.connect(member="a") as a, a.gate("orders", 0) as led, world.connect(member="b") as b:
         await settle()
         assert a.epoch is not None
@@ -464,6 +468,8 @@ async def test_an_advance_does_not_rest_on_the_report_of_a_former_owner(world: W
                 assert taken.resume_offset is None  # no cut yet: from the start
                 moving = asyncio.create_task(led.wait_until(PERIOD, 3))
                 await asyncio.sleep(5)
+                # An advance now would rest on the report of b, and its cut would have everything up to offset 5. But c has
+                # read the cut before it, and starts at 0: records of a closed period would come again.
                 assert world.limit.value == PERIOD, "the leader took the word of who is gone"
                 held.release()
                 await taken.wait_until(0, 0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+from typing import Any
 
 import pytest
 
 import aiokcc
+from aiokcc.cli.verbs.isolate import VERB
+from aiokcc.core.partitions import Partition
 from aiokcc.errors import CorruptNodeError, UsageError
 from aiokcc.runtime.operator import isolate, rejoin
 from aiokcc.runtime.status_reader import read_status
@@ -138,3 +142,64 @@ async def test_a_registration_deleted_by_hand_is_made_again(world: World) -> Non
         assert f"{member_session.name}" in world.below("ids")
         assert sorted(n for numbers in owners(world).values() for n in numbers) == [0, 1, 2, 3, 4, 5]
         assert before.keys() == owners(world).keys()
+
+
+@pytest.mark.parametrize("ends", ["by itself", "cancelled"])
+async def test_the_lock_of_a_revoked_partition_is_held_until_its_task_has_ended(world: World, ends: str) -> None:
+    """A task commits after it has left the block of its gate. Until it has, no other member may run the partition."""
+    seen: list[tuple[str, str | None]] = []
+    revoked, may_end = asyncio.Event(), asyncio.Event()
+
+    async def run(group: aiokcc.Group) -> None:
+        async def consume(partition: Partition) -> None:
+            try:
+                async with group.gate(*partition) as gate:
+                    await gate.wait_until(10**12, 0)
+            finally:
+                revoked.set()
+                await may_end.wait()  # it commits
+                seen.append((group.member, world.owner(partition.number)))
+
+        await group.share(consume)
+
+    settings: dict[str, Any] = {"topics": {"orders": 1}, "assignment": "managed", "clock": lambda: 0}
+    async with world.connect(member="a", **settings) as a, world.store.session() as operator:
+        running = asyncio.create_task(run(a))
+        await asyncio.sleep(60)
+        holder = world.owner(0)
+        assert holder is not None
+        async with world.connect(member="b", **settings) as b:
+            other = asyncio.create_task(run(b))
+            await asyncio.sleep(60)
+            await isolate(world.store, operator, "a", by="test", now=0)
+            await asyncio.wait_for(revoked.wait(), 60)
+            await asyncio.sleep(60)
+            assert world.owner(0) == holder, "its task has not ended"
+            if ends == "cancelled":
+                running.cancel()
+                await settle()
+            may_end.set()
+            await settle()
+            assert seen == ([("a", holder)] if ends == "by itself" else [])
+            await asyncio.sleep(60)
+            assert (world.owner(0) or "").startswith("b-")
+            for task in (running, other):
+                task.cancel()
+            await asyncio.wait([running, other])
+
+
+async def test_isolating_the_last_member_says_that_nobody_takes_its_partitions(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("aiokcc.cli.verbs.isolate.open_existing", lambda options: world.store)
+    async with member(world, "a"), member(world, "b"):
+        await asyncio.sleep(1.1)
+        for name in ("b", "a"):
+            assert await VERB.run(argparse.Namespace(member=name, timeout=5, given_url=None)) == 0
+            await asyncio.sleep(0.5)
+        first, last = (text for text in capsys.readouterr().out.split("Isolated: ") if text)
+        assert "go to the other members" in first
+        assert "No other member can take them: they stay unassigned, and the limit waits" in last
+        assert owners(world) == {}
+        assert world.data("generation").endswith(b"released, nobody to start")
+        assert world.data("state/orders").startswith(b"Initial")
