@@ -201,6 +201,7 @@ class DeltaSink(StateSink):
 
     def _stage(self, frame: DataFrame, batch: Batch) -> _Staged:
         check_schema(frame)
+        self._table.check_same()
         schema = all_nullable(frame.schema.json())
         if not self._table.exists:
             if self._local is not None:
@@ -232,6 +233,7 @@ class DeltaSink(StateSink):
         return f"{self._prefix}{'r' if batch.replaces else ''}{batch.number}-{self._table.attempt}-"
 
     def publish(self, batch: Batch, staged: object | None) -> None:
+        self._table.check_same()
         if staged is None:
             self._record.write_batch(self._manifest(batch))
             return
@@ -275,6 +277,7 @@ class DeltaSink(StateSink):
     def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
         if not self._table.exists:
             return  # no batch had records, so there is nothing to replace
+        self._table.check_same()
         results = [cast("_Staged", part) for part in staged]
         files = [file for result in results for file in result["files"]]
         number, attempt = self._table.restated

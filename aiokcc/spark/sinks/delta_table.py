@@ -22,6 +22,9 @@ numbers, before it writes any file. The other drivers then find the table, and t
 **The comparison.** A name can be used again under another root, where batches are numbered from 0 once more. Numbers alone do
 not show that. So the run is compared first, before anything is written; and if the number of a batch is already published, the
 digest of the batch is compared.
+
+**The same table.** Somebody may drop the table while a driver runs, and make another one in its place. Delta would accept a
+commit there that is based on a snapshot of the old one. So every commit first looks whether the table is still the same one.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError,
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.function_version import FunctionVersion
 from aiokcc.spark.sinks.columns import added_fields
+from aiokcc.spark.sinks.delta_identity import TableIdentity
 from aiokcc.spark.sinks.delta_replace import actions_to_replace
 
 __all__ = ["PipelineTable"]
@@ -52,6 +56,7 @@ class PipelineTable:
         self._uri, self._shown, self._options = uri, shown, options
         self._app = ""
         self._table: Any = None
+        self._identity: TableIdentity | None = None
         self.attempt = 0
         self.function = FunctionVersion()
         """The function that computes the batches."""
@@ -91,7 +96,23 @@ class PipelineTable:
     def open(self, pipeline: str, attempt: int) -> None:
         """Load the table, if there is one, for this attempt."""
         self._app, self.attempt = f"aiokcc/{pipeline}", attempt
-        self._table = self._load()
+        self._use(self._load())
+
+    def _use(self, table: Any) -> None:
+        self._table = table
+        self._identity = None if table is None else TableIdentity(self._uri, self._shown, self._options, table)
+
+    def check_same(self) -> None:
+        """Raise PipelineMismatchError if the table was dropped since it was opened, or replaced by another one."""
+        if self._identity is not None:
+            self._identity.check()
+
+    def _follow(self) -> None:
+        """Load what was committed since. Raise PipelineMismatchError if that is another table."""
+        self.check_same()
+        self._table.update_incremental()
+        assert self._identity is not None
+        self._identity.remember()
 
     def _load(self) -> Any:
         from deltalake import DeltaTable
@@ -129,7 +150,7 @@ class PipelineTable:
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(100):
-            self._table.update_incremental()
+            self._follow()
             self._refuse_foreign()
             self._refuse_other_run()
             self._refuse_later()
@@ -163,12 +184,12 @@ class PipelineTable:
                 raise
         else:
             table = self._load()
-        self._table = table
+        self._use(table)
         try:
             if not self._holds_our_numbers():
                 self.take_over()
         except Exception:
-            self._table = None  # so that the next try is refused, too
+            self._use(None)  # so that the next try is refused, too
             raise
 
     # A batch
@@ -195,7 +216,7 @@ class PipelineTable:
         try:
             self._commit(actions, numbers, content)
         except CommitFailedError as error:
-            self._table.update_incremental()
+            self._follow()
             if self.was_added_by_us(batch):
                 return  # only the reply was lost
             raise self._fenced() from error
@@ -213,6 +234,7 @@ class PipelineTable:
         added = {field["name"] for field in added_fields(self.schema, schema)}
         if not added and not (replace and added_fields(schema, self.schema)):
             return
+        self.check_same()
         self._check_ours()
         new, properties = Schema.from_json(schema), self._properties({"attempt": self.attempt, **self._run_number()})
         try:
@@ -259,7 +281,7 @@ class PipelineTable:
         }
         unused: list[str] = []
         for _ in range(100):
-            self._table.update_incremental()
+            self._follow()
             self._check_ours()
             if self.restated == (batch.number, self.attempt):
                 return unused  # only the reply was lost, or it is the second call
@@ -315,7 +337,7 @@ class PipelineTable:
             self._commit(removals, {"attempt": self.attempt - 1, "number": -1, **reset, **self._run_number()})
         except CommitFailedError as error:
             raise self._fenced() from error
-        self._table = None
+        self._use(None)
 
     # Refusals
 
@@ -388,7 +410,7 @@ class PipelineTable:
 
     def _refresh(self) -> None:
         """Load our own commit. After that the snapshot holds our attempt number; otherwise raise FencedError."""
-        self._table.update_incremental()
+        self._follow()
         self._check_ours()
 
     def _holds_our_numbers(self) -> bool:
@@ -402,6 +424,7 @@ class PipelineTable:
         return {"run": _digest(self.run)} if self.run else {}
 
     def _commit(self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "") -> None:
+        self.check_same()
         self._table.create_write_transaction(
             actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
         )

@@ -303,7 +303,13 @@ class Log:
     def check(self) -> None:
         """Raise FencedError if a later attempt has begun. One may begin right after this; only publishing is certain."""
         if not self._attempts.exists(self._name):
-            raise self._attempts.fenced(self._attempt)
+            raise self._ended()
+
+    def _ended(self) -> FencedError | PipelineMismatchError:
+        """Return the error for a driver whose attempt has no directory any more."""
+        if (self.home / "owner.json").exists():
+            return self._attempts.fenced(self._attempt)
+        return self._gone("the directory was removed while this driver was at work")
 
     def make_stage(self, batch: Batch) -> Path:
         """Make a directory for the files of a batch, where no reader looks, and remove the one of a failed job before it."""
@@ -383,7 +389,7 @@ class Log:
                 raise self._attempts.fenced(self._attempt) from None
         except OSError as error:
             if error.errno in _GONE:
-                raise self._attempts.fenced(self._attempt) from error
+                raise self._ended() from error
             raise
         self._disk.sync(self._log)
         self._disk.remove(draft)

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 import aiokcc.spark
@@ -321,7 +321,89 @@ class TestResultsThatAreGone:
         shutil.rmtree(place)
         with pytest.raises(PipelineMismatchError, match="batch 0 .* not there any more"):
             sink.check_published("revenue", 0)
+        with pytest.raises(PipelineMismatchError, match="the directory was removed while this driver was at work"):
+            sink.publish(batch(1, empty=True), None)
         assert not place.exists()
+
+
+def test_a_restatement_keeps_rows_of_others_that_have_no_period(tmp_path: Path) -> None:
+    """Others may write to the table. After a compaction their rows are in one file with the periods."""
+    sink = driver(tmp_path, "a", 1)
+    for number in range(2):
+        do(sink, batch(number), f"old {number}")
+    write_deltalake(str(tmp_path), pa.table({"text": ["theirs"]}), mode="append", schema_mode="merge")
+    for is_compacted in (False, True):
+        if is_compacted:
+            DeltaTable(str(tmp_path)).optimize.compact()
+        found = sink.published("revenue", 1)
+        again = found.restatement("revenue", START, START + MINUTE, MINUTE)
+        sink.replace(again, [sink.stage(frame(f"new {is_compacted}"), again)], 1)
+        assert texts(tmp_path) == [f"new {is_compacted}", "old 1", "theirs"]
+
+
+class TestTableThatIsReplacedMeanwhile:
+    """Somebody drops the table while a driver is at work, and makes another one in its place."""
+
+    @pytest.mark.parametrize("commits", [1, 2, 3, 7])
+    @pytest.mark.parametrize("is_staged", [False, True], ids=["before the job", "after the job"])
+    def test_nothing_is_written_to_the_other_one(self, tmp_path: Path, commits: int, *, is_staged: bool) -> None:
+        """However long its log is: Delta looks at the number of the next commit only."""
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        staged = sink.stage(frame("one"), batch(1)) if is_staged else None
+        shutil.rmtree(place)
+        theirs = pa.table({"period": pa.array([0], pa.timestamp("us", "UTC")), "text": ["theirs"]})
+        for _ in range(commits):
+            write_deltalake(str(place), theirs, mode="append")
+        before = sorted(place.rglob("*"))
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again, while this driver was at work"):
+            if staged is None:
+                sink.stage(frame("one"), batch(1))
+            else:
+                sink.publish(batch(1), staged)
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+            sink.publish(batch(1, empty=True), None)
+        assert sorted(place.rglob("*")) == before
+        assert texts(place) == ["theirs"] * commits
+
+    def test_a_restatement_writes_nothing_to_the_other_one(self, tmp_path: Path) -> None:
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        again = sink.published("revenue", 0).restatement("revenue", START, START + MINUTE, MINUTE)
+        staged = sink.stage(frame("new"), again)
+        shutil.rmtree(place)
+        for n in range(5):
+            write_deltalake(str(place), pa.table({"n": [n]}), mode="append")
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+            sink.replace(again, [staged], 0)
+        assert DeltaTable(str(place)).to_pyarrow_table().num_rows == 5
+
+    def test_a_dropped_table_is_not_made_again(self, tmp_path: Path) -> None:
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        shutil.rmtree(place)
+        with pytest.raises(PipelineMismatchError, match="does not exist any more, while this driver was at work"):
+            sink.stage(frame("one"), batch(1))
+        assert not place.exists()
+
+    def test_an_older_copy_is_refused_and_the_same_table_is_not(self, tmp_path: Path) -> None:
+        place, copy = tmp_path / "out", tmp_path / "copy"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        shutil.copytree(place, copy)
+        do(sink, batch(1), "one")
+        shutil.copytree(place, tmp_path / "now")
+        shutil.rmtree(place)
+        (tmp_path / "now").rename(place)  # the files are others, and their content is the same
+        do(sink, batch(2), "two")
+        assert texts(place) == ["one", "two", "zero"]
+        shutil.rmtree(place)
+        copy.rename(place)
+        with pytest.raises(PipelineMismatchError, match="was replaced by an older copy, which ends at version"):
+            sink.stage(frame("three"), batch(3))
 
 
 def test_credentials_in_the_uri_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
