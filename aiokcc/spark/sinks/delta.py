@@ -245,7 +245,8 @@ class DeltaSink(StateSink):
             if is_new:
                 self._table.change_columns(result["schema"], replace=result["is_replaced"])
                 self._record.write_batch(self._manifest(batch))
-                self._table.add(batch, [add_action(*file) for file in files], result["state"])
+                rows = sum(count for _, _, count, _ in files)
+                self._table.add(batch, [add_action(*file) for file in files], result["state"], rows)
         except PipelineMismatchError:
             self._remove(names)
             raise
@@ -287,7 +288,8 @@ class DeltaSink(StateSink):
             self._record.write_restates([*before, self._manifest(batch, after)])
             if columns is not None:
                 self._table.change_columns(columns, replace=results[0]["is_replaced"])
-        unused = self._table.replace(batch, [add_action(*file) for file in files], self._names(batch))
+        rows = sum(count for _, _, count, _ in files)
+        unused = self._table.replace(batch, [add_action(*file) for file in files], self._names(batch), rows)
         self._remove(frozenset(unused))
 
     def _remove(self, names: frozenset[str]) -> None:

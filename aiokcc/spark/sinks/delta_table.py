@@ -201,8 +201,10 @@ class PipelineTable:
         self._refuse_other_batch(batch)
         return True
 
-    def add(self, batch: Batch, actions: list[Any], state: int = 0) -> None:
+    def add(self, batch: Batch, actions: list[Any], state: int = 0, rows: int | None = None) -> None:
         """Commit the files of a batch, its number, and that of the state after it; the numbers also if there is no file.
+
+        ``rows`` are recorded for the history.
 
         Raise FencedError if another driver has taken over.
         """
@@ -214,7 +216,7 @@ class PipelineTable:
             numbers["state"] = state
         self._check_ours()  # Delta would accept a commit that is based on a snapshot of the successor's
         try:
-            self._commit(actions, numbers, content)
+            self._commit(actions, numbers, content, rows)
         except CommitFailedError as error:
             self._follow()
             if self.was_added_by_us(batch):
@@ -264,7 +266,7 @@ class PipelineTable:
         attempt = self._table.transaction_version(f"{self._app}/restated-by")
         return (-1, 0) if number is None or attempt is None or number < 0 else (int(number), int(attempt))
 
-    def replace(self, batch: Batch, actions: Sequence[Any], prefix: str) -> list[str]:
+    def replace(self, batch: Batch, actions: Sequence[Any], prefix: str, rows: int | None = None) -> list[str]:
         """Replace the periods between the bounds of the batch by the added files, in one commit.
 
         Return the names of files that were written and are in no commit. Raise FencedError if another driver has taken over.
@@ -289,7 +291,7 @@ class PipelineTable:
                 self._table, self._uri, self._options, self._shown, batch.replaces, prefix
             )
             try:
-                self._commit([*removals, *actions], numbers, _content_of(batch))
+                self._commit([*removals, *actions], numbers, _content_of(batch), rows)
             except CommitFailedError:
                 unused += written
                 continue
@@ -423,13 +425,17 @@ class PipelineTable:
         """Return the run as a number that Delta can hold; nothing if the run is not known."""
         return {"run": _digest(self.run)} if self.run else {}
 
-    def _commit(self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "") -> None:
+    def _commit(
+        self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "", rows: int | None = None
+    ) -> None:
         self.check_same()
         self._table.create_write_transaction(
-            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
+            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content, rows)
         )
 
-    def _properties(self, numbers: Mapping[str, int], content: str = "", retries: int | None = None) -> Any:
+    def _properties(
+        self, numbers: Mapping[str, int], content: str = "", rows: int | None = None, retries: int | None = None
+    ) -> Any:
         from deltalake import CommitProperties, Transaction
 
         names = {what: self._app if what == "number" else f"{self._app}/{what}" for what in numbers}
@@ -439,6 +445,8 @@ class PipelineTable:
         if content:
             metadata["content"] = _shorten(content)
             metadata |= {name: value for name, value in asdict(self.function).items() if value is not None}
+        if rows is not None:
+            metadata["rows"] = rows
         return CommitProperties(
             app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
             custom_metadata={"aiokcc": json.dumps(metadata)},

@@ -25,6 +25,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
+from aiokcc.spark.history import delta_history
 from aiokcc.spark.sinks import DeltaSink, ParquetSink, delta
 from aiokcc.spark.sinks.arrow import WrittenFile
 
@@ -197,6 +198,26 @@ def test_as_of_a_batch_after_a_start_from_scratch(tmp_path: Path) -> None:
     assert [pq.read_table(file)["text"].to_pylist() for file in files] == [["new 0"]]
     with pytest.raises(UsageError, match="batch 2 is not in a commit .*the last one is 1"):
         aiokcc.spark.files(tmp_path, as_of=2)
+
+
+def test_the_history_has_all_periods_of_a_large_batch_and_its_rows_after_a_compaction(tmp_path: Path) -> None:
+    """Delta's commit has room for some of the periods only; and a compaction replaces the files that have the rows."""
+    sink = driver(tmp_path, "a", 1)
+    slices = [Slice(START + n * MINUTE, START + (n + 1) * MINUTE, {ORDERS: (n, n + 1)}) for n in range(50)]
+    do(sink, Batch("revenue", 0, tuple(slices)), "all")
+    do(sink, replace(batch(50), number=1), "more")
+    again = sink.published("revenue", 1).restatement("revenue", START, START + 2 * MINUTE, MINUTE)
+    sink.replace(again, [sink.stage(frame("again"), again)], 1)
+    DeltaTable(str(tmp_path)).optimize.compact()
+    shown = [
+        (one["batch"], one.get("restatement"), one["from"], one["to"], one["periods"], one["rows"], one["offsets"])
+        for one in delta_history(str(tmp_path), "revenue")
+    ]
+    assert shown == [
+        (0, None, "2026-01-01T00:00:00Z", "2026-01-01T00:50:00Z", 50, 1, "orders.0 0-50"),
+        (1, None, "2026-01-01T00:50:00Z", "2026-01-01T00:51:00Z", 1, 1, "orders.0 50-51"),
+        (1, 0, "2026-01-01T00:00:00Z", "2026-01-01T00:02:00Z", 2, 1, "orders.0 0-2"),
+    ]
 
 
 def test_restating_where_nothing_had_records_changes_nothing(tmp_path: Path) -> None:
