@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypedDict, cast
 
 from aiokcc.core.masking import mask_url
@@ -300,6 +300,14 @@ class DeltaSink(StateSink):
 
     def last_attempt(self, pipeline: str) -> int:
         return self._table.last_attempt(pipeline)
+
+    def check_reset(self, pipeline: str, result: Callable[[], DataFrame | None]) -> None:
+        self._open(pipeline, self._table.attempt)
+        self._table.check_reset(self._prefix)
+        if not self._table.exists or self._schema_change == "replace" or (frame := result()) is None:
+            return
+        check_schema(frame)
+        merge_columns(self._table.schema, all_nullable(frame.schema.json()), self._shown)
 
     def reset(self, pipeline: str, attempt: int) -> None:
         """Take our files out of the table, in one commit. Raise UsageError if it holds files of others."""

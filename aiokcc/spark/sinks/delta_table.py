@@ -309,6 +309,21 @@ class PipelineTable:
         table = self._load()
         return 0 if table is None else int(table.transaction_version(f"{self._app}/attempt") or 0)
 
+    def check_reset(self, prefix: str) -> dict[str, int]:
+        """Return the files that a reset removes, with their sizes. Raise an error if the table has files of others."""
+        if self._table is None:
+            return {}
+        files = self._table.get_add_actions(flatten=True)
+        found = dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+        self._refuse_foreign()  # before our number is in the table: another pipeline may have no rows yet
+        foreign = next((name for name in found if not name.startswith(prefix)), None)
+        if foreign is not None:
+            raise UsageError(
+                f"{self._shown} holds {foreign}, which this pipeline has not written (or which is made of several files by "
+                f"compaction); empty the table by hand, or choose another"
+            )
+        return found
+
     def reset(self, prefix: str) -> None:
         """Remove the files whose names start with ``prefix`` from the open table, in one commit.
 
@@ -321,17 +336,9 @@ class PipelineTable:
         if self._table is None:
             return
         self._refuse_later()
-        files = self._table.get_add_actions(flatten=True)
-        names, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
-        foreign = [name for name in names if not name.startswith(prefix)]
-        if foreign:
-            raise UsageError(
-                f"{self._shown} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
-                f"compaction); empty the table by hand, or choose another"
-            )
-        self._refuse_foreign()  # before our number is in the table: another pipeline may have no rows yet
+        files = self.check_reset(prefix)
         now = int(time.time() * 1000)
-        removals = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
+        removals = [RemoveAction(name, True, now, size, {}) for name, size in files.items()]
         try:
             # Our own attempt number is committed later, by take_over.
             reset = {"state": 0} if self.state else {}

@@ -449,15 +449,21 @@ class Log:
         staged = [int(match[2]) for match in map(_STAGED.fullmatch, self._disk.names(self._data)) if match]
         return max((*self._attempts.numbers(), *staged), default=0)
 
+    def check_reset(self, pipeline: str) -> bool:
+        """Return whether there is anything to reset. Raise UsageError if the directory belongs to somebody else."""
+        if not (self.home / "owner.json").exists():
+            self._check_place()
+            return False
+        self._check_owner(pipeline)
+        return True
+
     def reset(self, pipeline: str, attempt: int) -> None:
         """End every smaller attempt and delete all that they have published. The directory still belongs to the pipeline.
 
         Raise FencedError if a greater attempt has begun, before or meanwhile: what that one publishes stays.
         """
-        if not (self.home / "owner.json").exists():
-            self._check_place()
+        if not self.check_reset(pipeline):
             return
-        self._check_owner(pipeline)
         name = self._attempts.make(attempt)
         try:
             self._attempts.fence(attempt, name)
