@@ -41,7 +41,7 @@ from aiokcc.spark.function_version import VersionedFunction
 from aiokcc.spark.job_errors import first_line, is_permanent
 from aiokcc.spark.progress import Summary
 from aiokcc.spark.published import LatePeriod
-from aiokcc.spark.restating import alone_with
+from aiokcc.spark.restating import alone_with, wait_until_not_driven
 from aiokcc.spark.sinks import DeltaSink, ParquetSink, Sink
 from aiokcc.spark.source import check_timestamp, poison_in, read
 from aiokcc.spark.spark_thread import SparkThread
@@ -197,7 +197,11 @@ class Restatement:
         batches = [found.restatement(options.name, *bounds, definition.period) for bounds in ranges]
         await self._check_records(batches, definition)
         self.after_step(RestateStep.CHECKED)
-        await checkpoint.begin({**definition.content, "sink": sink.describe()}, who)
+        await checkpoint.begin(
+            {**definition.content, "sink": sink.describe()},
+            who,
+            ready=partial(wait_until_not_driven, session, options.name, options.claim_timeout),
+        )
         await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
         self.after_step(RestateStep.FENCED)
         for bounds in ranges:

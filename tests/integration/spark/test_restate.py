@@ -212,6 +212,48 @@ async def test_a_restatement_is_fenced_out_by_a_driver_and_by_another_one(
     assert pipeline.rows() == {**old, **expected(times, "sum(place)", range(1, 3))}
 
 
+async def test_a_driver_that_starts_at_the_same_moment_is_not_fenced_out(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked for a restatement before this one began, and takes its attempt after the restatement has looked for it."""
+    pipeline = Pipeline(spark, kafka, zk_root, await topic(kafka, [at(0), at(1), at(2)]), place, ParquetSink)
+    await pipeline.start(2)
+    computing, go_on, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    async def nobody_restates(_session: Any, _name: str) -> None:
+        pass
+
+    def slow(frame: DataFrame, periods: Any) -> DataFrame:
+        loop.call_soon_threadsafe(computing.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        return counted(frame, periods)
+
+    monkeypatch.setattr("aiokcc.spark.driver.wait_until_restated", nobody_restates)
+    restatement = prepare_restate(
+        spark,
+        summed,
+        store=zk_root,
+        name="p",
+        bootstrap_servers=kafka.bootstrap,
+        start=at(0),
+        end=at(2),
+        claim_timeout=0.3,
+    )
+    check_records, drivers = restatement._check_records, []
+
+    async def look_and_wait(*arguments: Any) -> None:
+        await check_records(*arguments)
+        drivers.append(asyncio.create_task(pipeline.start(3, function=slow)))
+        await computing.wait()
+
+    monkeypatch.setattr(restatement, "_check_records", look_and_wait)
+    with pytest.raises(aiokcc.PipelineBusyError, match="is driven by"):
+        await restatement.run()
+    go_on.set()
+    await drivers[0]
+    assert pipeline.rows() == {0: 1, 1: 1, 2: 1}
+
+
 async def test_what_cannot_be_restated_is_refused_with_what_would_be_right(
     spark: SparkSession, kafka: local.Kafka, zk_root: str, place: Path
 ) -> None:
