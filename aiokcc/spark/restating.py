@@ -1,10 +1,10 @@
 """Keeps a restatement and the drivers of the same pipeline apart, so that none of them is fenced out without need.
 
 A restatement creates ``pipelines/<name>/restating``, which ends with its session, and then waits until the driver that took the
-last attempt is gone. A driver that starts claims its partitions, waits until the node is gone, and then takes its attempt. It may
-do so right after the restatement has looked; so the restatement looks again before it takes an attempt of its own. If a driver
-is suspended between its look and its attempt, the greater attempt number decides, as between any two drivers: it is what makes
-results safe; this node only saves work.
+last attempt is gone. A driver that starts claims its partitions, waits until the node is gone, and then takes its attempt. It
+may do so right after the restatement has looked; so the restatement looks again before it takes an attempt of its own. If a
+driver is suspended between its look and its attempt, the greater attempt number decides, as between any two drivers: it is what
+makes results safe; this node only saves work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def alone_with(session: Session, pipeline: str, who: str, seconds: float) 
 
 
 async def wait_until_not_driven(session: Session, pipeline: str, seconds: float) -> None:
-    """Return when the driver that took the last attempt is gone. Raise PipelineBusyError, which names it, after these seconds."""
+    """Return when the driver that took the last attempt is gone. Raise PipelineBusyError, with its name, after these seconds."""
     node = await session.find(f"{paths.PIPELINES}/{pipeline}/attempt")
     driver = "" if node is None else node.data.decode(errors="replace").partition(" ")[2]
     if not driver:
