@@ -61,7 +61,7 @@ async def alone_with(session: Session, pipeline: str, who: str, seconds: float) 
 
 
 async def wait_until_not_driven(session: Session, pipeline: str, seconds: float) -> None:
-    """Return when the driver that took the last attempt is gone. Raise PipelineBusyError, with its name, after these seconds."""
+    """Return when the driver that took the last attempt is gone. Raise PipelineBusyError, which names it, after this time."""
     node = await session.find(f"{paths.PIPELINES}/{pipeline}/attempt")
     driver = "" if node is None else node.data.decode(errors="replace").partition(" ")[2]
     if not driver:

@@ -1,4 +1,4 @@
-"""Whether a Delta table is still the one that was opened, or was dropped and made again under the same address.
+"""Checks that a Delta table is still the one that was opened, and was not dropped and made again under the same address.
 
 A table has an identity, which every snapshot holds, and a table that is made again gets another. A fresh snapshot shows it, but
 costs about ten milliseconds, and more for a long log. In a directory the file of the last commit that was loaded shows as much:
