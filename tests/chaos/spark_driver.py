@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import aiokcc
@@ -23,7 +24,7 @@ from aiokcc.spark.restate import prepare_restate
 from tests.balances import COLUMNS, balances
 from tests.loops import run
 from tests.pipelines import totals
-from tests.spark_gateway import attached
+from tests.spark_gateway import attached, connected
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Spec:
     """Not 0: the balances of customers are carried from period to period, so many periods in a job."""
     delta: bool = False
     """Whether the result is a Delta table."""
+    connect: str = ""
+    """The address of a Spark Connect server; empty: attach to the Java process of the tests' session."""
     available: int = 0
     """Not 0: it is a scheduled start, which publishes what is closed at this time by the clock."""
     restate: list[int] = field(default_factory=list)
@@ -96,7 +99,7 @@ def stopping(kind: type[ParquetSink | DeltaSink], place: str, stopper: Stopper) 
 
 
 async def drive(spec: Spec) -> None:
-    spark = await asyncio.to_thread(attached)
+    spark = await asyncio.to_thread(partial(connected, spec.connect) if spec.connect else attached)
     stopper = Stopper(spec)
     sink = stopping(DeltaSink if spec.delta else ParquetSink, spec.out, stopper)
     state: dict[str, Any] = {"state": COLUMNS, "chain": spec.chain, "keep_states": 2} if spec.chain else {}

@@ -24,7 +24,7 @@ from tests.balances import balances_at, balances_in_python, rows_of, state_of
 from tests.chaos.spark_driver import Spec
 from tests.pipelines import some_records, totals_in_python, totals_of
 from tests.replays import MINUTE, at
-from tests.spark_gateway import environment
+from tests.spark_gateway import connect_server, environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,7 +87,7 @@ def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
     assert stands == {(log.name, n): len(records) for log in logs for n, records in enumerate(log.partitions)}
 
 
-@pytest.mark.parametrize("end", ["now", "past", "future", "scheduled"])
+@pytest.mark.parametrize("end", ["now", "past", "future", "scheduled", "past, with Spark Connect"])
 async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, end: str
 ) -> None:
@@ -97,7 +97,11 @@ async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
     log = await pipelines.write(kafka, "kills", records)
     out = tmp_path / "out"
     # The last one comes while drivers are killed: the run was founded before it, and goes on after it.
-    ends: dict[str, str | int] = {"past": at(100), "future": wall_clock() + 5000}
+    ends: dict[str, str | int] = {
+        "past": at(100),
+        "past, with Spark Connect": at(100),
+        "future": wall_clock() + 5000,
+    }
     spec = Spec(
         zookeeper.url(log.name),
         kafka.bootstrap,
@@ -111,6 +115,8 @@ async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
     if end == "past":
         steps = [*steps, *steps, "publishing"]
     async with AsyncExitStack() as stack:
+        if "Connect" in end:
+            spec = replace(spec, connect=stack.enter_context(connect_server(spark)))
         for number, step in enumerate(steps):
             driver = Driver(spark, replace(spec, stop=[step, number, int(signal.SIGKILL)]), tmp_path / "drivers.log")
             await driver.start()
