@@ -86,6 +86,9 @@ def rows_of(frame: DataFrame) -> list[dict[str, Any]]:
 def with_pandas(_spark: SparkSession, path: Path) -> list[dict[str, Any]]:
     if (path / "_delta_log").exists():
         table = DeltaTable(path).to_pandas()
+        by_files = pd.read_parquet(files(path), schema=arrow_schema(path))
+        assert list(by_files.columns) == list(table.columns)
+        assert len(by_files) == len(table)
     else:
         table = pd.read_parquet(files(path), schema=arrow_schema(path))
     return list(table.sort_values("period").to_dict("records"))
