@@ -49,7 +49,8 @@ def connect_server(spark: SparkSession) -> Iterator[str]:
     conf = jvm.org.apache.spark.SparkEnv.get().conf()
     conf.set("spark.connect.grpc.binding.address", "127.0.0.1")
     conf.set("spark.connect.grpc.binding.port", "0")
-    service = jvm.org.apache.spark.sql.connect.service.SparkConnectService
+    kind = getattr(jvm.org.apache.spark.sql.connect.service, "SparkConnectService$")
+    service = getattr(kind, "MODULE$")  # the object of Scala
     service.start(spark.sparkContext._jsc.sc())
     try:
         yield f"sc://127.0.0.1:{service.localPort()}"

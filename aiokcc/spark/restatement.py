@@ -142,6 +142,7 @@ class Restatement:
 
     def __init__(self, options: RestateOptions) -> None:
         self._options = options
+        self._attempt = 0
         self.summary = Summary()
         self.after_step: Callable[[RestateStep], None] = lambda _step: None
         """Called after each step, in the event loop. For tests, which stop the process there."""
@@ -202,6 +203,7 @@ class Restatement:
             who,
             ready=partial(wait_until_not_driven, session, options.name, options.claim_timeout),
         )
+        self._attempt = checkpoint.attempt
         await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
         self.after_step(RestateStep.FENCED)
         for bounds in ranges:
@@ -268,7 +270,9 @@ class Restatement:
         self.after_step(RestateStep.PUBLISHED)
 
     async def _job(self, spark_thread: SparkThread, part: Batch, function: Callable[[], Any]) -> Any:
-        what = f"{part.pipeline} restating {format_time(part.start)} to {format_time(part.end)}"
+        what = (
+            f"{part.pipeline} restating {format_time(part.start)} to {format_time(part.end)}, attempt {self._attempt}"
+        )
         for failures in itertools.count(1):
             try:
                 return await spark_thread.job(what, function)

@@ -16,6 +16,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 from aiokcc.spark import DeltaSink, ParquetSink, Sink
 from aiokcc.spark.batch import Batch, LateRecords, Slice
@@ -146,7 +147,15 @@ async def test_a_restatement_replaces_exactly_its_periods_whatever_step_it_dies_
         with pytest.raises(RuntimeError, match="killed"):
             await pipeline.restate(2, 5, after=die)
         assert pipeline.rows() == (new if step is RestateStep.PUBLISHED else old)
-    assert (await pipeline.restate(2, 5, function=counted, version="3")).periods == 3
+    descriptions: list[str] = []
+
+    def described(frame: DataFrame, periods: Any) -> DataFrame:
+        descriptions.append(frame.sparkSession.sparkContext.getLocalProperty("spark.job.description"))
+        return counted(frame, periods)
+
+    assert (await pipeline.restate(2, 5, function=described, version="3")).periods == 3
+    assert descriptions[0].startswith(f"p restating {format_time(at(2))} to {format_time(at(5))}, attempt ")
+
     assert pipeline.rows() == old
     history = parquet_history(str(place)) if kind is ParquetSink else delta_history(str(place), "p")
     assert [(entry["batch"], entry.get("restatement"), entry["version"]) for entry in history] == [
