@@ -38,7 +38,7 @@ from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation, Periods
-from aiokcc.spark.finder import Finder
+from aiokcc.spark.finder_choice import choose_finder
 from aiokcc.spark.from_scratch import check_from_scratch
 from aiokcc.spark.function_version import VersionedFunction
 from aiokcc.spark.job_metrics import JobMetrics
@@ -54,9 +54,8 @@ from aiokcc.spark.preflight import (
     forget_group,
 )
 from aiokcc.spark.progress import Line, Progress, Summary
-from aiokcc.spark.record_sampler import CheckedFinder, RecordSampler
+from aiokcc.spark.record_sampler import RecordSampler
 from aiokcc.spark.restating import wait_until_restated
-from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.security import check_sink_security
 from aiokcc.spark.sinks import FunctionSink, KafkaSink, Sink
 from aiokcc.spark.source import check_timestamp, find_late, read
@@ -199,8 +198,9 @@ class AsyncReplay:
         if self._join_anew is not None:
             async with _session(self._options) as session:
                 await forget_group(self._options.store, session, 2 * session.timeout)
-            async with self._join_anew() as self.group:
-                return await self._run(self.group, function, target)
+            async with self._join_anew() as group:
+                self.group = group
+                return await self._run(group, function, target)
         if self.group is None:
             await self._confirm_end(target)
             return self.summary
@@ -259,7 +259,7 @@ class AsyncReplay:
         is_managed = options.subscription is not None
         member = participant.member
         sampler = RecordSampler(source)
-        finder = self._finder(spark_thread, participant, sampler)
+        finder = choose_finder(options, self._cluster, spark_thread, participant, sampler)
         checkpoint = Checkpoint(member.store, options.name, participant.session)
         sizer = BatchSizer(options.max_periods, options.target_seconds, options.max_bytes)
         frames = partial(
@@ -374,39 +374,6 @@ class AsyncReplay:
                 f"the group was founded with {', '.join(sorted({p.topic for p in agreed}))}, and none of it is for this "
                 f"pipeline, which takes {subscription}"
             )
-
-    def _finder(self, spark_thread: SparkThread, participant: Participant, sampler: RecordSampler) -> Finder:
-        """Return what finds boundaries: Kafka's index, or a scan if event time is not Kafka's or the index is misleading."""
-        options, source = self._options, self._options.source
-
-        def bounds(partition: Partition) -> tuple[int, int | None]:
-            track = participant.tracks[partition]
-            return track.place.low, track.bounds.end
-
-        scanner = Scanner(
-            options.spark,
-            options.timestamp,
-            source.bootstrap_servers,
-            {"kafka.isolation.level": source.isolation_level, **options.kafka_options},
-            lambda: options.group.clock() + participant.member.settings.ahead,
-        )
-        named = [time for time in (source.start, source.end) if isinstance(time, int)]
-        odd = {time + late for time in named for late in (0, *options.policy.lateness.values())}
-
-        def scanning() -> Finder:
-            return ScanningFinder(
-                self._cluster,
-                spark_thread,
-                scanner,
-                bounds,
-                options.group.settings.period,
-                options.policy.lateness,
-                odd,
-            )
-
-        if options.timestamp is not None:
-            return scanning()
-        return CheckedFinder(self._cluster, sampler, options.group.settings.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """Return if the pipeline has published all of the ended run; raise RunEnded otherwise, or with from_scratch."""

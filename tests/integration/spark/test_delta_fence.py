@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 import aiokcc.spark
 from aiokcc.core.partitions import Partition
@@ -26,7 +26,7 @@ from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.history import delta_history
-from aiokcc.spark.sinks import DeltaSink, ParquetSink, delta
+from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta
 from aiokcc.spark.sinks.arrow import WrittenFile
 
 MINUTE = 60_000
@@ -360,6 +360,49 @@ def test_a_restatement_keeps_rows_of_others_that_have_no_period(tmp_path: Path) 
         again = found.restatement("revenue", START, START + MINUTE, MINUTE)
         sink.replace(again, [sink.stage(frame(f"new {is_compacted}"), again)], 1)
         assert texts(tmp_path) == [f"new {is_compacted}", "old 1", "theirs"]
+
+
+class TestCheckBeforeAReset:
+    """What a reset, or the first batch after it, would refuse is known before anything is deleted."""
+
+    @pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
+    def test_results_of_another_pipeline_or_program(self, tmp_path: Path, kind: Any) -> None:
+        sink = kind(tmp_path / "ours")
+        sink.check_reset("revenue", lambda: frame(None))  # there is nothing yet
+        sink.identify("a" * 32, "zk://host/a")
+        sink.begin("revenue", 1)
+        one = batch(0)
+        result = {"schema": frame(None).schema.json(), "files": [], "states": None}
+        sink.publish(one, sink.stage(frame(None), one) if kind is DeltaSink else result)
+        foreign = tmp_path / "foreign"
+        if kind is DeltaSink:
+            write_deltalake(str(foreign), pa.table({"n": [1]}))
+        else:
+            foreign.mkdir()
+            (foreign / "mine.txt").touch()
+        before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+        kind(tmp_path / "ours").check_reset("revenue", lambda: frame(None))
+        with pytest.raises(PipelineMismatchError, match="'revenue'.*'costs'"):
+            kind(tmp_path / "ours").check_reset("costs", lambda: frame(None))
+        with pytest.raises(UsageError, match=r"mine.txt|results of another program"):
+            kind(foreign).check_reset("revenue", lambda: frame(None))
+        assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+
+    def test_columns_that_the_emptied_table_would_not_take(self, tmp_path: Path) -> None:
+        do(driver(tmp_path, "a", 1), batch(0), "zero")
+        with pytest.raises(UsageError, match="'text' is long, and was string"):
+            DeltaSink(tmp_path).check_reset("revenue", lambda: frame(None, LongType()))
+        DeltaSink(tmp_path, schema="replace").check_reset("revenue", lambda: frame(None, LongType()))
+        DeltaSink(tmp_path).check_reset("revenue", lambda: None)  # not known before the first job
+        assert texts(tmp_path) == ["zero"]
+
+    def test_a_sink_that_cannot_be_emptied(self) -> None:
+        class Own(FunctionSink):
+            reset = Sink.reset
+
+        with pytest.raises(UsageError, match="cannot be emptied by the pipeline"):
+            Own(print).check_reset("revenue", lambda: None)
+        FunctionSink(print).check_reset("revenue", lambda: None)
 
 
 class TestTableThatIsReplacedMeanwhile:
