@@ -2,18 +2,23 @@
 
 A table has an identity, which every snapshot holds, and a table that is made again gets another. A fresh snapshot shows it, but
 costs about ten milliseconds, and more for a long log. In a directory the file of the last commit that was loaded shows as much:
-commits never change, so the same file is there as long as the table is. Only if it is not, the table is loaded again.
+commits never change, so the same file is there as long as the table is. Only if it is not, the table is loaded again. Elsewhere
+each look takes several requests, so one look is enough for the steps of a commit that follow each other.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from aiokcc.errors import PipelineMismatchError
 
 __all__ = ["TableIdentity"]
+
+_ENOUGH: Final = 1.0
+"""Seconds for which one look at a table in no directory is enough."""
 
 
 class TableIdentity:
@@ -25,6 +30,7 @@ class TableIdentity:
         self._table = table
         self._id = table.metadata().id
         self._mark: tuple[int, ...] | None = None
+        self._looked = time.monotonic()
         self.remember()
 
     def remember(self) -> None:
@@ -45,6 +51,8 @@ class TableIdentity:
         """Raise PipelineMismatchError if the table is not there any more, or is another one, or an older copy."""
         if self._mark is not None and self._commit_file() == self._mark:
             return
+        if "://" in self._uri and time.monotonic() - self._looked < _ENOUGH:
+            return
         from deltalake import DeltaTable
 
         if not DeltaTable.is_deltatable(self._uri, self._options):
@@ -54,6 +62,7 @@ class TableIdentity:
             raise self._gone("was dropped and made again")
         if now.version() < self._table.version():
             raise self._gone(f"was replaced by an older copy, which ends at version {now.version()}")
+        self._looked = time.monotonic()
 
     def _gone(self, what: str) -> PipelineMismatchError:
         return PipelineMismatchError(

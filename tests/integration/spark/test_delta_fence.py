@@ -26,8 +26,9 @@ from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.history import delta_history
-from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta
+from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta, delta_identity
 from aiokcc.spark.sinks.arrow import WrittenFile
+from aiokcc.spark.sinks.delta_identity import TableIdentity
 
 MINUTE = 60_000
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
@@ -468,6 +469,25 @@ class TestTableThatIsReplacedMeanwhile:
         copy.rename(place)
         with pytest.raises(PipelineMismatchError, match="was replaced by an older copy, which ends at version"):
             sink.stage(frame("three"), batch(3))
+
+
+def test_a_table_that_is_in_no_directory_is_looked_at_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(delta_identity.time, "monotonic", lambda: clock[0])
+    uri, row = f"file://{tmp_path / 'out'}", pa.table({"n": [1]})
+    write_deltalake(uri, row)
+    identity = TableIdentity(uri, uri, None, DeltaTable(uri))
+    clock[0] += 5
+    identity.check()
+    shutil.rmtree(tmp_path / "out")
+    write_deltalake(uri, row)
+    clock[0] += 0.5
+    identity.check()
+    clock[0] += 1
+    with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+        identity.check()
 
 
 def test_credentials_in_the_uri_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
