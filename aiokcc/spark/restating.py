@@ -17,7 +17,7 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.errors import NodeExistsError, NoNodeError, PipelineBusyError
-from aiokcc.stores.port import ANY_VERSION, Session
+from aiokcc.stores.port import ANY_VERSION, Children, Session
 
 __all__ = ["alone_with", "node_of", "wait_until_not_driven", "wait_until_restated"]
 
@@ -67,7 +67,7 @@ async def wait_until_not_driven(session: Session, pipeline: str, seconds: float)
     if not driver:
         return
     with anyio.move_on_after(seconds) as scope:
-        await _until_absent(session, paths.member(driver))
+        await _until_not_connected(session, driver)
     if scope.cancelled_caught:
         raise PipelineBusyError(pipeline, f"is driven by {driver}", seconds)
 
@@ -79,6 +79,15 @@ async def wait_until_restated(session: Session, pipeline: str) -> None:
         return
     log.warning("%s is being restated by %s; waiting for its end", pipeline, node.data.decode(errors="replace"))
     await _until_absent(session, node_of(pipeline))
+
+
+async def _until_not_connected(session: Session, member: str) -> None:
+    with session.watch() as watch:
+        watch.add_children(paths.IDS)
+        async for change in watch:
+            names = change.now.names if isinstance(change.now, Children) else ()
+            if not any(paths.is_session_of(name, member) for name in names):
+                return
 
 
 async def _until_absent(session: Session, path: str) -> None:

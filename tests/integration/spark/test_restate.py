@@ -18,6 +18,7 @@ from aiokcc import local
 from aiokcc.core.partitions import Partition
 from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
+from aiokcc.runtime.pipelines import read_pipeline
 from aiokcc.spark import DeltaSink, ParquetSink, Sink
 from aiokcc.spark.batch import Batch, LateRecords, Slice
 from aiokcc.spark.history import delta_history, parquet_history
@@ -258,9 +259,17 @@ async def test_a_driver_that_starts_at_the_same_moment_is_not_fenced_out(
     monkeypatch.setattr(restatement, "_check_records", look_and_wait)
     with pytest.raises(aiokcc.PipelineBusyError, match="is driven by"):
         await restatement.run()
+    with pytest.raises(aiokcc.PipelineBusyError, match="is driven by"):
+        await pipeline.restate(0, 2, claim_timeout=0.3)  # it looks before it does anything
+    async with aiokcc.open_store(zk_root).session() as session:
+        status = await read_pipeline(aiokcc.open_store(zk_root), session, "p")
+    assert status is not None
+    assert status.is_driven
+    waiting = asyncio.create_task(pipeline.restate(0, 2, claim_timeout=60))
     go_on.set()
     await drivers[0]
-    assert pipeline.rows() == {0: 1, 1: 1, 2: 1}
+    await waiting  # the driver was not fenced out, and has ended
+    assert pipeline.rows() == {0: 0, 1: 1, 2: 1}
 
 
 async def test_what_cannot_be_restated_is_refused_with_what_would_be_right(

@@ -438,8 +438,8 @@ async def test_a_start_from_scratch_that_is_refused_throws_nothing_away(
     name, place = await topic(kafka, [at(n) for n in range(4)]), tmp_path / "out"
 
     async def run(function: Any, sink: Sink, **settings: Any) -> Summary:
-        chosen = {"trigger": "available_now", **settings}
-        async with replaying(spark, kafka, name, store=zk_root, **chosen) as replay:
+        chosen = {"store": zk_root, "trigger": "available_now", **settings}
+        async with replaying(spark, kafka, name, **chosen) as replay:
             return await replay.for_each_period(function, sink)  # type: ignore[no-any-return]
 
     def rows() -> list[tuple[int, int]]:

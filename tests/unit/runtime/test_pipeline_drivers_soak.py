@@ -463,7 +463,7 @@ async def test_drivers_under_faults(
     monkeypatch.setattr("aiokcc.spark.participant.boottime", world.time)
     monkeypatch.setattr(drivers, "SparkThread", lambda _: SparkThread(soak))
     monkeypatch.setattr(drivers, "RecordSampler", RecordSampler)
-    monkeypatch.setattr(AsyncReplay, "_finder", lambda *_: Index(soak.logs))
+    monkeypatch.setattr(drivers, "choose_finder", lambda *_: Index(soak.logs))
     computation = SimpleNamespace(is_decided=True, stage=lambda sink, batch: sink.stage(batch, batch), one_by_one=False)
     monkeypatch.setattr(drivers, "Computation", lambda *_, **__: computation)
     stage = Pipeline._stage
