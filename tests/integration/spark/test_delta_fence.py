@@ -6,6 +6,7 @@ The table is a real one. Spark's job is replaced by a function that writes the s
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -199,6 +200,38 @@ def test_as_of_a_batch_after_a_start_from_scratch(tmp_path: Path) -> None:
     assert [pq.read_table(file)["text"].to_pylist() for file in files] == [["new 0"]]
     with pytest.raises(UsageError, match="batch 2 is not in a commit .*the last one is 1"):
         aiokcc.spark.files(tmp_path, as_of=2)
+
+
+def test_as_of_a_time_is_by_the_commits_and_not_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the table has other times of its files; and Delta deletes its oldest commits."""
+    place, moments = tmp_path / "out", [dt.datetime.now(dt.UTC)]
+
+    def wait_for_the_clock() -> None:
+        while dt.datetime.now(dt.UTC) - moments[-1] < dt.timedelta(milliseconds=5):
+            pass
+
+    sink = driver(place, "a", 1)
+    for number in range(3):
+        wait_for_the_clock()
+        do(sink, batch(number), f"{number}")
+        wait_for_the_clock()
+        moments.append(dt.datetime.now(dt.UTC))
+        wait_for_the_clock()
+    for path in sorted(place.rglob("*.json")):
+        os.utime(path)
+
+    def rows(moment: dt.datetime) -> list[str]:
+        files = aiokcc.spark.files(place, as_of=moment)
+        return sorted(text for file in files for text in pq.read_table(file)["text"].to_pylist())
+
+    assert [rows(moment) for moment in moments] == [[], ["0"], ["0", "1"], ["0", "1", "2"]]
+    table = DeltaTable(str(place))
+    table.create_checkpoint()
+    for path in sorted((place / "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()  # as a cleanup of the log does
+    assert rows(moments[3]) == ["0", "1", "2"]
+    with pytest.raises(UsageError, match=r"has no version as of .* any more; the first that it has is of"):
+        rows(moments[1])
 
 
 def test_the_history_has_all_periods_of_a_large_batch_and_its_rows_after_a_compaction(tmp_path: Path) -> None:
