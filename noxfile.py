@@ -136,7 +136,9 @@ def demo(session: nox.Session) -> None:
 
 def services(session: nox.Session) -> str:
     """Return the Python of the one environment that has everything."""
-    return environment(session, "services", extras=["all"], groups=["test", "bench", "tables", "browser", "deploy"])
+    return environment(
+        session, "services", extras=["all"], groups=["test", "bench", "tables", "connect", "browser", "deploy"]
+    )
 
 
 def environment(

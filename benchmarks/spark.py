@@ -261,13 +261,14 @@ def _aggregate(frame: DataFrame, *keys: str) -> DataFrame:
 
 
 async def _rounds(ways: dict[str, Callable[[], Awaitable[Any]]], effort: Effort) -> dict[str, list[float]]:
-    """Return the seconds of each way; all ways run in each round, and the first rounds are dropped."""
+    """Return the seconds of each way; all ways run in each round, in turns of order, and the first rounds are dropped."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for number in range(1 - effort.warming, effort.rounds + 1):
-        note(f"{_round(number, effort)}: {', '.join(ways)}")
-        for name, way in ways.items():
+        names = list(ways) if number % 2 else list(reversed(ways))
+        note(f"{_round(number, effort)}: {', '.join(names)}")
+        for name in names:
             began = time.monotonic()
-            await way()
+            await ways[name]()
             if number > 0:
                 times[name].append(time.monotonic() - began)
     return times

@@ -1,4 +1,4 @@
-"""The large history of the Spark benchmark: a month of hours, skewed, as results and as rows, and a start with nothing to do.
+"""The large history of the Spark benchmark: a month of hours, as results and as rows; a day restated; nothing to do.
 
 Three million records of 200 bytes in 24 partitions, half of them in one partition, over 720 hours. Ours is a whole replay in
 hourly periods; the anchors are single tuned jobs over the same offsets.
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import aiokcc.spark
+from aiokcc.spark.restate import prepare_restate
 from benchmarks.broker import BASE, Broker
 from benchmarks.harness import BenchmarkError, Goal, Result, note, percentile, summary
 from benchmarks.server import Server
@@ -31,9 +32,12 @@ LARGE_REMARKS: Final = (
     "by hour: the same read, the aggregate by hour and partition, written by Spark's own writer, a file for each hour.",
     "rows by hour: the same read, all columns of all records, written by Spark's own writer, a file for each hour.",
     "nothing to do: a second start with trigger='available_now', from joining the group to its return; the session is there.",
+    "restating: a day in the middle of the month, the whole call. Its anchor: one start that publishes the whole month.",
 )
 _PARTITIONS: Final = 24
 _HOUR: Final = 3_600_000
+_DAY: Final = 24
+"""The hours that are restated."""
 _START: Final = (BASE // _HOUR + 1) * _HOUR
 _VALUE: Final = bytes(range(200))
 _BATCH_BYTES: Final = 16 * 1024
@@ -106,18 +110,35 @@ class _Month:
 
         await asyncio.to_thread(job)
 
-    async def nothing_to_do(self) -> float:
-        """Publish all in one start, and return the seconds that the next start takes."""
+    async def scheduled(self, hours: int) -> tuple[float, float, float]:
+        """Publish all in one start, start again, restate a day. Return the seconds of each of the three."""
         url = self.store.url(f"large-{secrets.token_hex(4)}")
         with tempfile.TemporaryDirectory() as directory:
             sink = Path(directory) / "out"
             settings: dict[str, Any] = {"url": url, "end": None, "trigger": "available_now"}
+            began = time.monotonic()
             await self.replay(_by_period, aiokcc.spark.ParquetSink(sink), **settings)
+            whole = time.monotonic() - began
             began = time.monotonic()
             done = await self.replay(_by_period, aiokcc.spark.ParquetSink(sink), **settings)
             if done.periods:
                 raise BenchmarkError(f"the second start published {done.periods} periods; it should find nothing to do")
-            return time.monotonic() - began
+            nothing = time.monotonic() - began
+            first = _START + (hours // 2 - _DAY // 2) * _HOUR
+            began = time.monotonic()
+            again = await prepare_restate(
+                self.spark,
+                _by_period,
+                store=url,
+                name="large",
+                bootstrap_servers=self.bootstrap,
+                start=first,
+                end=first + _DAY * _HOUR,
+            ).run()
+            restating = time.monotonic() - began
+            if again.periods != _DAY:
+                raise BenchmarkError(f"{again.periods} periods were restated, not {_DAY}")
+            return whole, nothing, restating
 
     def _bare(self) -> DataFrame:
         offsets = {
@@ -194,12 +215,27 @@ async def measure(
         }
         return Result(label, {"what": what, **case}, "s", figures, {anchor: summary(times[anchor])}, {anchor: ratio})
 
-    nothing = [await month.nothing_to_do()]
+    wholes, nothings, again = [], [], []
+    for number in range(1 - warming, counted + 1):
+        note(f"scheduled starts and a restatement, round {number} of {counted}" if number > 0 else "warming up")
+        measured = await month.scheduled(hours)
+        if number > 0:
+            for seconds, one in zip((wholes, nothings, again), measured, strict=True):
+                seconds.append(one)
+    ratio = percentile([a / b for a, b in zip(again, wholes, strict=True)], 0.5)
     return [
         result(f"{hours} hours, aggregate only", "large", "ours", "tuned"),
         result(f"{hours} hours to Parquet", "large to Parquet", "ours, to Parquet", "by hour"),
         result("the rows themselves to Parquet", "large rows to Parquet", "ours, rows to Parquet", "rows by hour"),
-        Result("available_now, nothing to do", {"what": "nothing to do", **case}, "s", summary(nothing), {}),
+        Result("available_now, nothing to do", {"what": "nothing to do", **case}, "s", summary(nothings), {}),
+        Result(
+            f"restating {_DAY} of {hours} hours",
+            {"what": "restating", **case},
+            "s",
+            summary(again),
+            {"whole": summary(wholes)},
+            {"whole": ratio},
+        ),
     ]
 
 
@@ -220,4 +256,9 @@ def goals(results: Sequence[Result]) -> list[Goal]:
             wanted.append(Goal(text, found[what].ratios[anchor], limit))
     if "nothing to do" in found:
         wanted.append(Goal("available_now with nothing to do, s", found["nothing to do"].ours["p50"] or 0.0, 3.0))
+    if "restating" in found:
+        result = found["restating"]
+        whole, periods = result.anchors["whole"]["p50"] or 0.0, result.case["periods"]
+        text = f"restating {_DAY} of {periods} hours, s (1.5 times their share of the whole, and 1 s)"
+        wanted.append(Goal(text, result.ours["p50"] or 0.0, 1.5 * _DAY / periods * whole + 1.0))
     return wanted

@@ -4,6 +4,7 @@ In a checkout of the repository::
 
     python -m examples.three_days                                       # starts a Kafka and a ZooKeeper itself
     python -m examples.three_days 127.0.0.1:9092 zk://127.0.0.1:2181/days
+    python -m examples.three_days … delta                                # a Delta table in place of Parquet files
 
 Each day is started as a scheduler does, with ``trigger="available_now"``. A first process is killed (SIGKILL) in its second
 job, and the next start goes on there. On day two some orders are returned, which the function does not know; the day is
@@ -35,6 +36,7 @@ HOUR = 3_600_000
 PERIOD, DAY = 4 * HOUR, 24 * HOUR
 START = 1_772_409_600_000  # 2026-03-02T00:00Z
 PARTITIONS = 2
+SINKS = {"parquet": aiokcc.spark.ParquetSink, "delta": aiokcc.spark.DeltaSink}
 
 Function = Callable[[DataFrame, aiokcc.spark.Periods], DataFrame]
 Row = tuple[int, str, int, int | None]
@@ -104,7 +106,9 @@ def open_spark() -> SparkSession:
     return aiokcc.spark.session(app="three-days", master="local[2]", **settings)
 
 
-def start(step: Step, function: Function, spark: SparkSession, servers: str, store: str, topic: str, out: str) -> None:
+def start(
+    step: Step, function: Function, spark: SparkSession, servers: str, store: str, topic: str, out: str, sink: str
+) -> None:
     """Publish the periods that are closed at the end of the step's day, or restate those of the day."""
     begin, end = START + (step.day - 1) * DAY, START + step.day * DAY
     common: dict[str, Any] = {"bootstrap_servers": servers, "store": store, "name": "revenue", "version": step.version}
@@ -122,7 +126,7 @@ def start(step: Step, function: Function, spark: SparkSession, servers: str, sto
         progress=False,
         **common,
     ) as replay:
-        replay.for_each_period(function, sink=aiokcc.spark.ParquetSink(out))
+        replay.for_each_period(function, sink=SINKS[sink](out))
 
 
 def start_and_stop(number: int, place: list[str]) -> None:
@@ -207,12 +211,13 @@ def check(spark: SparkSession, out: str, what: str, *, wrong: range, wide: bool,
 
 def main(given: list[str]) -> None:
     """Run the three days."""
+    sink = given.pop() if given and given[-1] in SINKS else "parquet"
     servers, store = start_services(given)
     topic = wait_for(create(servers, "orders", PARTITIONS))
     spark = open_spark()
     with tempfile.TemporaryDirectory() as directory:
         out = str(Path(directory) / "revenue")
-        place = [servers, store, topic, out]
+        place = [servers, store, topic, out, sink]
         for number, step in enumerate(STEPS):
             if not step.restates:
                 today = [order for order in ORDERS if (order.time - START) // DAY + 1 == step.day]

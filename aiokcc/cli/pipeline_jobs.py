@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiokcc.cli.argument_types import period_or, time_or, whole_number
 from aiokcc.cli.functions import load_function
+from aiokcc.cli.kafka_options import KAFKA_ARGUMENTS, load_kafka
 from aiokcc.cli.render import print_message
 from aiokcc.cli.verb import SERVERS, open_existing
 from aiokcc.core.formatting import count
@@ -45,7 +46,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--period", type=period_or(), required=True, metavar="TIME", help="such as 1h")
     what = "where the result goes: parquet:DIRECTORY or delta:URI"
     parser.add_argument("--sink", required=True, metavar="KIND:PLACE", help=what)
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
+    _add_kafka_arguments(parser)
     what = "a time, or 'earliest' (the default)"
     parser.add_argument("--from", dest="start", type=time_or("earliest"), default="earliest", metavar="TIME", help=what)
     end = parser.add_mutually_exclusive_group()
@@ -71,8 +72,12 @@ def check_run(options: argparse.Namespace) -> None:
 
 
 def _check_common(options: argparse.Namespace) -> None:
+    load_kafka(options)
     if not options.bootstrap_servers:
-        raise UsageError(f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it")
+        raise UsageError(
+            f"where is Kafka? Give --bootstrap-servers HOST:PORT, or set {SERVERS} to it; or bootstrap.servers in the file of "
+            f"--kafka-config"
+        )
     for setting in options.conf:
         if "=" not in setting:
             raise UsageError(f"--conf {setting}: expected NAME=VALUE, such as spark.driver.memory=4g")
@@ -100,6 +105,7 @@ async def run_pipeline(options: argparse.Namespace) -> int:
                 *(options.topic or ()),
                 pattern=options.pattern,
                 bootstrap_servers=options.bootstrap_servers,
+                kafka=load_kafka(options),
                 store=options.store,
                 name=options.name,
                 period=options.period,
@@ -114,6 +120,7 @@ async def run_pipeline(options: argparse.Namespace) -> int:
                 keeps_periods=options.keeps_periods,
                 from_scratch=options.from_scratch,
                 version=options.function_version,
+                connect_timeout=options.timeout,
             ) as replay:
                 summary = await replay.for_each_period(function, sink)
         except UsageError as refused:
@@ -135,7 +142,7 @@ def add_restate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", dest="end", type=time_or(), metavar="TIME", help="the end of the last period")
     what = "all periods whose late records wait, in place of --from and --to"
     parser.add_argument("--late", action="store_true", help=what)
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT,…", help=f"Kafka; default: ${SERVERS}")
+    _add_kafka_arguments(parser)
     _add_job_arguments(parser, "the restatement")
     _add_spark_arguments(parser)
 
@@ -166,6 +173,7 @@ async def run_restatement(options: argparse.Namespace) -> int:
                 end=options.end,
                 late=options.late,
                 bootstrap_servers=options.bootstrap_servers,
+                kafka=load_kafka(options),
                 max_periods=options.max_periods,
                 retries=options.retries,
                 keeps_periods=options.keeps_periods,
@@ -180,6 +188,13 @@ async def run_restatement(options: argparse.Namespace) -> int:
 
 
 # -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:
+    servers, config, _ = KAFKA_ARGUMENTS  # settings of aiokafka alone would not reach Spark's consumer
+    servers(parser)
+    config(parser)
+    parser.set_defaults(consumer=[])
 
 
 def _add_job_arguments(parser: argparse.ArgumentParser, recorded_with: str) -> None:

@@ -24,6 +24,7 @@ node                           kind                   content
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from aiokcc.core.partitions import Partition
@@ -47,6 +48,7 @@ __all__ = [
     "TOPIC_PARTITIONS",
     "assignment",
     "cut",
+    "is_session_of",
     "isolated",
     "limit",
     "member",
@@ -72,6 +74,7 @@ ASSIGNMENTS: Final = "assignments"
 STATE: Final = "state"
 ISOLATED: Final = "isolated"
 PIPELINES: Final = "pipelines"
+_SESSION: Final = re.compile(r"--?[0-9a-f]+")
 
 
 def progress(name: str) -> str:
@@ -87,6 +90,11 @@ def limit(name: str) -> str:
 def member(name: str) -> str:
     """Returns the path of the registration of one member session of a member."""
     return f"{IDS}/{name}"
+
+
+def is_session_of(name: str, member: str) -> bool:
+    """Returns whether this is the name of a member session of a member: ``MEMBER-SESSION``, the session in hexadecimal."""
+    return name.startswith(member) and _SESSION.fullmatch(name, len(member)) is not None
 
 
 def owner(partition: Partition) -> str:

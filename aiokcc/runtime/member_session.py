@@ -60,7 +60,7 @@ class MemberSession:
         self.member = member
         self.session = session
         self.store = member.store
-        self.name = f"{member.name}-{session.id:x}"
+        self.name = f"{member.name}-{session.id:x}"  # paths.is_session_of knows this form
         self.generation = FollowedGeneration(member.store, self._generation_changed)
         self.own_report = OwnReport(session, self.name, member.progress)
         self.term: LeaderTerm | None = None

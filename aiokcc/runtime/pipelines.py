@@ -73,6 +73,7 @@ async def read_pipelines(store: Store, session: Session, problems: list[str]) ->
 async def read_pipeline(store: Store, session: Session, name: str) -> PipelineStatus | None:
     """Return one pipeline; None if there is none of this name. Raise CorruptNodeError if a node cannot be read."""
     base = f"{paths.PIPELINES}/{name}"
+    connected = await list_children(session, paths.IDS)
     nodes = {}
     for part in ("definition", "attempt", "intent", "published", "error", "function", "restating"):
         node = await session.find(f"{base}/{part}")
@@ -101,7 +102,7 @@ async def read_pipeline(store: Store, session: Session, name: str) -> PipelineSt
             published_to,
             int(number or 0),
             driver,
-            bool(driver) and await session.find(paths.member(driver)) is not None,
+            bool(driver) and any(paths.is_session_of(one, driver) for one in connected),
             (decided, periods[0][0], periods[-1][1]) if is_pending else None,
             any(definition.get(part) is not None for part in ("partitions", "subscription")),
             str(error["error"]) if is_pending and error.get("batch") == decided else None,

@@ -61,13 +61,17 @@ class Periods:
         return f"{format_time(self.start)} to {format_time(self.end)}"
 
 
+_LOOKED_AT: Final = ("start", "end", "boundaries", "number", "__dict__", "__reduce_ex__", "__reduce__", "__getstate__")
+"""What tells the content: the fields, and what copies all of them, as Spark does for a UDF that uses them on the workers."""
+
+
 class WatchedPeriods(Periods):
-    """Notes whether the function has looked at it."""
+    """Notes whether the function has looked at it, or has passed it to a UDF."""
 
     was_read = False
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("start", "end", "boundaries", "number"):
+        if name in _LOOKED_AT:
             object.__setattr__(self, "was_read", True)
         return object.__getattribute__(self, name)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
 from aiokcc.core.periods import format_time
@@ -32,13 +31,33 @@ def open_version(uri: str, *, batch: int | None = None, time: int | None = None)
     table = DeltaTable(uri)
     try:
         if time is not None:
-            table.load_as_version(datetime.fromtimestamp(time / 1000, UTC))
+            table.load_as_version(_version_at(table, uri, time))
         elif batch is not None:
             table.load_as_version(_version_of(table, batch))
     except DeltaError as error:
         what = f"batch {batch}" if time is None else format_time(time)
         raise UsageError(f"as_of: {uri} has no version as of {what} any more: {error}") from error
     return table
+
+
+def _version_at(table: Any, uri: str, time: int) -> int:
+    """Return the last version that was committed by this time, by the clocks of those who committed.
+
+    Delta itself goes by the times of files, which a copy of the table changes, and takes the first version for earlier times.
+    """
+    entries = table.history()  # the newest first
+    for entry in entries:
+        if entry.get("timestamp", time + 1) <= time:
+            return int(entry["version"])
+    first = entries[-1]
+    if first["version"] == 0:
+        table.load_as_version(0)
+        if not table.file_uris():
+            return 0  # the table was created without rows, so there were none before
+    raise UsageError(
+        f"as_of: {uri} has no version as of {format_time(time)} any more; the first that it has is of "
+        f"{format_time(first['timestamp'])}"
+    )
 
 
 def _version_of(table: Any, batch: int) -> int:

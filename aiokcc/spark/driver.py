@@ -38,7 +38,8 @@ from aiokcc.spark.batch import Batch
 from aiokcc.spark.batch_sizer import BatchSizer
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.compute import Computation, Periods
-from aiokcc.spark.finder import Finder
+from aiokcc.spark.finder_choice import choose_finder
+from aiokcc.spark.from_scratch import check_from_scratch
 from aiokcc.spark.function_version import VersionedFunction
 from aiokcc.spark.job_metrics import JobMetrics
 from aiokcc.spark.participant import Participant
@@ -53,9 +54,8 @@ from aiokcc.spark.preflight import (
     forget_group,
 )
 from aiokcc.spark.progress import Line, Progress, Summary
-from aiokcc.spark.record_sampler import CheckedFinder, RecordSampler
+from aiokcc.spark.record_sampler import RecordSampler
 from aiokcc.spark.restating import wait_until_restated
-from aiokcc.spark.scan import Scanner, ScanningFinder
 from aiokcc.spark.security import check_sink_security
 from aiokcc.spark.sinks import FunctionSink, KafkaSink, Sink
 from aiokcc.spark.source import check_timestamp, find_late, read
@@ -75,7 +75,10 @@ log = logging.getLogger("aiokcc.spark")
 
 @asynccontextmanager
 async def open_driver(options: PipelineOptions) -> AsyncIterator[AsyncReplay]:
-    """Join the group, or found it, and give the replay; leave the group at the end of the block."""
+    """Join the group, or found it, and give the replay; leave the group at the end of the block.
+
+    From scratch, the group is founded again when the function and the sink are known and not refused.
+    """
     source = options.source
     await anyio.to_thread.run_sync(check_timestamp, options.spark, options.timestamp, options.kafka_options)
     cluster = Cluster(source, options.group.connect_timeout)
@@ -87,8 +90,9 @@ async def open_driver(options: PipelineOptions) -> AsyncIterator[AsyncReplay]:
             return await cluster.bounds(everything, options.policy, options.group.clock())
 
         if options.from_scratch and source.partitions is None:
-            async with _session(options) as session:
-                await forget_group(options.store, session, 2 * session.timeout)
+            join_anew = partial(join, options.store, options.group, frozenset(everything), resolve)
+            yield AsyncReplay(options, cluster, None, join_anew=join_anew)
+            return
         joined = join(options.store, options.group, frozenset(everything), resolve)
         try:
             group = await joined.__aenter__()
@@ -117,13 +121,20 @@ class AsyncReplay:
     """A replay in an asyncio program. Spark's calls run in a thread of their own."""
 
     def __init__(
-        self, options: PipelineOptions, cluster: Cluster, group: Group | None, ended: RunEnded | None = None
+        self,
+        options: PipelineOptions,
+        cluster: Cluster,
+        group: Group | None,
+        ended: RunEnded | None = None,
+        join_anew: Callable[[], AbstractAsyncContextManager[Group]] | None = None,
     ) -> None:
         self._options = options
         self._cluster = cluster
         self.group = group
-        """This driver as a member of the group; None if the run had ended before."""
+        """This driver as a member of the group; None if the run had ended before, or from scratch before it is run."""
         self._ended = ended
+        self._join_anew = join_anew
+        """Founds the group from scratch; None if it was joined."""
         self._used = False
         self._state: StateOptions | None = None
         self.summary = Summary()
@@ -182,10 +193,29 @@ class AsyncReplay:
             check_sink_security(source.consumer, servers, target.servers, target.options, self._options.spark)
         if self._options.restates_late and type(target).published is Sink.published:
             raise UsageError(f'late="restate" needs a ParquetSink or a DeltaSink, and the sink is {target.describe()}')
-        group = self.group
-        if group is None:
+        if self._options.from_scratch and self._ended is None:
+            await self._check_from_scratch(function, target)
+        if self._join_anew is not None:
+            async with _session(self._options) as session:
+                await forget_group(self._options.store, session, 2 * session.timeout)
+            async with self._join_anew() as group:
+                self.group = group
+                return await self._run(group, function, target)
+        if self.group is None:
             await self._confirm_end(target)
             return self.summary
+        return await self._run(self.group, function, target)
+
+    async def _check_from_scratch(self, function: Callable[..., Any], target: Sink) -> None:
+        spark_thread = SparkThread(self._options.spark)
+        try:
+            what = f"{self._options.name}: checks before a start from scratch"
+            await spark_thread.job(what, check_from_scratch, self._options, function, target, self._state)
+        finally:
+            spark_thread.close()
+
+    async def _run(self, group: Group, function: Callable[..., Any], target: Sink) -> Summary:
+        """Run the pipeline as a member of the group, to its end."""
         options, source = self._options, self._options.source
         member = group.membership
         began = time.monotonic()
@@ -229,7 +259,7 @@ class AsyncReplay:
         is_managed = options.subscription is not None
         member = participant.member
         sampler = RecordSampler(source)
-        finder = self._finder(spark_thread, participant, sampler)
+        finder = choose_finder(options, self._cluster, spark_thread, participant, sampler)
         checkpoint = Checkpoint(member.store, options.name, participant.session)
         sizer = BatchSizer(options.max_periods, options.target_seconds, options.max_bytes)
         frames = partial(
@@ -344,39 +374,6 @@ class AsyncReplay:
                 f"the group was founded with {', '.join(sorted({p.topic for p in agreed}))}, and none of it is for this "
                 f"pipeline, which takes {subscription}"
             )
-
-    def _finder(self, spark_thread: SparkThread, participant: Participant, sampler: RecordSampler) -> Finder:
-        """Return what finds boundaries: Kafka's index, or a scan if event time is not Kafka's or the index is misleading."""
-        options, source = self._options, self._options.source
-
-        def bounds(partition: Partition) -> tuple[int, int | None]:
-            track = participant.tracks[partition]
-            return track.place.low, track.bounds.end
-
-        scanner = Scanner(
-            options.spark,
-            options.timestamp,
-            source.bootstrap_servers,
-            {"kafka.isolation.level": source.isolation_level, **options.kafka_options},
-            lambda: options.group.clock() + participant.member.settings.ahead,
-        )
-        named = [time for time in (source.start, source.end) if isinstance(time, int)]
-        odd = {time + late for time in named for late in (0, *options.policy.lateness.values())}
-
-        def scanning() -> Finder:
-            return ScanningFinder(
-                self._cluster,
-                spark_thread,
-                scanner,
-                bounds,
-                options.group.settings.period,
-                options.policy.lateness,
-                odd,
-            )
-
-        if options.timestamp is not None:
-            return scanning()
-        return CheckedFinder(self._cluster, sampler, options.group.settings.period, scanning)
 
     async def _confirm_end(self, sink: Sink) -> None:
         """Return if the pipeline has published all of the ended run; raise RunEnded otherwise, or with from_scratch."""

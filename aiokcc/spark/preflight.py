@@ -8,6 +8,8 @@
   log that begins behind its first offset has lost some of them for certain. Where the run starts at a time, the index gives the
   first record that is *left* at or past it, and cannot tell whether there were others before it. But a log that begins at
   offset 0 has lost nothing, and one that still has a record older than the start has lost only older ones.
+- **Topics that were created again.** A log that ends before the first offset that is not published is another one: its topic
+  was deleted and created again between two starts. Its records would be skipped until it is longer than the old one.
 - **A run that has ended.** Other members may have run the pipeline's partitions to the end while no driver of it was there: in
   a managed group, or where a member that is no driver runs them. The last
   cut tells how far each partition was run, by any member; the last intent tells how far the pipeline has come.
@@ -170,11 +172,19 @@ def deleted_error(partition: Partition, wanted: int, begin: int, what: str) -> K
 
 
 async def check_not_deleted(finder: Finder, tracks: Iterable[Track], pipeline: str) -> None:
-    """Raise KafkaError if a log begins behind the first offset that is not published."""
+    """Raise KafkaError if a log begins behind the first offset that is not published, or ends before it."""
     left = {track.partition: track.place.low for track in tracks if not track.is_finished and not track.is_complete}
     for partition, begin in sorted((await finder.begins(left)).items()):
         if begin > left[partition]:
             raise deleted_error(partition, left[partition], begin, f"the pipeline {pipeline!r}")
+    for partition, end in sorted((await finder.ends(left)).items()):
+        if end < left[partition]:
+            raise KafkaError(
+                f"the log of {partition} ends at {end} now, and the pipeline {pipeline!r} has published it up to "
+                f"{left[partition]}: the topic was deleted and created again, and its records are others. Nothing was skipped; "
+                f"give the pipeline another name and another place for its result, or from_scratch=True to replace what it has "
+                f"published"
+            )
 
 
 async def check_start(finder: Finder, tracks: Iterable[Track], start: int, *, accept: bool) -> None:

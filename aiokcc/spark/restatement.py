@@ -41,7 +41,7 @@ from aiokcc.spark.function_version import VersionedFunction
 from aiokcc.spark.job_errors import first_line, is_permanent
 from aiokcc.spark.progress import Summary
 from aiokcc.spark.published import LatePeriod
-from aiokcc.spark.restating import alone_with
+from aiokcc.spark.restating import alone_with, wait_until_not_driven
 from aiokcc.spark.sinks import DeltaSink, ParquetSink, Sink
 from aiokcc.spark.source import check_timestamp, poison_in, read
 from aiokcc.spark.spark_thread import SparkThread
@@ -142,6 +142,7 @@ class Restatement:
 
     def __init__(self, options: RestateOptions) -> None:
         self._options = options
+        self._attempt = 0
         self.summary = Summary()
         self.after_step: Callable[[RestateStep], None] = lambda _step: None
         """Called after each step, in the event loop. For tests, which stop the process there."""
@@ -197,7 +198,12 @@ class Restatement:
         batches = [found.restatement(options.name, *bounds, definition.period) for bounds in ranges]
         await self._check_records(batches, definition)
         self.after_step(RestateStep.CHECKED)
-        await checkpoint.begin({**definition.content, "sink": sink.describe()}, who)
+        await checkpoint.begin(
+            {**definition.content, "sink": sink.describe()},
+            who,
+            ready=partial(wait_until_not_driven, session, options.name, options.claim_timeout),
+        )
+        self._attempt = checkpoint.attempt
         await spark_thread.call(sink.begin, options.name, checkpoint.attempt)
         self.after_step(RestateStep.FENCED)
         for bounds in ranges:
@@ -264,7 +270,9 @@ class Restatement:
         self.after_step(RestateStep.PUBLISHED)
 
     async def _job(self, spark_thread: SparkThread, part: Batch, function: Callable[[], Any]) -> Any:
-        what = f"{part.pipeline} restating {format_time(part.start)} to {format_time(part.end)}"
+        what = (
+            f"{part.pipeline} restating {format_time(part.start)} to {format_time(part.end)}, attempt {self._attempt}"
+        )
         for failures in itertools.count(1):
             try:
                 return await spark_thread.job(what, function)

@@ -1,9 +1,10 @@
 """Keeps a restatement and the drivers of the same pipeline apart, so that none of them is fenced out without need.
 
 A restatement creates ``pipelines/<name>/restating``, which ends with its session, and then waits until the driver that took the
-last attempt is gone. A driver that starts claims its partitions, and then waits until the node is gone. Each of them first
-shows itself and then looks for the other, so at least one of the two waits. If both were suspended in between, the greater
-attempt number decides, as between any two drivers: it is what makes results safe; this node only saves work.
+last attempt is gone. A driver that starts claims its partitions, waits until the node is gone, and then takes its attempt. It
+may do so right after the restatement has looked; so the restatement looks again before it takes an attempt of its own. If a
+driver is suspended between its look and its attempt, the greater attempt number decides, as between any two drivers: it is what
+makes results safe; this node only saves work.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import anyio
 
 from aiokcc.core import paths
 from aiokcc.errors import NodeExistsError, NoNodeError, PipelineBusyError
-from aiokcc.stores.port import ANY_VERSION, Session
+from aiokcc.stores.port import ANY_VERSION, Children, Session
 
-__all__ = ["alone_with", "node_of", "wait_until_restated"]
+__all__ = ["alone_with", "node_of", "wait_until_not_driven", "wait_until_restated"]
 
 log = logging.getLogger("aiokcc.spark")
 
@@ -49,14 +50,7 @@ async def alone_with(session: Session, pipeline: str, who: str, seconds: float) 
     if scope.cancelled_caught:
         raise PipelineBusyError(pipeline, busy, seconds)
     try:
-        with anyio.move_on_after(seconds) as scope:
-            node = await session.find(f"{paths.PIPELINES}/{pipeline}/attempt")
-            driver = "" if node is None else node.data.decode(errors="replace").partition(" ")[2]
-            busy = f"is driven by {driver}"
-            if driver:
-                await _until_absent(session, paths.member(driver))
-        if scope.cancelled_caught:
-            raise PipelineBusyError(pipeline, busy, seconds)
+        await wait_until_not_driven(session, pipeline, seconds)
         yield
     finally:
         with anyio.move_on_after(5, shield=True):
@@ -66,6 +60,18 @@ async def alone_with(session: Session, pipeline: str, who: str, seconds: float) 
                 pass
 
 
+async def wait_until_not_driven(session: Session, pipeline: str, seconds: float) -> None:
+    """Return when the driver that took the last attempt is gone. Raise PipelineBusyError, which names it, after this time."""
+    node = await session.find(f"{paths.PIPELINES}/{pipeline}/attempt")
+    driver = "" if node is None else node.data.decode(errors="replace").partition(" ")[2]
+    if not driver:
+        return
+    with anyio.move_on_after(seconds) as scope:
+        await _until_not_connected(session, driver)
+    if scope.cancelled_caught:
+        raise PipelineBusyError(pipeline, f"is driven by {driver}", seconds)
+
+
 async def wait_until_restated(session: Session, pipeline: str) -> None:
     """Return when the pipeline is not being restated. Raise SessionLostError if the session is lost meanwhile."""
     node = await session.find(node_of(pipeline))
@@ -73,6 +79,15 @@ async def wait_until_restated(session: Session, pipeline: str) -> None:
         return
     log.warning("%s is being restated by %s; waiting for its end", pipeline, node.data.decode(errors="replace"))
     await _until_absent(session, node_of(pipeline))
+
+
+async def _until_not_connected(session: Session, member: str) -> None:
+    with session.watch() as watch:
+        watch.add_children(paths.IDS)
+        async for change in watch:
+            names = change.now.names if isinstance(change.now, Children) else ()
+            if not any(paths.is_session_of(name, member) for name in names):
+                return
 
 
 async def _until_absent(session: Session, path: str) -> None:

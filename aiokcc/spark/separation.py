@@ -53,6 +53,10 @@ _BY_POSITION: Final = {
     "Sample": "sample",
     "Rand": "rand",
     "Randn": "randn",
+    "Uniform": "uniform",
+    "RandStr": "randstr",
+    "Shuffle": "shuffle",
+    "Uuid": "uuid",
     "MonotonicallyIncreasingID": "monotonically_increasing_id",
     "SparkPartitionID": "spark_partition_id",
 }
@@ -164,6 +168,11 @@ class _Judge:
         for value in node.fields.values():
             for part in (e for expression in expressions(value) for e in expression.walk()):
                 _refuse_by_position(part.kind)
+                if part.fields.get("udfDeterministic") is False:
+                    raise NotShownByPlan(
+                        f"{part.fields.get('name') or 'a UDF'}() is declared as not deterministic: its values may depend on "
+                        f"other rows"
+                    )
                 inner = part.fields.get("plan")
                 if not isinstance(inner, list) or not _reads_records(inner):
                     continue

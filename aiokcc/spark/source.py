@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 __all__ = [
     "check_options",
     "check_timestamp",
+    "empty_frame",
     "event_millis",
     "find_late",
     "load",
@@ -226,9 +227,13 @@ def check_timestamp(spark: SparkSession, timestamp: Column | str | None, options
     """Raise UsageError if the expression cannot be resolved over the columns of the source, or has a wrong type."""
     if timestamp is None:
         return
+    event_millis(empty_frame(spark, options), timestamp)
+
+
+def empty_frame(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """Return a frame with the columns that the source has under these options, and without rows."""
     headers = any(name.lower() == "includeheaders" and value == "true" for name, value in options.items())
-    columns = f"{_COLUMNS}, {_HEADERS}" if headers else _COLUMNS
-    event_millis(spark.createDataFrame([], columns), timestamp)
+    return spark.createDataFrame([], f"{_COLUMNS}, {_HEADERS}" if headers else _COLUMNS)
 
 
 def event_millis(frame: DataFrame, timestamp: Column | str | None) -> Column:

@@ -130,11 +130,14 @@ def arrow_schema(path: str | os.PathLike[str]) -> Any:
 
         pandas.read_parquet(aiokcc.spark.files("out/revenue"), schema=aiokcc.spark.arrow_schema("out/revenue"))
 
-    With it, a column that was added later is null in older periods; without it, pandas leaves the column out.
+    With it, a column that was added later is null in older periods; without it, pandas leaves the column out. ``path`` may also
+    be the directory of a DeltaSink.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import StructType
 
+    if (table := _delta(path, None, None, None)) is not None:
+        return to_arrow_schema(StructType.fromJson(json.loads(table.schema().to_json())))
     root = _root(path)
     return to_arrow_schema(StructType.fromJson(json.loads(_columns(root, _log(root)))))
 

@@ -10,7 +10,7 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,12 +18,13 @@ import aiokcc
 from aiokcc import local
 from aiokcc.runtime.options import wall_clock
 from aiokcc.spark.pipeline import BatchStep
+from aiokcc.spark.tables import published
 from tests import pipelines
 from tests.balances import balances_at, balances_in_python, rows_of, state_of
 from tests.chaos.spark_driver import Spec
 from tests.pipelines import some_records, totals_in_python, totals_of
 from tests.replays import MINUTE, at
-from tests.spark_gateway import environment
+from tests.spark_gateway import connect_server, environment
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,19 +87,38 @@ def check(spark: SparkSession, out: Path, logs: list[pipelines.Log]) -> None:
     assert stands == {(log.name, n): len(records) for log in logs for n, records in enumerate(log.partitions)}
 
 
-@pytest.mark.parametrize("end", ["now", "past", "future"])
+@pytest.mark.parametrize("end", ["now", "past", "future", "scheduled", "past, with Spark Connect"])
 async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
     spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, end: str
 ) -> None:
+    """With ``end=TIME``, 15 drivers die one after the other."""
     chance = random.Random(8)
-    records = [some_records(chance, 60, minutes=14, disorder=MINUTE // 2) for _ in range(2)]
+    records = [some_records(chance, 60, minutes=18, disorder=MINUTE // 2) for _ in range(2)]
     log = await pipelines.write(kafka, "kills", records)
     out = tmp_path / "out"
     # The last one comes while drivers are killed: the run was founded before it, and goes on after it.
-    ends: dict[str, str | int] = {"now": "now", "past": at(100), "future": wall_clock() + 5000}
-    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), end=ends[end])
+    ends: dict[str, str | int] = {
+        "past": at(100),
+        "past, with Spark Connect": at(100),
+        "future": wall_clock() + 5000,
+    }
+    spec = Spec(
+        zookeeper.url(log.name),
+        kafka.bootstrap,
+        [log.name],
+        str(out),
+        end=ends.get(end, "now"),
+        available=at(100) if end == "scheduled" else 0,
+        max_periods=1 if end == "past" else 2,
+    )
     steps = ["publishing", *(step.value for step in BatchStep)]
+    if "Connect" in end:
+        steps = ["publishing", "intended", "staged", "checkpointed"]
+    if end == "past":
+        steps = [*steps, *steps, "publishing"]
     async with AsyncExitStack() as stack:
+        if "Connect" in end:
+            spec = replace(spec, connect=stack.enter_context(connect_server(spark)))
         for number, step in enumerate(steps):
             driver = Driver(spark, replace(spec, stop=[step, number, int(signal.SIGKILL)]), tmp_path / "drivers.log")
             await driver.start()
@@ -111,6 +131,48 @@ async def test_a_driver_killed_after_any_step_loses_and_repeats_no_period(
         assert await last.end() == 0, (tmp_path / "drivers.log").read_text()[-4000:]
         assert last.said[-1] == "done"
     check(spark, out, [log])
+
+
+@pytest.mark.parametrize("delta", [False, pytest.param(True, marks=pytest.mark.long)], ids=["parquet", "delta"])
+async def test_a_restatement_killed_at_any_step_has_not_begun_or_is_done(
+    spark: SparkSession, kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path, delta: bool
+) -> None:
+    chance = random.Random(15)
+    log = await pipelines.write(kafka, "restated", [some_records(chance, 60, minutes=8) for _ in range(2)])
+    out, drivers = tmp_path / "out", tmp_path / "drivers.log"
+    spec = Spec(zookeeper.url(log.name), kafka.bootstrap, [log.name], str(out), available=at(100), delta=delta)
+    whole = totals_in_python([log])
+    old = [row for row in whole if row[0] < at(4)]
+
+    def restated(rows: list[Any]) -> list[tuple[int, ...]]:
+        return [(start, who, (1 + (at(1) <= start < at(3))) * total, *rest) for start, who, total, *rest in rows]
+
+    def rows() -> list[tuple[int, ...]]:
+        return list(totals_of(aiokcc.spark.read(spark, out).collect()))
+
+    async with AsyncExitStack() as stack:
+
+        async def start(spec: Spec, code: int) -> None:
+            driver = Driver(spark, spec, drivers)
+            await driver.start()
+            stack.push_async_callback(driver.kill)
+            assert await driver.end() == code, drivers.read_text()[-4000:]
+
+        # The driver has died, too, and its third batch is recorded. The range has a half of each of the first two.
+        await start(replace(spec, stop=["staged", 2, int(signal.SIGKILL)]), -signal.SIGKILL)
+        again = replace(spec, restate=[at(1), at(3)])
+        for step in ("checked", "fenced", "staged", "replacing", "published"):
+            await start(replace(again, stop=[step, 0, int(signal.SIGKILL)]), -signal.SIGKILL)
+            assert rows() == (restated(old) if step == "published" else old)
+        await start(again, 0)
+        assert rows() == restated(old)
+        await start(spec, 0)  # it goes on, and removes what is left of the killed ones
+    assert rows() == restated(whole)
+    if not delta:
+        found = published(out)
+        named = {file.path.split("/")[1] for one in found.newest_first() for p in one.periods for file in p.files}
+        assert {path.name for path in (out / "_aiokcc" / "data").iterdir()} == named
+        assert len(found.restates) == 2
 
 
 @pytest.mark.long  # test_state.py has the steps in one process, and test_states.py each operation on a disk

@@ -334,6 +334,28 @@ async def test_a_pipeline_on_spark_is_measured_in_every_way(
         assert await session.children("") == ()
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+async def test_the_large_history_on_spark_is_measured_in_every_way(
+    kafka: local.Kafka, zookeeper: local.ZooKeeper, tmp_path: Path
+) -> None:
+    table, url = tmp_path / "spark.json", zookeeper.url("benchmarks-large")
+    services = ("--bootstrap", kafka.bootstrap, "--url", url)
+    code, _, errors = await benchmark("spark", "--quick", "--only", "large", *services, "--json", str(table))
+    assert code == 0, errors
+    found = json.loads(table.read_text())
+    check_form(found, "spark")
+    assert [(result["case"]["what"], result["unit"], set(result["anchors"])) for result in found["results"]] == [
+        ("large", "s", {"tuned"}),
+        ("large to Parquet", "s", {"by hour"}),
+        ("large rows to Parquet", "s", {"rows by hour"}),
+        ("nothing to do", "s", set()),
+        ("restating", "s", {"whole"}),
+    ]
+    for goal in ("aggregate only", "a file per hour", "nothing to do, s", "restating 24 of 48 hours"):
+        assert goal in errors
+
+
 async def test_interrupting_ends_all_processes(zk_root: str) -> None:
     process = await _start("period-latency", "--processes", "3", "--periods", "1000000", "--url", zk_root)
     assert process.stderr is not None

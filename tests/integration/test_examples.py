@@ -174,8 +174,9 @@ async def test_a_nightly_pipeline_is_started_twice() -> None:
 
 @pytest.mark.long  # five sessions of Spark
 @pytest.mark.timeout(600)
-async def test_three_days_with_kills_a_restatement_and_a_new_column(servers: tuple[str, str]) -> None:
-    text = await output_of("-m", "examples.three_days", *servers)
+@pytest.mark.parametrize("sink", ["parquet", "delta"])
+async def test_three_days_with_kills_a_restatement_and_a_new_column(servers: tuple[str, str], sink: str) -> None:
+    text = await output_of("-m", "examples.three_days", *servers, sink)
     found = re.findall(r"^(\S.*): (\d+) periods, [\d,]+ cents, as by hand$", text, re.MULTILINE)
     seen = {what: int(periods) for what, periods in found}
     whole = {

@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypedDict, cast
 
 from aiokcc.core.masking import mask_url
@@ -201,6 +201,7 @@ class DeltaSink(StateSink):
 
     def _stage(self, frame: DataFrame, batch: Batch) -> _Staged:
         check_schema(frame)
+        self._table.check_same()
         schema = all_nullable(frame.schema.json())
         if not self._table.exists:
             if self._local is not None:
@@ -232,6 +233,7 @@ class DeltaSink(StateSink):
         return f"{self._prefix}{'r' if batch.replaces else ''}{batch.number}-{self._table.attempt}-"
 
     def publish(self, batch: Batch, staged: object | None) -> None:
+        self._table.check_same()
         if staged is None:
             self._record.write_batch(self._manifest(batch))
             return
@@ -243,7 +245,8 @@ class DeltaSink(StateSink):
             if is_new:
                 self._table.change_columns(result["schema"], replace=result["is_replaced"])
                 self._record.write_batch(self._manifest(batch))
-                self._table.add(batch, [add_action(*file) for file in files], result["state"])
+                rows = sum(count for _, _, count, _ in files)
+                self._table.add(batch, [add_action(*file) for file in files], result["state"], rows)
         except PipelineMismatchError:
             self._remove(names)
             raise
@@ -275,6 +278,7 @@ class DeltaSink(StateSink):
     def replace(self, batch: Batch, staged: Sequence[object], after: int) -> None:
         if not self._table.exists:
             return  # no batch had records, so there is nothing to replace
+        self._table.check_same()
         results = [cast("_Staged", part) for part in staged]
         files = [file for result in results for file in result["files"]]
         number, attempt = self._table.restated
@@ -284,7 +288,8 @@ class DeltaSink(StateSink):
             self._record.write_restates([*before, self._manifest(batch, after)])
             if columns is not None:
                 self._table.change_columns(columns, replace=results[0]["is_replaced"])
-        unused = self._table.replace(batch, [add_action(*file) for file in files], self._names(batch))
+        rows = sum(count for _, _, count, _ in files)
+        unused = self._table.replace(batch, [add_action(*file) for file in files], self._names(batch), rows)
         self._remove(frozenset(unused))
 
     def _remove(self, names: frozenset[str]) -> None:
@@ -295,6 +300,14 @@ class DeltaSink(StateSink):
 
     def last_attempt(self, pipeline: str) -> int:
         return self._table.last_attempt(pipeline)
+
+    def check_reset(self, pipeline: str, result: Callable[[], DataFrame | None]) -> None:
+        self._open(pipeline, self._table.attempt)
+        self._table.check_reset(self._prefix)
+        if not self._table.exists or self._schema_change == "replace" or (frame := result()) is None:
+            return
+        check_schema(frame)
+        merge_columns(self._table.schema, all_nullable(frame.schema.json()), self._shown)
 
     def reset(self, pipeline: str, attempt: int) -> None:
         """Take our files out of the table, in one commit. Raise UsageError if it holds files of others."""

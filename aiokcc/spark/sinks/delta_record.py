@@ -44,6 +44,12 @@ class BatchRecord:
         last = restates[-1]
         self._write(_list_name(last.number, last.attempt), b"".join(manifest.encode() for manifest in restates))
 
+    def find(self, number: int, attempt: int | None = None) -> Manifest | None:
+        """Return the record of a batch, or with ``attempt`` that of a restatement; None if it is not there."""
+        name = f"{number:08d}.json" if attempt is None else _list_name(number, attempt)
+        data = self._read(name)
+        return None if not data else Manifest.decode(name, data.splitlines()[-1])
+
     def read(self, last: int, restate: int, attempt: int, shown: str) -> Published:
         """Return the batches up to ``last``, and the restatements up to number ``restate`` (-1: none), made by this attempt.
 

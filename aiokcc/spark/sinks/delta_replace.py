@@ -1,7 +1,8 @@
 """The actions by which one Delta commit replaces periods: remove the files that hold them, add those of the new ones.
 
 A file of ours holds one period. A file that somebody has made by compacting the table may also hold other periods: its rows
-outside of the replaced time are written to a new file, which the same commit adds.
+outside of the replaced time are written to a new file, which the same commit adds. Rows without a period, which another program
+has added, belong to no period and stay.
 """
 
 from __future__ import annotations
@@ -50,43 +51,59 @@ def actions_to_replace(
                 raise UsageError(
                     f"{shown}: rows of {name} were deleted by a deletion vector; compact the table (purge) first"
                 )
-            rest = _write_rest(uri, options, name, bounds, f"{prefix}rest-{secrets.token_hex(4)}.parquet")
+            old = _read(uri, options, name)
+            rest = _rest(old, bounds)
+            if rest is not None and rest.num_rows == old.num_rows:
+                continue
             if rest is not None:
-                written.append(rest.path)
-                result.append(rest)
+                added = _write_rest(uri, options, rest, f"{prefix}rest-{secrets.token_hex(4)}.parquet")
+                written.append(added.path)
+                result.append(added)
         result.append(RemoveAction(name, True, now, size, {}))
     return result, written
 
 
-def _write_rest(uri: str, options: Mapping[str, str] | None, name: str, bounds: tuple[int, int], target: str) -> Any:
-    """Write the rows of a file that lie outside of the bounds to a new file; return its action, or None if there are none."""
+def _read(uri: str, options: Mapping[str, str] | None, name: str) -> Any:
+    """Return the rows of a file of the table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = Path(uri, name).read_bytes() if "://" not in uri else read_bytes(uri, options, name)
+    return pq.read_table(pa.BufferReader(data))
+
+
+def _rest(table: Any, bounds: tuple[int, int]) -> Any:
+    """Return the rows that lie outside of the bounds, or have no period; None if there are none."""
+    import pyarrow.compute as pc
+
+    if "period" not in table.column_names:
+        return table
+    period = _column(table)
+    start, end = bounds
+    outside = pc.or_(pc.less(period, start), pc.greater_equal(period, end))
+    rest = table.filter(pc.fill_null(outside, True))
+    return rest if rest.num_rows else None
+
+
+def _write_rest(uri: str, options: Mapping[str, str] | None, table: Any, target: str) -> Any:
+    """Write rows to a new file, and return the action that adds it."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     from deltalake.transaction import AddAction
 
-    is_local = "://" not in uri
-    old = Path(uri, name).read_bytes() if is_local else read_bytes(uri, options, name)
-    table = pq.read_table(pa.BufferReader(old))
-    period = _column(table)
-    start, end = bounds
-    table = table.filter(pc.or_(pc.less(period, start), pc.greater_equal(period, end)))
-    if not table.num_rows:
-        return None
     buffer = pa.BufferOutputStream()
     pq.write_table(table, buffer, compression="zstd", store_schema=False)
     data = buffer.getvalue().to_pybytes()
-    if is_local:
+    if "://" not in uri:
         Path(uri, target).write_bytes(data)
     else:
         write_bytes(uri, options, target, data)
-    ends = pc.min_max(_column(table)).as_py()
-    stats = {
-        "numRecords": table.num_rows,
-        "minValues": {"period": _shown(ends["min"])},
-        "maxValues": {"period": _shown(ends["max"])},
-        "nullCount": {"period": 0},
-    }
+    period = _column(table)
+    ends = pc.min_max(period).as_py()
+    stats: dict[str, Any] = {"numRecords": table.num_rows, "nullCount": {"period": period.null_count}}
+    if ends["min"] is not None:
+        stats |= {"minValues": {"period": _shown(ends["min"])}, "maxValues": {"period": _shown(ends["max"])}}
     return AddAction(target, len(data), {}, int(time.time() * 1000), False, json.dumps(stats))
 
 

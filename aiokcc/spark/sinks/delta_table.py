@@ -22,6 +22,9 @@ numbers, before it writes any file. The other drivers then find the table, and t
 **The comparison.** A name can be used again under another root, where batches are numbered from 0 once more. Numbers alone do
 not show that. So the run is compared first, before anything is written; and if the number of a batch is already published, the
 digest of the batch is compared.
+
+**The same table.** Somebody may drop the table while a driver runs, and make another one in its place. Delta would accept a
+commit there that is based on a snapshot of the old one. So every commit first looks whether the table is still the same one.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ from aiokcc.errors import CoordinationError, FencedError, PipelineMismatchError,
 from aiokcc.spark.batch import Batch
 from aiokcc.spark.function_version import FunctionVersion
 from aiokcc.spark.sinks.columns import added_fields
+from aiokcc.spark.sinks.delta_identity import TableIdentity
 from aiokcc.spark.sinks.delta_replace import actions_to_replace
 
 __all__ = ["PipelineTable"]
@@ -52,6 +56,7 @@ class PipelineTable:
         self._uri, self._shown, self._options = uri, shown, options
         self._app = ""
         self._table: Any = None
+        self._identity: TableIdentity | None = None
         self.attempt = 0
         self.function = FunctionVersion()
         """The function that computes the batches."""
@@ -91,7 +96,23 @@ class PipelineTable:
     def open(self, pipeline: str, attempt: int) -> None:
         """Load the table, if there is one, for this attempt."""
         self._app, self.attempt = f"aiokcc/{pipeline}", attempt
-        self._table = self._load()
+        self._use(self._load())
+
+    def _use(self, table: Any) -> None:
+        self._table = table
+        self._identity = None if table is None else TableIdentity(self._uri, self._shown, self._options, table)
+
+    def check_same(self) -> None:
+        """Raise PipelineMismatchError if the table was dropped since it was opened, or replaced by another one."""
+        if self._identity is not None:
+            self._identity.check()
+
+    def _follow(self) -> None:
+        """Load what was committed since. Raise PipelineMismatchError if that is another table."""
+        self.check_same()
+        self._table.update_incremental()
+        assert self._identity is not None
+        self._identity.remember()
 
     def _load(self) -> Any:
         from deltalake import DeltaTable
@@ -129,7 +150,7 @@ class PipelineTable:
         from deltalake.exceptions import CommitFailedError
 
         for _ in range(100):
-            self._table.update_incremental()
+            self._follow()
             self._refuse_foreign()
             self._refuse_other_run()
             self._refuse_later()
@@ -163,12 +184,12 @@ class PipelineTable:
                 raise
         else:
             table = self._load()
-        self._table = table
+        self._use(table)
         try:
             if not self._holds_our_numbers():
                 self.take_over()
         except Exception:
-            self._table = None  # so that the next try is refused, too
+            self._use(None)  # so that the next try is refused, too
             raise
 
     # A batch
@@ -180,8 +201,10 @@ class PipelineTable:
         self._refuse_other_batch(batch)
         return True
 
-    def add(self, batch: Batch, actions: list[Any], state: int = 0) -> None:
+    def add(self, batch: Batch, actions: list[Any], state: int = 0, rows: int | None = None) -> None:
         """Commit the files of a batch, its number, and that of the state after it; the numbers also if there is no file.
+
+        ``rows`` are recorded for the history.
 
         Raise FencedError if another driver has taken over.
         """
@@ -193,9 +216,9 @@ class PipelineTable:
             numbers["state"] = state
         self._check_ours()  # Delta would accept a commit that is based on a snapshot of the successor's
         try:
-            self._commit(actions, numbers, content)
+            self._commit(actions, numbers, content, rows)
         except CommitFailedError as error:
-            self._table.update_incremental()
+            self._follow()
             if self.was_added_by_us(batch):
                 return  # only the reply was lost
             raise self._fenced() from error
@@ -213,6 +236,7 @@ class PipelineTable:
         added = {field["name"] for field in added_fields(self.schema, schema)}
         if not added and not (replace and added_fields(schema, self.schema)):
             return
+        self.check_same()
         self._check_ours()
         new, properties = Schema.from_json(schema), self._properties({"attempt": self.attempt, **self._run_number()})
         try:
@@ -242,7 +266,7 @@ class PipelineTable:
         attempt = self._table.transaction_version(f"{self._app}/restated-by")
         return (-1, 0) if number is None or attempt is None or number < 0 else (int(number), int(attempt))
 
-    def replace(self, batch: Batch, actions: Sequence[Any], prefix: str) -> list[str]:
+    def replace(self, batch: Batch, actions: Sequence[Any], prefix: str, rows: int | None = None) -> list[str]:
         """Replace the periods between the bounds of the batch by the added files, in one commit.
 
         Return the names of files that were written and are in no commit. Raise FencedError if another driver has taken over.
@@ -259,7 +283,7 @@ class PipelineTable:
         }
         unused: list[str] = []
         for _ in range(100):
-            self._table.update_incremental()
+            self._follow()
             self._check_ours()
             if self.restated == (batch.number, self.attempt):
                 return unused  # only the reply was lost, or it is the second call
@@ -267,7 +291,7 @@ class PipelineTable:
                 self._table, self._uri, self._options, self._shown, batch.replaces, prefix
             )
             try:
-                self._commit([*removals, *actions], numbers, _content_of(batch))
+                self._commit([*removals, *actions], numbers, _content_of(batch), rows)
             except CommitFailedError:
                 unused += written
                 continue
@@ -285,6 +309,21 @@ class PipelineTable:
         table = self._load()
         return 0 if table is None else int(table.transaction_version(f"{self._app}/attempt") or 0)
 
+    def check_reset(self, prefix: str) -> dict[str, int]:
+        """Return the files that a reset removes, with their sizes. Raise an error if the table has files of others."""
+        if self._table is None:
+            return {}
+        files = self._table.get_add_actions(flatten=True)
+        found = dict(zip(files["path"].to_pylist(), files["size_bytes"].to_pylist(), strict=True))
+        self._refuse_foreign()  # before our number is in the table: another pipeline may have no rows yet
+        foreign = next((name for name in found if not name.startswith(prefix)), None)
+        if foreign is not None:
+            raise UsageError(
+                f"{self._shown} holds {foreign}, which this pipeline has not written (or which is made of several files by "
+                f"compaction); empty the table by hand, or choose another"
+            )
+        return found
+
     def reset(self, prefix: str) -> None:
         """Remove the files whose names start with ``prefix`` from the open table, in one commit.
 
@@ -297,17 +336,9 @@ class PipelineTable:
         if self._table is None:
             return
         self._refuse_later()
-        files = self._table.get_add_actions(flatten=True)
-        names, sizes = files["path"].to_pylist(), files["size_bytes"].to_pylist()
-        foreign = [name for name in names if not name.startswith(prefix)]
-        if foreign:
-            raise UsageError(
-                f"{self._shown} holds {foreign[0]}, which this pipeline has not written (or which is made of several files by "
-                f"compaction); empty the table by hand, or choose another"
-            )
-        self._refuse_foreign()  # before our number is in the table: another pipeline may have no rows yet
+        files = self.check_reset(prefix)
         now = int(time.time() * 1000)
-        removals = [RemoveAction(name, True, now, size, {}) for name, size in zip(names, sizes, strict=True)]
+        removals = [RemoveAction(name, True, now, size, {}) for name, size in files.items()]
         try:
             # Our own attempt number is committed later, by take_over.
             reset = {"state": 0} if self.state else {}
@@ -315,7 +346,7 @@ class PipelineTable:
             self._commit(removals, {"attempt": self.attempt - 1, "number": -1, **reset, **self._run_number()})
         except CommitFailedError as error:
             raise self._fenced() from error
-        self._table = None
+        self._use(None)
 
     # Refusals
 
@@ -388,7 +419,7 @@ class PipelineTable:
 
     def _refresh(self) -> None:
         """Load our own commit. After that the snapshot holds our attempt number; otherwise raise FencedError."""
-        self._table.update_incremental()
+        self._follow()
         self._check_ours()
 
     def _holds_our_numbers(self) -> bool:
@@ -401,12 +432,17 @@ class PipelineTable:
         """Return the run as a number that Delta can hold; nothing if the run is not known."""
         return {"run": _digest(self.run)} if self.run else {}
 
-    def _commit(self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "") -> None:
+    def _commit(
+        self, actions: Sequence[Any], numbers: Mapping[str, int], content: str = "", rows: int | None = None
+    ) -> None:
+        self.check_same()
         self._table.create_write_transaction(
-            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content)
+            actions, "append", self._table.schema(), commit_properties=self._properties(numbers, content, rows)
         )
 
-    def _properties(self, numbers: Mapping[str, int], content: str = "", retries: int | None = None) -> Any:
+    def _properties(
+        self, numbers: Mapping[str, int], content: str = "", rows: int | None = None, retries: int | None = None
+    ) -> Any:
         from deltalake import CommitProperties, Transaction
 
         names = {what: self._app if what == "number" else f"{self._app}/{what}" for what in numbers}
@@ -416,6 +452,8 @@ class PipelineTable:
         if content:
             metadata["content"] = _shorten(content)
             metadata |= {name: value for name, value in asdict(self.function).items() if value is not None}
+        if rows is not None:
+            metadata["rows"] = rows
         return CommitProperties(
             app_transactions=[Transaction(names[what], number) for what, number in numbers.items()],
             custom_metadata={"aiokcc": json.dumps(metadata)},

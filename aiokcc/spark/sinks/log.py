@@ -303,7 +303,13 @@ class Log:
     def check(self) -> None:
         """Raise FencedError if a later attempt has begun. One may begin right after this; only publishing is certain."""
         if not self._attempts.exists(self._name):
-            raise self._attempts.fenced(self._attempt)
+            raise self._ended()
+
+    def _ended(self) -> FencedError | PipelineMismatchError:
+        """Return the error for a driver whose attempt has no directory any more."""
+        if (self.home / "owner.json").exists():
+            return self._attempts.fenced(self._attempt)
+        return self._gone("the directory was removed while this driver was at work")
 
     def make_stage(self, batch: Batch) -> Path:
         """Make a directory for the files of a batch, where no reader looks, and remove the one of a failed job before it."""
@@ -383,7 +389,7 @@ class Log:
                 raise self._attempts.fenced(self._attempt) from None
         except OSError as error:
             if error.errno in _GONE:
-                raise self._attempts.fenced(self._attempt) from error
+                raise self._ended() from error
             raise
         self._disk.sync(self._log)
         self._disk.remove(draft)
@@ -443,15 +449,21 @@ class Log:
         staged = [int(match[2]) for match in map(_STAGED.fullmatch, self._disk.names(self._data)) if match]
         return max((*self._attempts.numbers(), *staged), default=0)
 
+    def check_reset(self, pipeline: str) -> bool:
+        """Return whether there is anything to reset. Raise UsageError if the directory belongs to somebody else."""
+        if not (self.home / "owner.json").exists():
+            self._check_place()
+            return False
+        self._check_owner(pipeline)
+        return True
+
     def reset(self, pipeline: str, attempt: int) -> None:
         """End every smaller attempt and delete all that they have published. The directory still belongs to the pipeline.
 
         Raise FencedError if a greater attempt has begun, before or meanwhile: what that one publishes stays.
         """
-        if not (self.home / "owner.json").exists():
-            self._check_place()
+        if not self.check_reset(pipeline):
             return
-        self._check_owner(pipeline)
         name = self._attempts.make(attempt)
         try:
             self._attempts.fence(attempt, name)

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final, TypedDict, cast
 
@@ -198,6 +198,9 @@ class ParquetSink(StateSink):
 
     def last_attempt(self, pipeline: str) -> int:
         return self._log.last_attempt()
+
+    def check_reset(self, pipeline: str, result: Callable[[], DataFrame | None]) -> None:
+        self._log.check_reset(pipeline)
 
     def reset(self, pipeline: str, attempt: int) -> None:
         self._log.reset(pipeline, attempt)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from aiokcc.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -89,6 +89,15 @@ class Sink(ABC):
         It is called before a pipeline starts from scratch, so that its attempt is a greater one.
         """
         return 0
+
+    def check_reset(self, pipeline: str, result: Callable[[], DataFrame | None]) -> None:
+        """Raise the error that :meth:`reset` would raise, or that the columns of the new result would raise after it.
+
+        It is called before anything is changed for a start from scratch, and changes nothing. ``result`` returns the function's
+        result without rows, for its columns; None if it is not known.
+        """
+        if type(self).reset is Sink.reset:
+            self.reset(pipeline, 0)
 
     def reset(self, pipeline: str, attempt: int) -> None:
         """Remove what smaller attempts have published, so that readers no longer see it.

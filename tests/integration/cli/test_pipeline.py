@@ -33,7 +33,9 @@ async def test_a_pipeline_is_run_shown_and_its_history_read(
 ) -> None:
     (tmp_path / "functions_of_pipeline.py").write_text(FUNCTIONS)
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {"AIOKCC_STORE": zk_root, "AIOKCC_BOOTSTRAP_SERVERS": kafka.bootstrap, "PYTHONPATH": search}
+    properties = tmp_path / "client.properties"
+    properties.write_text(f"bootstrap.servers={kafka.bootstrap}\nsecurity.protocol=PLAINTEXT\n")
+    environment = {"AIOKCC_STORE": zk_root, "AIOKCC_KAFKA_CONFIG": str(properties), "PYTHONPATH": search}
     name = await topic(kafka, [at(0), at(1)], [at(1.5)])
     out = tmp_path / "out"
     words = [
@@ -126,6 +128,27 @@ async def test_a_restatement_without_times_is_refused_before_spark_starts() -> N
     assert (ended.code, "Give --from TIME --to TIME, or --late" in ended.err) == (2, True), ended.err
     ended = await run(*words, "--late", "--to", "2026-01-01T00:00Z")
     assert (ended.code, "leave --from and --to out" in ended.err) == (2, True), ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("restate", "json:dumps"), "Give --from TIME --to TIME, or --late"),
+        (("run", "json:dumps", "--topic", "t", "--period", "1m", "--sink", "csv:out"), "expected parquet:DIRECTORY"),
+    ],
+)
+async def test_kafka_is_found_by_its_client_properties(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """Also in the profile, as all verbs that read Kafka do."""
+    properties, same = tmp_path / "client.properties", ("--name", "p", "--store", "zk://127.0.0.1:1/x")
+    properties.write_text("bootstrap.servers=h:1\n")
+    (tmp_path / "aiokcc.toml").write_text('[profiles.here]\nkafka = "client.properties"\n')
+    by_file = await run("pipeline", *words, *same, "--kafka-config", str(properties))
+    by_profile = await run("pipeline", *words, *same, "--config", str(tmp_path / "aiokcc.toml"), "--profile", "here")
+    for ended in (by_file, by_profile):
+        assert (ended.code, said in ended.err) == (2, True), ended.err
+    properties.write_text("client.id=x\n")
+    nowhere = await run("pipeline", *words, *same, "--kafka-config", str(properties))
+    assert "where is Kafka?" in nowhere.err
 
 
 async def test_an_unknown_pipeline_is_an_error(zk_root: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +45,11 @@ def rows_in(kind: Callable[..., Sink], place: Path) -> dict[int, int]:
     return found
 
 
+def spark_jobs(spark: SparkSession) -> int:
+    """Return how many jobs the session has run."""
+    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())  # type: ignore[union-attr]
+
+
 class Nightly:
     """The same program, started again and again; the test sets the clock."""
 
@@ -77,10 +81,13 @@ async def test_each_start_publishes_what_is_closed_by_then(
     assert (await nightly.start(2.7)).periods == 2
     assert rows_in(kind, tmp_path / "out") == {at(0): 2, at(1): 1}
 
-    began = time.monotonic()
-    nothing = await nightly.start(2.9)
-    assert (nothing.periods, nothing.jobs) == (0, 0)
-    assert time.monotonic() - began < 30, "nothing to do takes long"
+    jobs, commits = spark_jobs(spark), len([*(tmp_path / "out").rglob("*.json")])
+    for _ in range(2):
+        nothing = await nightly.start(2.9)
+        assert (nothing.periods, nothing.jobs) == (0, 0)
+    assert spark_jobs(spark) == jobs, "a start with nothing to do has run a Spark job"
+    if kind is ParquetSink:
+        assert len([*(tmp_path / "out").rglob("*.json")]) == commits, "it has published something"
 
     await kafka_topics.write(kafka.bootstrap, name, [Row(1, at(3)), Row(0, at(4.5))])
     assert (await nightly.start(4.6)).records == 2
@@ -203,3 +210,20 @@ async def test_a_partition_that_was_added_between_two_starts_is_read_by_the_next
     assert rows_in(ParquetSink, tmp_path / "out") == {at(0): 1, at(2): 2}
     assert (await nightly.start(5)).records == 1
     assert rows_in(ParquetSink, tmp_path / "out") == {at(0): 1, at(2): 2, at(3): 1}
+
+
+async def test_a_topic_that_was_created_again_between_two_starts_is_an_error_and_not_skipped(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path
+) -> None:
+    name = await topic(kafka, [at(0), at(1), at(1.5)])
+    nightly = Nightly(spark, kafka, zk_root, name, lambda: ParquetSink(tmp_path / "out"))
+    assert (await nightly.start(3)).records == 3
+    async with kafka_topics.admin(kafka.bootstrap) as client:
+        await client.delete_topics([name])
+    await kafka_topics.create(kafka.bootstrap, name)
+    await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(3)), Row(0, at(4))])
+    with pytest.raises(aiokcc.KafkaError, match=rf"{name}.0 ends at 2 now, and .* up to 3: the topic was deleted and"):
+        await nightly.start(6)
+    assert rows_in(ParquetSink, tmp_path / "out") == {at(0): 1, at(1): 2}
+    await nightly.start(6, from_scratch=True)
+    assert rows_in(ParquetSink, tmp_path / "out") == {at(3): 1, at(4): 1}

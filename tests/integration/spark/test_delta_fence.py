@@ -6,6 +6,7 @@ The table is a real one. Spark's job is replaced by a function that writes the s
 from __future__ import annotations
 
 import datetime as dt
+import os
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,16 +18,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from pyspark.sql.types import StringType, StructField, StructType, TimestampType
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 import aiokcc.spark
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
-from aiokcc.spark.sinks import DeltaSink, ParquetSink, delta
+from aiokcc.spark.history import delta_history
+from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta, delta_identity
 from aiokcc.spark.sinks.arrow import WrittenFile
+from aiokcc.spark.sinks.delta_identity import TableIdentity
 
 MINUTE = 60_000
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
@@ -199,6 +202,58 @@ def test_as_of_a_batch_after_a_start_from_scratch(tmp_path: Path) -> None:
         aiokcc.spark.files(tmp_path, as_of=2)
 
 
+def test_as_of_a_time_is_by_the_commits_and_not_by_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the table has other times of its files; and Delta deletes its oldest commits."""
+    place, moments = tmp_path / "out", [dt.datetime.now(dt.UTC)]
+
+    def wait_for_the_clock() -> None:
+        while dt.datetime.now(dt.UTC) - moments[-1] < dt.timedelta(milliseconds=5):
+            pass
+
+    sink = driver(place, "a", 1)
+    for number in range(3):
+        wait_for_the_clock()
+        do(sink, batch(number), f"{number}")
+        wait_for_the_clock()
+        moments.append(dt.datetime.now(dt.UTC))
+        wait_for_the_clock()
+    for path in sorted(place.rglob("*.json")):
+        os.utime(path)
+
+    def rows(moment: dt.datetime) -> list[str]:
+        files = aiokcc.spark.files(place, as_of=moment)
+        return sorted(text for file in files for text in pq.read_table(file)["text"].to_pylist())
+
+    assert [rows(moment) for moment in moments] == [[], ["0"], ["0", "1"], ["0", "1", "2"]]
+    table = DeltaTable(str(place))
+    table.create_checkpoint()
+    for path in sorted((place / "_delta_log").glob("*.json"))[:-1]:
+        path.unlink()  # as a cleanup of the log does
+    assert rows(moments[3]) == ["0", "1", "2"]
+    with pytest.raises(UsageError, match=r"has no version as of .* any more; the first that it has is of"):
+        rows(moments[1])
+
+
+def test_the_history_has_all_periods_of_a_large_batch_and_its_rows_after_a_compaction(tmp_path: Path) -> None:
+    """Delta's commit has room for some of the periods only; and a compaction replaces the files that have the rows."""
+    sink = driver(tmp_path, "a", 1)
+    slices = [Slice(START + n * MINUTE, START + (n + 1) * MINUTE, {ORDERS: (n, n + 1)}) for n in range(50)]
+    do(sink, Batch("revenue", 0, tuple(slices)), "all")
+    do(sink, replace(batch(50), number=1), "more")
+    again = sink.published("revenue", 1).restatement("revenue", START, START + 2 * MINUTE, MINUTE)
+    sink.replace(again, [sink.stage(frame("again"), again)], 1)
+    DeltaTable(str(tmp_path)).optimize.compact()
+    shown = [
+        (one["batch"], one.get("restatement"), one["from"], one["to"], one["periods"], one["rows"], one["offsets"])
+        for one in delta_history(str(tmp_path), "revenue")
+    ]
+    assert shown == [
+        (0, None, "2026-01-01T00:00:00Z", "2026-01-01T00:50:00Z", 50, 1, "orders.0 0-50"),
+        (1, None, "2026-01-01T00:50:00Z", "2026-01-01T00:51:00Z", 1, 1, "orders.0 50-51"),
+        (1, 0, "2026-01-01T00:00:00Z", "2026-01-01T00:02:00Z", 2, 1, "orders.0 0-2"),
+    ]
+
+
 def test_restating_where_nothing_had_records_changes_nothing(tmp_path: Path) -> None:
     """There is no table yet that could be changed."""
     do(driver(tmp_path, "a", 1), batch(0, empty=True), None)
@@ -321,7 +376,151 @@ class TestResultsThatAreGone:
         shutil.rmtree(place)
         with pytest.raises(PipelineMismatchError, match="batch 0 .* not there any more"):
             sink.check_published("revenue", 0)
+        with pytest.raises(PipelineMismatchError, match="the directory was removed while this driver was at work"):
+            sink.publish(batch(1, empty=True), None)
         assert not place.exists()
+
+
+def test_a_restatement_keeps_rows_of_others_that_have_no_period(tmp_path: Path) -> None:
+    """Others may write to the table. After a compaction their rows are in one file with the periods."""
+    sink = driver(tmp_path, "a", 1)
+    for number in range(2):
+        do(sink, batch(number), f"old {number}")
+    write_deltalake(str(tmp_path), pa.table({"text": ["theirs"]}), mode="append", schema_mode="merge")
+    for is_compacted in (False, True):
+        if is_compacted:
+            DeltaTable(str(tmp_path)).optimize.compact()
+        found = sink.published("revenue", 1)
+        again = found.restatement("revenue", START, START + MINUTE, MINUTE)
+        sink.replace(again, [sink.stage(frame(f"new {is_compacted}"), again)], 1)
+        assert texts(tmp_path) == [f"new {is_compacted}", "old 1", "theirs"]
+
+
+class TestCheckBeforeAReset:
+    """What a reset, or the first batch after it, would refuse is known before anything is deleted."""
+
+    @pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
+    def test_results_of_another_pipeline_or_program(self, tmp_path: Path, kind: Any) -> None:
+        sink = kind(tmp_path / "ours")
+        sink.check_reset("revenue", lambda: frame(None))  # there is nothing yet
+        sink.identify("a" * 32, "zk://host/a")
+        sink.begin("revenue", 1)
+        one = batch(0)
+        result = {"schema": frame(None).schema.json(), "files": [], "states": None}
+        sink.publish(one, sink.stage(frame(None), one) if kind is DeltaSink else result)
+        foreign = tmp_path / "foreign"
+        if kind is DeltaSink:
+            write_deltalake(str(foreign), pa.table({"n": [1]}))
+        else:
+            foreign.mkdir()
+            (foreign / "mine.txt").touch()
+        before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+        kind(tmp_path / "ours").check_reset("revenue", lambda: frame(None))
+        with pytest.raises(PipelineMismatchError, match="'revenue'.*'costs'"):
+            kind(tmp_path / "ours").check_reset("costs", lambda: frame(None))
+        with pytest.raises(UsageError, match=r"mine.txt|results of another program"):
+            kind(foreign).check_reset("revenue", lambda: frame(None))
+        assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
+
+    def test_columns_that_the_emptied_table_would_not_take(self, tmp_path: Path) -> None:
+        do(driver(tmp_path, "a", 1), batch(0), "zero")
+        with pytest.raises(UsageError, match="'text' is long, and was string"):
+            DeltaSink(tmp_path).check_reset("revenue", lambda: frame(None, LongType()))
+        DeltaSink(tmp_path, schema="replace").check_reset("revenue", lambda: frame(None, LongType()))
+        DeltaSink(tmp_path).check_reset("revenue", lambda: None)  # not known before the first job
+        assert texts(tmp_path) == ["zero"]
+
+    def test_a_sink_that_cannot_be_emptied(self) -> None:
+        class Own(FunctionSink):
+            reset = Sink.reset
+
+        with pytest.raises(UsageError, match="cannot be emptied by the pipeline"):
+            Own(print).check_reset("revenue", lambda: None)
+        FunctionSink(print).check_reset("revenue", lambda: None)
+
+
+class TestTableThatIsReplacedMeanwhile:
+    """Somebody drops the table while a driver is at work, and makes another one in its place."""
+
+    @pytest.mark.parametrize("commits", [1, 2, 3, 7])
+    @pytest.mark.parametrize("is_staged", [False, True], ids=["before the job", "after the job"])
+    def test_nothing_is_written_to_the_other_one(self, tmp_path: Path, commits: int, *, is_staged: bool) -> None:
+        """However long its log is: Delta looks at the number of the next commit only."""
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        staged = sink.stage(frame("one"), batch(1)) if is_staged else None
+        shutil.rmtree(place)
+        theirs = pa.table({"period": pa.array([0], pa.timestamp("us", "UTC")), "text": ["theirs"]})
+        for _ in range(commits):
+            write_deltalake(str(place), theirs, mode="append")
+        before = sorted(place.rglob("*"))
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again, while this driver was at work"):
+            if staged is None:
+                sink.stage(frame("one"), batch(1))
+            else:
+                sink.publish(batch(1), staged)
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+            sink.publish(batch(1, empty=True), None)
+        assert sorted(place.rglob("*")) == before
+        assert texts(place) == ["theirs"] * commits
+
+    def test_a_restatement_writes_nothing_to_the_other_one(self, tmp_path: Path) -> None:
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        again = sink.published("revenue", 0).restatement("revenue", START, START + MINUTE, MINUTE)
+        staged = sink.stage(frame("new"), again)
+        shutil.rmtree(place)
+        for n in range(5):
+            write_deltalake(str(place), pa.table({"n": [n]}), mode="append")
+        with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+            sink.replace(again, [staged], 0)
+        assert DeltaTable(str(place)).to_pyarrow_table().num_rows == 5
+
+    def test_a_dropped_table_is_not_made_again(self, tmp_path: Path) -> None:
+        place = tmp_path / "out"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        shutil.rmtree(place)
+        with pytest.raises(PipelineMismatchError, match="does not exist any more, while this driver was at work"):
+            sink.stage(frame("one"), batch(1))
+        assert not place.exists()
+
+    def test_an_older_copy_is_refused_and_the_same_table_is_not(self, tmp_path: Path) -> None:
+        place, copy = tmp_path / "out", tmp_path / "copy"
+        sink = driver(place, "a", 1)
+        do(sink, batch(0), "zero")
+        shutil.copytree(place, copy)
+        do(sink, batch(1), "one")
+        shutil.copytree(place, tmp_path / "now")
+        shutil.rmtree(place)
+        (tmp_path / "now").rename(place)  # the files are others, and their content is the same
+        do(sink, batch(2), "two")
+        assert texts(place) == ["one", "two", "zero"]
+        shutil.rmtree(place)
+        copy.rename(place)
+        with pytest.raises(PipelineMismatchError, match="was replaced by an older copy, which ends at version"):
+            sink.stage(frame("three"), batch(3))
+
+
+def test_a_table_that_is_in_no_directory_is_looked_at_once_in_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(delta_identity.time, "monotonic", lambda: clock[0])
+    uri, row = f"file://{tmp_path / 'out'}", pa.table({"n": [1]})
+    write_deltalake(uri, row)
+    identity = TableIdentity(uri, uri, None, DeltaTable(uri))
+    clock[0] += 5
+    identity.check()
+    shutil.rmtree(tmp_path / "out")
+    write_deltalake(uri, row)
+    clock[0] += 0.5
+    identity.check()
+    clock[0] += 1
+    with pytest.raises(PipelineMismatchError, match="was dropped and made again"):
+        identity.check()
 
 
 def test_credentials_in_the_uri_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:

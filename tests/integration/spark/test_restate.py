@@ -16,7 +16,9 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 import aiokcc
 from aiokcc import local
 from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
+from aiokcc.runtime.pipelines import read_pipeline
 from aiokcc.spark import DeltaSink, ParquetSink, Sink
 from aiokcc.spark.batch import Batch, LateRecords, Slice
 from aiokcc.spark.history import delta_history, parquet_history
@@ -146,7 +148,15 @@ async def test_a_restatement_replaces_exactly_its_periods_whatever_step_it_dies_
         with pytest.raises(RuntimeError, match="killed"):
             await pipeline.restate(2, 5, after=die)
         assert pipeline.rows() == (new if step is RestateStep.PUBLISHED else old)
-    assert (await pipeline.restate(2, 5, function=counted, version="3")).periods == 3
+    descriptions: list[str] = []
+
+    def described(frame: DataFrame, periods: Any) -> DataFrame:
+        descriptions.append(frame.sparkSession.sparkContext.getLocalProperty("spark.job.description"))
+        return counted(frame, periods)
+
+    assert (await pipeline.restate(2, 5, function=described, version="3")).periods == 3
+    assert descriptions[0].startswith(f"p restating {format_time(at(2))} to {format_time(at(5))}, attempt ")
+
     assert pipeline.rows() == old
     history = parquet_history(str(place)) if kind is ParquetSink else delta_history(str(place), "p")
     assert [(entry["batch"], entry.get("restatement"), entry["version"]) for entry in history] == [
@@ -210,6 +220,56 @@ async def test_a_restatement_is_fenced_out_by_a_driver_and_by_another_one(
     assert pipeline.rows() == old
     await pipeline.restate(1, 3)
     assert pipeline.rows() == {**old, **expected(times, "sum(place)", range(1, 3))}
+
+
+async def test_a_driver_that_starts_at_the_same_moment_is_not_fenced_out(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has looked for a restatement before this one began, and takes its attempt after the restatement has looked for it."""
+    pipeline = Pipeline(spark, kafka, zk_root, await topic(kafka, [at(0), at(1), at(2)]), place, ParquetSink)
+    await pipeline.start(2)
+    computing, go_on, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
+
+    async def nobody_restates(_session: Any, _name: str) -> None:
+        pass
+
+    def slow(frame: DataFrame, periods: Any) -> DataFrame:
+        loop.call_soon_threadsafe(computing.set)
+        asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
+        return counted(frame, periods)
+
+    monkeypatch.setattr("aiokcc.spark.driver.wait_until_restated", nobody_restates)
+    restatement = prepare_restate(
+        spark,
+        summed,
+        store=zk_root,
+        name="p",
+        bootstrap_servers=kafka.bootstrap,
+        start=at(0),
+        end=at(2),
+        claim_timeout=0.3,
+    )
+    check_records, drivers = restatement._check_records, []
+
+    async def look_and_wait(*arguments: Any) -> None:
+        await check_records(*arguments)
+        drivers.append(asyncio.create_task(pipeline.start(3, function=slow)))
+        await computing.wait()
+
+    monkeypatch.setattr(restatement, "_check_records", look_and_wait)
+    with pytest.raises(aiokcc.PipelineBusyError, match="is driven by"):
+        await restatement.run()
+    with pytest.raises(aiokcc.PipelineBusyError, match="is driven by"):
+        await pipeline.restate(0, 2, claim_timeout=0.3)  # it looks before it does anything
+    async with aiokcc.open_store(zk_root).session() as session:
+        status = await read_pipeline(aiokcc.open_store(zk_root), session, "p")
+    assert status is not None
+    assert status.is_driven
+    waiting = asyncio.create_task(pipeline.restate(0, 2, claim_timeout=60))
+    go_on.set()
+    await drivers[0]
+    await waiting  # the driver was not fenced out, and has ended
+    assert pipeline.rows() == {0: 0, 1: 1, 2: 1}
 
 
 async def test_what_cannot_be_restated_is_refused_with_what_would_be_right(

@@ -412,3 +412,70 @@ async def test_deleted_results_are_an_error(
     with pytest.raises(aiokcc.PipelineMismatchError, match="batch 3"):
         async with replaying(spark, kafka, name, store=zk_root) as replay:
             await replay.for_each_period(count, sink(tmp_path / "out"))
+
+
+async def recorded(url: str) -> dict[str, bytes]:
+    """Return what the group has agreed on, and what the pipeline has recorded."""
+    found = {}
+    async with aiokcc.open_store(url).session(timeout=10) as session:
+        names = [f"pipelines/p/{name}" for name in await session.children("pipelines/p")]
+        for path in ("coordinator", "generation", "period", "run", "topic-partitions", *names):
+            node = await session.find(path)
+            found[path] = b"" if node is None else node.data
+    return found
+
+
+def other_type(frame: DataFrame, periods: Periods) -> DataFrame:
+    return frame.groupBy("period").count().selectExpr("period", "cast(count as string) as count")
+
+
+async def test_a_start_from_scratch_that_is_refused_throws_nothing_away(
+    spark: SparkSession, kafka: local.Kafka, zk_root: str, tmp_path: Path
+) -> None:
+    """Neither rows, nor what the store has recorded, nor what the group has agreed on."""
+    from deltalake import DeltaTable
+
+    name, place = await topic(kafka, [at(n) for n in range(4)]), tmp_path / "out"
+
+    async def run(function: Any, sink: Sink, **settings: Any) -> Summary:
+        chosen = {"store": zk_root, "trigger": "available_now", **settings}
+        async with replaying(spark, kafka, name, **chosen) as replay:
+            return await replay.for_each_period(function, sink)  # type: ignore[no-any-return]
+
+    def rows() -> list[tuple[int, int]]:
+        found = DeltaTable(str(place)).to_pyarrow_table().to_pylist()
+        return sorted((millis(row["period"]), row["count"]) for row in found)
+
+    await run(count, DeltaSink(place), clock=lambda: at(2))
+    before, table = await recorded(zk_root), rows()
+    assert table == [(at(0), 1), (at(1), 1)]
+
+    class Kept(MemorySink):
+        """A sink that cannot be emptied."""
+
+        reset = Sink.reset
+
+    def fails_without_rows(frame: DataFrame, periods: Periods) -> DataFrame:
+        assert frame.first() is not None, "no rows"
+        return other_type(frame, periods)
+
+    with pytest.raises(aiokcc.UsageError, match=r"'count' is string, and was long.*schema=\"replace\""):
+        await run(other_type, DeltaSink(place), from_scratch=True)
+    with pytest.raises(aiokcc.UsageError, match="cannot be emptied by the pipeline"):
+        await run(count, Kept(), from_scratch=True)
+    with pytest.raises(aiokcc.PipelineMismatchError, match="'p'.*'q'|'q'.*'p'"):
+        await run(count, DeltaSink(place), from_scratch=True, name="q")
+    DeltaTable(str(place)).optimize.compact()
+    with pytest.raises(aiokcc.UsageError, match="which this pipeline has not written .*compaction"):
+        await run(count, DeltaSink(place), from_scratch=True)
+    assert (await recorded(zk_root), rows()) == (before, table)
+    # It goes on as if nobody had tried.
+    assert (await run(count, DeltaSink(place), clock=lambda: at(3))).records == 1
+    assert rows() == [*table, (at(2), 1)]
+    # Where the function needs rows, its columns are compared by the first job.
+    other = tmp_path / "other"
+    await run(count, DeltaSink(other), name="r", store=f"{zk_root}-r")
+    with pytest.raises(aiokcc.UsageError, match="'count' is string"):
+        await run(fails_without_rows, DeltaSink(other), name="r", store=f"{zk_root}-r", from_scratch=True)
+    await run(other_type, DeltaSink(other, schema="replace"), name="r", store=f"{zk_root}-r", from_scratch=True)
+    assert set(DeltaTable(str(other)).to_pyarrow_table()["count"].to_pylist()) == {"1"}

@@ -190,6 +190,13 @@ APART: dict[str, Function] = {
     ),
     "intersectAll": lambda f: f.select("period", "id").intersectAll(f.select("period", "customer")),
     "temporary view": lambda f: viewed(f, "select period, count(*) n from separation_records group by period"),
+    "join on the period under another name": lambda f: f.join(
+        f.groupBy(F().col("period").alias("q")).agg(F().max("id").alias("m")), F().expr("period = q")
+    ).drop("q"),
+    "join with a table of periods": sql(
+        "select r.* from {records} r join (values (timestamp_millis(0))) t(p) on r.period = t.p"
+    ),
+    "session windows inside the period": lambda f: f.groupBy("period", F().session_window("period", "2 hours")).count(),
     "groupBy of groupBy": lambda f: (
         f.groupBy("period", "country").count().groupBy("period").agg(F().max("count").alias("m"))
     ),
@@ -319,13 +326,37 @@ MIXES: dict[str, tuple[Function, str]] = {
         lambda f: viewed(f, "select id, min(period) period from separation_records group by id"),
         r"groupBy\(id\)",
     ),
+    "a frame without periods in a union": (
+        lambda f: f.select("period", "id").unionByName(f.select("id"), allowMissingColumns=True),
+        "is not the one of the frame, but computed",
+    ),
+    "a window in the order of periods": (
+        lambda f: f.withColumn("total", F().sum("id").over(W().partitionBy("id").orderBy("period"))),
+        r"partitionBy\(id\), does not have 'period'",
+    ),
+    "aggregate, the period dropped": (
+        lambda f: f.groupBy("period", "id").count().drop("period").distinct().join(f.select("period", "id"), "id"),
+        r"distinct|dropDuplicates\(id, count\)",
+    ),
+    "a cached table made of the frame": (
+        lambda f: f.join(f.groupBy("id").count().cache(), "id"),
+        r"groupBy\(id\)",
+    ),
+    "a period that is null for some rows": (
+        lambda f: f.withColumn("period", F().when(F().col("id") > 2, F().col("period"))).groupBy("period").count(),
+        "not the frame's 'period' any more",
+    ),
     "groups in Python": (
         lambda f: f.groupBy("country").applyInPandas(lambda rows: rows.head(1), f.schema),
         r"groupBy\(country\).applyInPandas does not have 'period'",
     ),
 }
 
-LABELLED_WRONG = {"a computed period", "the period of the right side of a left join"}
+LABELLED_WRONG = {
+    "a computed period",
+    "a frame without periods in a union",
+    "the period of the right side of a left join",
+}
 """These give the same rows, but do not say of which period they are."""
 
 UNKNOWN: dict[str, tuple[Function, str]] = {
@@ -365,6 +396,18 @@ UNKNOWN: dict[str, tuple[Function, str]] = {
         ),
         "correlated subquery",
     ),
+    "uniform with a seed": (sql("select *, uniform(0, 100, 7) u from {records}"), r"uniform\(\)"),
+    "randstr with a seed": (sql("select *, randstr(5, 7) u from {records}"), r"randstr\(\)"),
+    "shuffle": (lambda f: f.withColumn("s", F().shuffle(F().array("id", "customer"))), r"shuffle\(\)"),
+    "UDF that is not deterministic": (
+        lambda f: f.withColumn("n", F().udf(lambda n: n, "long").asNondeterministic()("id")),
+        r"<lambda>\(\) is declared as not deterministic",
+    ),
+    "aggregate in Python that is not deterministic": (
+        lambda f: f.groupBy("period").agg(mean().asNondeterministic()("offset").alias("m")),
+        r"compute\(\) is declared as not deterministic",
+    ),
+    "uuid with a seed": (lambda f: f.withColumn("u", F().expr("uuid(7)")), r"uuid\(\)"),
     "not made from the frame": (
         lambda f: f.sparkSession.sql("select timestamp_millis(0) as period, 1 as n"),
         "not made from the frame",

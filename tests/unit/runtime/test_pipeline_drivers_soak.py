@@ -15,7 +15,7 @@ import logging
 import os
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -369,7 +369,10 @@ class Soak:
             task.cancel()
 
     async def _restate(self) -> None:
-        """Take the pipeline's attempt as a restatement does, while no driver drives it; or die over it, or give up."""
+        """Take the pipeline's attempt as a restatement does; or die over it, or give up.
+
+        Half of them were suspended after they had looked for a driver, and fence out the one that came meanwhile.
+        """
         with suppress(PipelineBusyError, SessionLostError, StoreUnreachableError):
             async with self.world.store.session(timeout=6) as session:
 
@@ -378,7 +381,8 @@ class Soak:
                         raise StoreUnreachableError("lost")
                     return session
 
-                async with alone_with(session, "p", "somebody", self.chance.uniform(0, 20)):
+                alone = alone_with(session, "p", "somebody", self.chance.uniform(0, 20))
+                async with alone if self.chance.random() < 0.5 else nullcontext():
                     node = await session.find("pipelines/p/definition")
                     if node is not None:
                         await Checkpoint(self.world.store, "p", present).begin(json.loads(node.data), "somebody")
@@ -463,7 +467,7 @@ async def test_drivers_under_faults(
     monkeypatch.setattr("aiokcc.spark.participant.boottime", world.time)
     monkeypatch.setattr(drivers, "SparkThread", lambda _: SparkThread(soak))
     monkeypatch.setattr(drivers, "RecordSampler", RecordSampler)
-    monkeypatch.setattr(AsyncReplay, "_finder", lambda *_: Index(soak.logs))
+    monkeypatch.setattr(drivers, "choose_finder", lambda *_: Index(soak.logs))
     computation = SimpleNamespace(is_decided=True, stage=lambda sink, batch: sink.stage(batch, batch), one_by_one=False)
     monkeypatch.setattr(drivers, "Computation", lambda *_, **__: computation)
     stage = Pipeline._stage

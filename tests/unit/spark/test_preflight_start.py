@@ -10,7 +10,7 @@ import pytest
 from aiokcc.core.partitions import Partition
 from aiokcc.errors import KafkaError
 from aiokcc.spark.finder import Found
-from aiokcc.spark.preflight import check_start
+from aiokcc.spark.preflight import check_not_deleted, check_start
 
 START = 1_767_225_600_000  # 2026-01-01T00:00Z
 
@@ -85,3 +85,34 @@ async def test_the_error_names_a_start_that_suits_all_logs() -> None:
         await check((5, [START + 60_000]), (7, [START + 120_000]))
     with pytest.raises(KafkaError, match='Pass start="earliest"'):  # no time suits a log without a record
         await check((5, [START + 60_000]), (7, []))
+
+
+@pytest.mark.parametrize(
+    ("log", "place", "said"),
+    [
+        ((3, [START] * 2), 3, None),
+        ((3, [START] * 2), 5, None),
+        ((0, []), 0, None),
+        ((3, [START] * 2), 2, "begins at 3 now: the records from 2 on"),
+        (
+            (0, [START] * 2),
+            3,
+            "ends at 2 now, and the pipeline 'p' has published it up to 3: the topic was deleted",
+        ),
+    ],
+    ids=str,
+)
+async def test_a_log_must_reach_from_what_is_published_on(
+    log: tuple[int, list[int]], place: int, said: str | None
+) -> None:
+    def track(*, is_complete: bool) -> Any:
+        at = SimpleNamespace(low=place)
+        return SimpleNamespace(partition=Partition("t", 0), place=at, is_finished=False, is_complete=is_complete)
+
+    finder: Any = Logs(log)
+    await check_not_deleted(finder, [track(is_complete=True)], "p")
+    if said is None:
+        await check_not_deleted(finder, [track(is_complete=False)], "p")
+    else:
+        with pytest.raises(KafkaError, match=said):
+            await check_not_deleted(finder, [track(is_complete=False)], "p")
