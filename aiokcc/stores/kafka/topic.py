@@ -30,6 +30,7 @@ PERMISSIONS: Final = (
 _MAX_NAME: Final = 249
 _said: Final[set[str]] = set()
 """The topics that this process has opened: what there is to say of them is said once."""
+_OLD_FORMAT: Final = re.compile(r"0\.([89]|10)\b")
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -100,6 +101,7 @@ def make_settings(replicas: int) -> dict[str, str]:
         "min.insync.replicas": "2" if replicas >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "message.timestamp.type": "LogAppendTime",
+        "compression.type": "producer",
         "max.message.bytes": str(2 * 2**20),
         "segment.bytes": str(16 * 2**20),  # so that what was trimmed leaves the disk
     }
@@ -115,6 +117,12 @@ def find_problems(found: TopicDescription) -> Iterator[str]:
     for name in ("retention.ms", "retention.bytes"):
         if settings.get(name, "-1") != "-1":
             yield f"its {name} is {settings[name]}; set it to -1 (aiokcc trims the topic itself)"
+    if settings.get("message.timestamp.type", "LogAppendTime") != "LogAppendTime":
+        yield "its message.timestamp.type is CreateTime; set it to LogAppendTime (the times of nodes are the broker's)"
+    if settings.get("compression.type", "producer") not in ("producer", "uncompressed"):
+        yield f"its compression.type is {settings['compression.type']}; set it to producer"
+    if _OLD_FORMAT.match(settings.get("message.format.version", "")):
+        yield f"its message.format.version is {settings['message.format.version']}; set it to 0.11 or later"
     if found.replicas > 1 and settings.get("unclean.leader.election.enable") == "true":
         yield "its unclean.leader.election.enable is true; set it to false"
     if found.brokers >= 3 and found.replicas < 3:

@@ -13,6 +13,7 @@ from aiokcc.stores import ANY_VERSION, Create, Set
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.contact import Patience
 from aiokcc.stores.kafka.machine import ForeignLogError, Machine
+from aiokcc.stores.kafka.opening import describe_difference
 from aiokcc.stores.kafka.records import Kind, Record, UnknownFormatError
 from aiokcc.stores.kafka.snapshot import Beginning, MissingPrefixError
 from aiokcc.stores.kafka.state import LogSession, pack
@@ -561,3 +562,56 @@ def test_an_open_that_was_appended_twice_opens_one_session() -> None:
     log.append(log.entries[1])
     member.read()
     assert list(member.machine.sessions) == [member.id]
+
+
+class TestGroupOfTwo:
+    """In a group of two nobody can know who is right; each says whether its state is that of the snapshot in the log."""
+
+    @staticmethod
+    def differing() -> tuple[Log, Client, Client]:
+        log = Log.new()
+        writer, other = Client(log).open(), Client(log).open()
+        writer.read()
+        other.machine.tree.nodes["/"].version = 7  # it applies records differently, for whatever reason
+        return log, writer, other
+
+    def test_both_stop_and_the_one_that_differs_from_the_snapshot_says_so(self) -> None:
+        log, writer, other = self.differing()
+        writer.mark()
+        for client in (writer, other):
+            client.read()
+            log.append(client.seal(Kind.BEAT))
+        for client in (writer, other):
+            client.read()
+            assert client.machine.is_outvoted(client.id)
+        told = describe_difference(writer.machine, "topic", writer.id)
+        assert f"another history or state than session {other.id} " in told
+        assert "this process has the state of the snapshot there, which this process itself wrote" in told
+        told = describe_difference(other.machine, "topic", other.id)
+        assert f"does not have the state of the snapshot there, which session {writer.id} wrote" in told
+
+    def test_without_a_snapshot_that_is_said(self) -> None:
+        log, writer, other = self.differing()
+        log.append(writer.seal(Kind.MARK))
+        for client in (writer, other):
+            client.read()
+            log.append(client.seal(Kind.BEAT))
+        writer.read()
+        assert writer.machine.is_outvoted(writer.id)
+        assert "There was no snapshot" in describe_difference(writer.machine, "topic", writer.id)
+
+    def test_who_began_with_a_snapshot_says_with_which(self) -> None:
+        log = Log.new()
+        member = Client(log).open()
+        member.mark()
+        log.append(member.seal(Kind.BEAT))
+        member.read()
+        target = member.machine.trim_offset()
+        assert target is not None
+        log.trim(target)
+        beginning = Beginning(target)
+        for offset, raw in sorted(log.entries.items()):
+            beginning.feed(offset, raw)
+        assert beginning.machine is not None
+        told = describe_difference(beginning.machine, "topic", 0)
+        assert f"This process began with the snapshot of offset {target}" in told
