@@ -7,6 +7,7 @@ from typing import Any
 
 import aiokcc
 from aiokcc import local
+from aiokcc.stores import SessionState
 from tests import kafka_topics
 from tests.integration.cli.commands import run
 from tests.kafka_topics import Row
@@ -97,5 +98,12 @@ async def test_brokers_that_create_topics_by_themselves_do_not_make_it_without_i
         assert (await run("status", url)).code == 1
         async with kafka_topics.admin(kafka.bootstrap) as client:
             assert "__aiokcc.replay" not in await client.list_topics()
+        async with aiokcc.open_store(url).session(timeout=4) as session:
+            await session.ensure("")
+            async with kafka_topics.admin(kafka.bootstrap) as client:
+                await client.delete_topics(["__aiokcc.replay"])
+                async with asyncio.timeout(30):
+                    assert await session.until(SessionState.LOST) is SessionState.LOST
+                assert "__aiokcc.replay" not in await client.list_topics(), "asking for its leader does not make it"
         async with aiokcc.open_store(url).session() as session:
             await session.ensure("")
