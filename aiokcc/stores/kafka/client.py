@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from aiokcc.errors import StoreError, UsageError
 from aiokcc.stores.kafka.wire import (
+    FAILURES,
     ConnectionGroup,
     CreateTopicsRequest,
     DeleteRecordsRequest,
@@ -276,7 +277,7 @@ class LogClient:
     async def _send(self, node: int, request: Any, group: Any = ConnectionGroup.DEFAULT) -> Any:
         try:
             return await self._client.send(node, VersionedRequest(request), group=group)
-        except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+        except FAILURES as error:
             raise LogError(str(error) or type(error).__name__) from error
 
     def _check(self, code: int, message: str = "") -> None:

@@ -127,8 +127,8 @@ def find_problems(found: TopicDescription) -> Iterator[str]:
         yield "its unclean.leader.election.enable is true; set it to false"
     if found.brokers >= 3 and found.replicas < 3:
         yield f"it has {found.replicas} replica(s) of {found.brokers} brokers; make it with 3"
-    elif found.replicas >= 3 and int(settings.get("min.insync.replicas", "1")) < 2:
+    elif found.replicas >= 3 and int(settings.get("min.insync.replicas") or 1) < 2:
         yield f"its min.insync.replicas is {settings.get('min.insync.replicas', '1')}; set it to 2"
-    largest = settings.get("max.message.bytes", str(MIN_MESSAGE))
-    if int(largest) < MIN_MESSAGE:
+    largest = int(settings.get("max.message.bytes") or MIN_MESSAGE)
+    if largest < MIN_MESSAGE:
         yield f"its max.message.bytes is {largest}; set it to {MIN_MESSAGE} or more, which a transaction or snapshot may need"

@@ -37,6 +37,7 @@ except ImportError as error:
     ) from error
 
 __all__ = [
+    "FAILURES",
     "ConnectionGroup",
     "CreateTopicsRequest",
     "DeleteRecordsRequest",
@@ -69,6 +70,9 @@ _KNOWN: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (AIOKafkaClient.send, ("self", "node_id", "request", "group")),
     (AIOKafkaClient._metadata_update, ("self", "cluster_metadata", "topics")),
 )
+FAILURES: Final = (kafka_errors.KafkaError, OSError, TimeoutError, RuntimeError, KeyError)
+"""What a request may raise that was not answered. RuntimeError comes from uvloop for a connection that breaks at this moment,
+KeyError from aiokafka for one that another request has replaced."""
 _NEEDED: Final[Mapping[type, tuple[str, int]]] = {
     ProduceRequest: ("Produce", 3),  # batches as they are written here
     FetchRequest: ("Fetch", 5),  # the answer says where the log begins
@@ -131,7 +135,7 @@ class TopicClient(AIOKafkaClient):  # type: ignore[misc]
         for node in nodes:
             try:
                 answer = await self.send(node, request)
-            except (kafka_errors.KafkaError, StoreError, OSError, TimeoutError):
+            except (*FAILURES, StoreError):
                 continue
             if answer.brokers:
                 cluster_metadata.update_metadata(answer)
