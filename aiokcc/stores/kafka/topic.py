@@ -7,6 +7,7 @@ compaction would delete records that newcomers need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ PERMISSIONS: Final = (
     "unless it exists"
 )
 _MAX_NAME: Final = 249
+_LOOK_AGAIN: Final = 0.02
 _said: Final[set[str]] = set()
 """The topics that this process has opened: what there is to say of them is said once."""
 _OLD_FORMAT: Final = re.compile(r"0\.([89]|10)\b")
@@ -74,7 +76,7 @@ async def open_topic(client: LogClient, topic: str, *, if_missing: AiokccError |
             await client.create(replicas, make_settings(replicas))
             log.info("made the topic %s with %d replica(s)", topic, replicas)
             while (found := await client.describe()) is None:  # its description follows a moment later
-                await client.refresh()
+                await asyncio.sleep(_LOOK_AGAIN)
     except PermissionError as error:
         raise StoreError(
             f"Kafka does not let us make or describe the topic {topic!r} ({error}); {PERMISSIONS}"

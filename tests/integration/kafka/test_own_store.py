@@ -45,6 +45,45 @@ async def test_three_members_replay_in_step_with_nothing_but_kafka(kafka: local.
         assert (await session.get("coordinator")).data == b"end"
 
 
+async def test_a_managed_group_hands_over_and_its_verbs_work(kafka: local.Kafka) -> None:
+    """One of two members is cancelled without a farewell to the other; that one takes its partitions over."""
+    topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=4)
+    rows = [Row(p, FIRST + m * MINUTE + p, b"%d" % m) for p in range(4) for m in range(60)]
+    await kafka_topics.write(kafka.bootstrap, topic, rows)
+    url = f"kafka://{kafka.bootstrap}/{topic}"
+    seen: list[tuple[str, int, int, int]] = []
+    shared, handed_over = asyncio.Event(), asyncio.Event()
+
+    async def member(name: str) -> None:
+        async def handle(record: Any) -> None:
+            seen.append((name, record.timestamp // MINUTE, record.partition, record.offset))
+            if len(seen) == 80:
+                shared.set()
+            if shared.is_set() and not handed_over.is_set():
+                await handed_over.wait()
+
+        managed: dict[str, Any] = {"assignment": "managed", "member": name, "expect": 2, "session_timeout": 2}
+        async with aiokcc.replay(
+            topic, bootstrap_servers=kafka.bootstrap, store="kafka", period="1m", **managed
+        ) as replay:
+            await replay.run(handle)
+
+    async with asyncio.timeout(60):
+        one, two = asyncio.ensure_future(member("one")), asyncio.ensure_future(member("two"))
+        await shared.wait()
+        listed = await run("members", url)
+        assert listed.code == 0, listed.err
+        assert {"one", "two"} <= set(listed.out.split())
+        one.cancel()
+        handed_over.set()
+        await asyncio.wait([one])
+        await two
+    assert {name for name, *_ in seen} == {"one", "two"}
+    assert {(partition, offset) for *_, partition, offset in seen} == {(p, m) for p in range(4) for m in range(60)}
+    minutes = [minute for _, minute, *_ in seen]
+    assert minutes == sorted(minutes)
+
+
 async def test_the_command_line_replays_and_shows_the_status(kafka: local.Kafka) -> None:
     topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=2)
     await kafka_topics.write(kafka.bootstrap, topic, [Row(p, FIRST + m * MINUTE) for p in range(2) for m in range(10)])
