@@ -75,7 +75,7 @@ async def open_topic(client: LogClient, topic: str, *, if_missing: AiokccError |
             replicas = min(3, await client.count_brokers())
             await client.create(replicas, make_settings(replicas))
             log.info("made the topic %s with %d replica(s)", topic, replicas)
-            while (found := await client.describe()) is None:  # its description follows a moment later
+            while (found := await client.describe()) is None:  # noqa: ASYNC110 - Kafka tells nobody when it is known
                 await asyncio.sleep(_LOOK_AGAIN)
     except PermissionError as error:
         raise StoreError(
