@@ -18,6 +18,7 @@ from typing import Final
 from aiokcc.errors import StoreError
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.client import LogClient, LogEntry, LogError, LogSlice, OutOfRangeError
+from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.machine import Applied, ForeignLogError, Machine
 from aiokcc.stores.kafka.records import Kind, Record, UnknownFormatError
 from aiokcc.stores.kafka.snapshot import Beginning, MissingPrefixError
@@ -77,27 +78,28 @@ class Follower:
         self._epoch: int | None = None
         """The epoch of the leader that the last record was appended by."""
 
-    async def catch_up(self, genesis: Record, known: bytes | None) -> None:
+    async def catch_up(self, genesis: Record, known: LogHistory) -> None:
         """Apply the whole log up to its present end. If it is empty, append this GENESIS first.
 
-        ``known`` is the genesis of the log as an earlier session has seen it. Raises LogError and LogChangedError.
+        ``known`` is the log as an earlier session has seen it. Raises LogError, and LogChangedError if it is another one now.
         """
         while True:
             start, end = await self._client.find_range()
             if end == 0:
-                if known is not None:
+                if known.genesis is not None:
                     raise LogChangedError(self._made_again())
                 await self._client.append([records.encode(genesis)])
                 continue
             try:
-                await self._begin(start, end)
+                await self._begin(start, end, known)
                 break
             except OutOfRangeError:  # it was trimmed meanwhile
                 continue
-        if known is not None and self.machine.genesis != known:
+        if known.genesis not in (None, self.machine.genesis):
             raise LogChangedError(self._made_again())
+        self._compare_chain(known)
 
-    async def _begin(self, start: int, end: int) -> None:
+    async def _begin(self, start: int, end: int, known: LogHistory) -> None:
         beginning = Beginning(start)
         offset, self.start = start, start
         held: list[LogEntry] = []
@@ -110,6 +112,7 @@ class Follower:
                     if (machine := beginning.feed(entry.offset, entry.raw)) is not None:
                         self.machine = machine
                         for one in held:
+                            self._compare_chain(known)
                             self._apply(one)
                         held.clear()
         except MissingPrefixError:
@@ -122,6 +125,13 @@ class Follower:
                 f"at its beginning were deleted by somebody else (retention, for example), and the group's agreement with "
                 f"them. Stop all members, delete the topic, and start them again to begin anew"
             )
+
+    def _compare_chain(self, known: LogHistory) -> None:
+        """Raise LogChangedError if an earlier session has read up to here, and these are not the records that it has read."""
+        machine = self.machine
+        is_there = machine.position == known.position and machine.genesis == known.genesis
+        if is_there and machine.chain != known.chain:
+            raise LogChangedError(self._lost(known.position, "has other records before that now"))
 
     def _apply(self, entry: LogEntry) -> Applied:
         try:
@@ -254,11 +264,14 @@ class Follower:
                 f"the topic {topic!r} begins at offset {start} now, and we had read it up to {machine.position}: records that "
                 f"we had not read were deleted by somebody else (retention, for example)"
             )
-        return LogChangedError(
-            f"the topic {topic!r} no longer has the records that we have read: we had read it up to offset "
-            f"{machine.position}, and it ends at {end} now or has other records there. Kafka has lost acknowledged records (an "
-            f"unclean leader election, or disks that were lost). The group's agreement may have gone back; stop all members, "
-            f"check their results, delete the topic, and start them again"
+        return LogChangedError(self._lost(machine.position, f"ends at {end} now or has other records there"))
+
+    def _lost(self, position: int, found: str) -> str:
+        return (
+            f"the topic {self._topic!r} no longer has the records that we have read: we had read it up to offset {position}, "
+            f"and it {found}. Kafka has lost acknowledged records (an unclean leader election, or disks that were lost). The "
+            f"group's agreement may have gone back; stop all members, check their results, delete the topic, and start them "
+            f"again"
         )
 
     def _made_again(self) -> str:

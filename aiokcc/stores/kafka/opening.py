@@ -80,7 +80,7 @@ async def _connect(client: LogClient, follower: Follower, history: LogHistory, r
     await client.refresh()
     if missing is not None and not create and (await client.find_range())[1] == 0:
         raise missing  # somebody makes it at this moment, or did not come further
-    await follower.catch_up(make_genesis(os.urandom(8), root), history.genesis)
+    await follower.catch_up(make_genesis(os.urandom(8), root), history)
     machine = follower.machine
     if (found := machine.root.decode(errors="replace")) != root:
         raise OtherRootError(topic, found, root)

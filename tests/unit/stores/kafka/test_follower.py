@@ -12,6 +12,7 @@ from aiokcc.stores import Create
 from aiokcc.stores.kafka import follower as module
 from aiokcc.stores.kafka.client import LogEntry, LogError, LogSlice, OutOfRangeError
 from aiokcc.stores.kafka.follower import Follower, LogChangedError, make_genesis
+from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.records import Kind
 from tests.kafka_log import Client, Log
 
@@ -98,9 +99,11 @@ class Following:
 
 
 @asynccontextmanager
-async def following(broker: Broker) -> AsyncIterator[tuple[Following, asyncio.Task[None]]]:
+async def following(
+    broker: Broker, history: LogHistory | None = None
+) -> AsyncIterator[tuple[Following, asyncio.Task[None]]]:
     found = Following(broker)
-    await found.follower.catch_up(make_genesis(bytes(8), "/test"), None)
+    await found.follower.catch_up(make_genesis(bytes(8), "/test"), history or LogHistory())
     task = asyncio.create_task(found.follower.follow())
     try:
         yield found, task
@@ -193,6 +196,51 @@ class TestSameTail:
             with pytest.raises(LogChangedError, match="Kafka has lost acknowledged records"):
                 await asyncio.wait_for(task, 10)
         assert found.contacts == [False]
+
+
+class TestNextSession:
+    """A process whose session has ended begins to read anew; it knows the log up to where the session before had read."""
+
+    @staticmethod
+    async def read_once(log: Log) -> LogHistory:
+        history = LogHistory()
+        async with following(Broker(log)) as (found, _):
+            await found.reach_end()
+            history.note(found.follower.machine)
+        return history
+
+    async def test_the_same_log_is_followed(self) -> None:
+        log = Log.new()
+        writer = Client(log).open()
+        history = await self.read_once(log)
+        for name in "abc":
+            writer.do(Create(name))
+        async with following(Broker(log), history) as (found, _):
+            await found.reach_end()
+            assert "/root/c" in found.follower.machine.tree.nodes
+
+    async def test_a_log_that_was_cut_and_has_grown_again_is_not(self) -> None:
+        log = Log.new()
+        writer = Client(log).open()
+        writer.do(Create("a"))
+        history = await self.read_once(log)
+        log.truncate(log.end - 1)
+        for name in "bcd":
+            Client(log).open().do(Create(name))
+        assert log.end > history.position
+        with pytest.raises(
+            LogChangedError, match="has other records before that now. Kafka has lost acknowledged records"
+        ):
+            async with following(Broker(log), history):
+                pass
+
+    async def test_a_log_that_was_made_again_is_not(self) -> None:
+        history = await self.read_once(Log.new())
+        again = Log.new()
+        Client(again).open()
+        with pytest.raises(LogChangedError, match="was deleted and made again"):
+            async with following(Broker(again), history):
+                pass
 
 
 class TestOldLeader:
