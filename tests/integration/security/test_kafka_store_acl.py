@@ -96,8 +96,11 @@ async def test_a_wrong_password_is_refused_at_once_and_not_tried_again(tls_kafka
     with pytest.raises(StoreError, match="refuses the credentials of") as caught:
         async with asyncio.timeout(20), store.session(connect_timeout=60):
             pass
+    assert isinstance(store, KafkaStore)
     assert not isinstance(caught.value, StoreUnreachableError)
     assert "not-this-one" not in str(caught.value)
+    with pytest.raises(StoreUnreachableError, match="refuses the credentials of"):
+        await store.list_roots()
 
 
 async def test_a_listener_of_another_protocol_is_named(tls_kafka: SecureKafka) -> None:
