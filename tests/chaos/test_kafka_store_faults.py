@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 
 import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -125,8 +126,8 @@ async def test_records_that_an_unclean_election_loses_are_noticed_and_named(
                 pass
 
         await configure(cluster, store, make_settings(3))
-        async with open_store(store.url).session() as newcomer:
-            assert isinstance(newcomer, KafkaSession)
+        async with AsyncExitStack() as stack:
+            newcomer = await open_when_configured(store, stack)
             assert await newcomer.find("lost-1") is None, "who starts afterwards cannot know"
             for number in range(60):
                 await newcomer.create(f"new-{number}")
@@ -143,6 +144,21 @@ async def test_records_that_an_unclean_election_loses_are_noticed_and_named(
 async def configure(cluster: local.KafkaCluster, store: KafkaStore, settings: Mapping[str, str]) -> None:
     async with admin(cluster.bootstrap) as client:
         await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, store.topic, dict(settings))])
+
+
+async def open_when_configured(store: KafkaStore, stack: AsyncExitStack) -> KafkaSession:
+    """Open a session in another process. Until the settings have reached all brokers, it is refused for those before."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                session = await stack.enter_async_context(open_store(store.url).session())
+            except StoreError as error:
+                if "would lose the group's agreement" not in str(error):
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                assert isinstance(session, KafkaSession)
+                return session
 
 
 def contacts(session: KafkaSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:

@@ -131,7 +131,7 @@ class TopicClient(AIOKafkaClient):  # type: ignore[misc]
     async def _metadata_update(self, cluster_metadata: Any, topics: Any) -> bool:
         nodes = [broker.nodeId for broker in cluster_metadata.brokers()]
         random.shuffle(nodes)
-        request = VersionedRequest(MetadataRequest(list(topics), allow_auto_topic_creation=False))
+        request = VersionedRequest(MetadataRequest(list(topics or ()), allow_auto_topic_creation=False))
         for node in nodes:
             try:
                 answer = await self.send(node, request)
