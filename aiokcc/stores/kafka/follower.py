@@ -168,18 +168,18 @@ class Follower:
                 if looks == LOOKS:
                     raise await self._diagnose() from None
                 failures, again = failures + 1, True
-                self.last_problem = str(error)
-                if failures == 1:
-                    log.debug("lost contact with %s: %s", self._topic, error)
-                    self._on_contact(False)
+                self._note_problem(str(error), failures)
                 await self._recover(failures, LOOK_SECONDS if looks else _RETRY_SECONDS * failures)
                 continue
             self.start = found.start
+            if (
+                found.end < machine.position
+            ):  # a new leader does not know at once how far it may tell; an old one never learns
+                failures, again = failures + 1, True
+                self._note_problem(f"the broker knows the log up to {found.end}", failures)
+                await self._recover(failures, _RETRY_SECONDS * failures)
+                continue
             if again:
-                if found.end < machine.position:  # a new leader does not know at once how far it may tell
-                    failures += 1
-                    await self._recover(failures, _RETRY_SECONDS * failures)
-                    continue
                 await self._compare(found)
                 again = False
             elif self._shows_a_change(found):
@@ -203,6 +203,12 @@ class Follower:
             # To send the next request takes longer than all of the above; who waits for these records goes first.
             for _ in range(_YIELDS):
                 await asyncio.sleep(0)
+
+    def _note_problem(self, problem: str, failures: int) -> None:
+        self.last_problem = problem
+        if failures == 1:
+            log.debug("lost contact with %s: %s", self._topic, problem)
+            self._on_contact(False)
 
     def _shows_a_change(self, found: LogSlice) -> bool:
         """Return whether new records come from another leader than the last one, or are of another log of ours.

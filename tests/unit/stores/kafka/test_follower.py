@@ -29,6 +29,8 @@ class Broker:
         """The epoch from which on records were appended, by their offsets."""
         self.problems: list[LogError] = []
         """Each of the next reads fails with one of these."""
+        self.high_watermark: int | None = None
+        """If it is set, the broker tells no records from there on."""
         self.reads = 0
         self.gate = asyncio.Event()
         """While it is not set, the process is frozen before it sends its next read."""
@@ -56,8 +58,9 @@ class Broker:
                 async with asyncio.timeout(wait):
                     while log.end == offset and self.gate.is_set():  # noqa: ASYNC110 - the log is a plain list
                         await asyncio.sleep(0.001)
-        found = [LogEntry(at, 0, raw, self._epoch(at)) for at, raw in sorted(log.entries.items()) if at >= offset]
-        return LogSlice(found, log.start, log.end)
+        end = log.end if self.high_watermark is None else self.high_watermark
+        found = [LogEntry(at, 0, raw, self._epoch(at)) for at, raw in sorted(log.entries.items()) if offset <= at < end]
+        return LogSlice(found, log.start, end)
 
     async def find_range(self) -> tuple[int, int]:
         return self.log.start, self.log.end
@@ -257,6 +260,25 @@ class TestOldLeader:
             await found.reach_end()
             assert not task.done()
             assert found.contacts == [False, True], "meanwhile nothing was relied on"
+
+    async def test_who_reads_from_it_is_not_in_contact(self) -> None:
+        """It answers without an error, and tells an end before what was read: whoever is silent there may be alive."""
+        log = Log.new()
+        writer = Client(log).open()
+        broker = Broker(log)
+        async with following(broker) as (found, _):
+            await found.reach_end()
+            await freeze(broker)
+            ends = len(found.ends)
+            broker.high_watermark = log.end - 1
+            broker.gate.set()
+            await found.until(lambda: found.contacts == [False])
+            await found.until(lambda: broker.reads > 5)
+            assert len(found.ends) == ends, "no read has reached the end"
+            broker.high_watermark = None
+            writer.do(Create("a"))
+            await found.reach_end()
+            assert found.contacts == [False, True]
 
     async def test_a_log_that_stays_cut_is_named_after_some_looks(self) -> None:
         log = Log.new()
