@@ -38,7 +38,7 @@ _FINAL: Final = (
 
 
 class Refusal(NamedTuple):
-    """Why a broker refuses us."""
+    """A broker that does not let us connect, and its reason."""
 
     text: str
     is_final: bool
