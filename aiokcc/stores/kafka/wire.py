@@ -71,7 +71,7 @@ _KNOWN: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (AIOKafkaClient._metadata_update, ("self", "cluster_metadata", "topics")),
 )
 FAILURES: Final = (kafka_errors.KafkaError, OSError, TimeoutError, RuntimeError, KeyError)
-"""What a request may raise that was not answered. RuntimeError comes from uvloop for a connection that breaks at this moment,
+"""The errors of a request that was not answered. RuntimeError comes from uvloop for a connection that breaks at this moment,
 KeyError from aiokafka for one that another request has replaced."""
 _NEEDED: Final[Mapping[type, tuple[str, int]]] = {
     ProduceRequest: ("Produce", 3),  # batches as they are written here
@@ -155,7 +155,7 @@ class LogEntry(NamedTuple):
     raw: bytes | None
     """Its value. None if it has none, or if no client of ours can have written its batch."""
     epoch: int
-    """How often the partition had changed its leader when the record was appended."""
+    """The number of the leader that took the record: every leader of a partition has a larger one than those before it."""
 
 
 _HEADER: Final = struct.Struct(">qiibIh")
