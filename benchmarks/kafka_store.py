@@ -1,8 +1,11 @@
 """Measures what the store on Kafka costs beside the periods themselves, on a broker that is started for it.
 
-* *join*: from opening a session to its first read, in a log that many writes have gone through; against the same in a new log.
+* *join*: from opening a session to its first read, in the log of a run of a million periods; against the same in a new log.
+  Three members found the run and close the first periods. The records of the other periods are written by one session as fast
+  as the store takes them, as many and as large as the members would write: the million periods themselves would take an hour.
   The log is trimmed to a snapshot as it grows, so its age should not matter.
-* *bytes per period*: what three members with four partitions each add to the topic's files for each period.
+* *bytes per period*: what three members with four partitions each add to the topic's files for each period, marks and snapshots
+  included.
 * *idle*: the CPU of the broker with 40 sessions that do nothing but beat, above what it uses without them.
 """
 
@@ -34,18 +37,23 @@ BYTES_GOAL: Final = 1024.0
 IDLE_GOAL: Final = 10.0
 """Percent of a core."""
 _AHEAD: Final = 500
+_REAL_PERIODS: Final = 200
+WRITES: Final = 3_200_000
+"""So many records do 3 members with 4 partitions each write in 1,000,000 periods."""
 _PERIOD: Final = 1000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that only this benchmark has."""
-    parser.add_argument("--writes", type=int, metavar="N", help="writes before the join (default 200000; quick: 5000)")
+    parser.add_argument(
+        "--writes", type=int, metavar="N", help=f"writes before the join (default {WRITES}; quick: 5000)"
+    )
 
 
 async def run(options: argparse.Namespace) -> Outcome:
     """Measure the three, one after the other, on one broker."""
-    writes = options.writes or (5_000 if options.quick else 200_000)
-    tries, periods, seconds = (5, 60, 1.0) if options.quick else (20, 600, 30.0)
+    writes = options.writes or (5_000 if options.quick else WRITES)
+    tries, periods, seconds = (5, 60, 1.0) if options.quick else (20, 2000, 30.0)
     with tempfile.TemporaryDirectory(prefix="aiokcc-bench-") as directory:
         async with local.kafka(data_dir=directory, progress=note) as kafka:
             results = [
@@ -79,18 +87,22 @@ def _store(kafka: local.Kafka, root: str) -> KafkaStore:
 async def _join(kafka: local.Kafka, writes: int, tries: int) -> Result:
     note(f"join after {writes} writes")
     old, new = _store(kafka, "old"), _store(kafka, "new")
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(3):
+            tasks.create_task(_member(old, number, _REAL_PERIODS, 0))
     async with old.session() as writer, new.session() as founder:
-        for session in (writer, founder):
-            await session.ensure("")
-            await session.create("limit")
+        await founder.ensure("coordinator")
+        await writer.ensure("written")
+        begun = time.perf_counter()
         for _ in range(writes // _AHEAD):
-            await asyncio.gather(*(writer.set("limit", b"x" * 100, ANY_VERSION) for _ in range(_AHEAD)))
+            await asyncio.gather(*(writer.set("written", b"x" * 100, ANY_VERSION) for _ in range(_AHEAD)))
+        note(f"{writes / (time.perf_counter() - begun):.0f} writes per second")
         found: dict[KafkaStore, list[float]] = {old: [], new: []}
         for _ in range(tries):
             for store, times in found.items():
                 begun = time.perf_counter()
                 async with store.session() as joining:
-                    await joining.get("limit")
+                    await joining.get("coordinator")
                     times.append((time.perf_counter() - begun) * 1000)
     case = {"measured": "join", "writes": writes}
     return Result(f"join after {writes} writes", case, "ms", summary(found[old]), {"new-log": summary(found[new])})

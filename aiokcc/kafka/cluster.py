@@ -30,9 +30,9 @@ from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
+from aiokcc.credentials.kafka_refusal import NOT_ALLOWED, describe_denial, find_refusal
 from aiokcc.errors import KafkaError, KafkaRefusedError, UsageError
 from aiokcc.kafka.consumer_policy import ConsumerPolicy
-from aiokcc.kafka.refusal import NOT_ALLOWED, describe_denial, find_refusal
 from aiokcc.kafka.source_options import SourceOptions
 
 __all__ = ["Cluster", "consumer_settings", "stopping"]
@@ -108,7 +108,7 @@ class Cluster:
                 raise KafkaError(f"could not {what} Kafka at {servers}: {error}") from error
             refusal = await find_refusal(servers, consumer_settings(self._source), self._timeout)
             if refusal is not None:
-                raise KafkaRefusedError(f"could not {what} Kafka at {servers}: {refusal}") from error
+                raise KafkaRefusedError(f"could not {what} Kafka at {servers}: {refusal.text}") from error
             raise KafkaError(f"could not {what} Kafka at {servers}: no broker there") from error
 
     async def partitions(self, topics: Iterable[str]) -> frozenset[Partition]:

@@ -7,7 +7,8 @@ loses are noticed and named.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
 
 import pytest
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -16,6 +17,9 @@ from aiokcc import local
 from aiokcc.errors import SessionLostError, StoreError
 from aiokcc.stores import Session, SessionState, open_store
 from aiokcc.stores.kafka import KafkaStore
+from aiokcc.stores.kafka.client import LogSlice
+from aiokcc.stores.kafka.session import KafkaSession
+from aiokcc.stores.kafka.topic import make_settings
 from tests import kafka_topics
 from tests.kafka_topics import admin
 
@@ -90,26 +94,96 @@ async def moved(counts: list[int], before: list[int]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_records_that_an_unclean_election_loses_are_noticed_and_named(cluster: local.KafkaCluster) -> None:
+async def test_records_that_an_unclean_election_loses_are_noticed_and_named(
+    cluster: local.KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One process reads on at once. Another one was frozen between two reads until the log was longer than it had read."""
     store = new_store(cluster)
-    async with store.session(timeout=60) as session:
+    frozen_store = open_store(store.url)
+    async with store.session(timeout=60) as session, frozen_store.session(timeout=120) as frozen:
+        assert isinstance(frozen, KafkaSession)
         await session.ensure("")
         await session.create("before")
-        unsafe = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
-        async with admin(cluster.bootstrap) as client:
-            await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, store.topic, unsafe)])
+        await configure(cluster, store, {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"})
         leader = await cluster.leader(store.topic)
         others = [broker for broker in cluster.brokers if broker is not leader]
         await asyncio.gather(*(broker.kill() for broker in others))
         await cluster.wait_in_sync(store.topic, count=1)
         for number in range(20):
             await session.create(f"lost-{number}")  # only the leader has them
+        await frozen.sync()
+        read = frozen._follower.machine.position
+        failed = contacts(frozen, monkeypatch)
+        thaw = await freeze_between_reads(frozen, monkeypatch)
         await leader.kill()
         await asyncio.gather(*(broker.start() for broker in others))
         async with asyncio.timeout(60):
             await session.until(SessionState.LOST)
         with pytest.raises(SessionLostError, match="Kafka has lost acknowledged records"):
             await session.find("lost-1")
-    with pytest.raises(StoreError, match="Kafka has lost acknowledged records"):
-        async with store.session():
-            pass
+        with pytest.raises(StoreError, match="Kafka has lost acknowledged records"):
+            async with store.session():
+                pass
+
+        await configure(cluster, store, make_settings(3))
+        async with AsyncExitStack() as stack:
+            newcomer = await open_when_configured(store, stack)
+            assert await newcomer.find("lost-1") is None, "who starts afterwards cannot know"
+            for number in range(60):
+                await newcomer.create(f"new-{number}")
+            assert newcomer._follower.machine.position > read + 10
+            thaw.set()
+            async with asyncio.timeout(60):
+                await frozen.until(SessionState.LOST)
+            assert failed() == 0, "it has noticed it without a read that failed"
+            assert frozen.peek("new-1") is None, "it has not followed the other history"
+            with pytest.raises(SessionLostError, match="Kafka has lost acknowledged records"):
+                await frozen.find("lost-1")
+
+
+async def configure(cluster: local.KafkaCluster, store: KafkaStore, settings: Mapping[str, str]) -> None:
+    async with admin(cluster.bootstrap) as client:
+        await client.alter_configs([ConfigResource(ConfigResourceType.TOPIC, store.topic, dict(settings))])
+
+
+async def open_when_configured(store: KafkaStore, stack: AsyncExitStack) -> KafkaSession:
+    """Open a session in another process. Until the settings have reached all brokers, it is refused for those before."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                session = await stack.enter_async_context(open_store(store.url).session())
+            except StoreError as error:
+                if "would lose the group's agreement" not in str(error):
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                assert isinstance(session, KafkaSession)
+                return session
+
+
+def contacts(session: KafkaSession, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Return what counts how often the session has lost contact from now on."""
+    lost: list[bool] = []
+    told = session._follower._on_contact
+
+    def note(is_there: bool) -> None:
+        lost.extend([True] if not is_there else [])
+        told(is_there)
+
+    monkeypatch.setattr(session._follower, "_on_contact", note)
+    return lambda: len(lost)
+
+
+async def freeze_between_reads(session: KafkaSession, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the session send no read until the event is set, as in a process that is frozen; its connections are ended."""
+    fetch, thaw, is_frozen = session._client.fetch, asyncio.Event(), asyncio.Event()
+
+    async def fetch_later(offset: int, wait: float) -> LogSlice:
+        is_frozen.set()
+        await thaw.wait()
+        await session._client.refresh()  # its appender has learnt who leads before it reads again
+        return await fetch(offset, wait)
+
+    monkeypatch.setattr(session._client, "fetch", fetch_later)
+    await is_frozen.wait()
+    return thaw

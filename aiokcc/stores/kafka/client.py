@@ -1,8 +1,4 @@
-"""The connection to Kafka: append to the log, read it, and ask about its topic. Everything that relies on aiokafka is here.
-
-It uses aiokafka's client and its requests, not its producer and consumer: those put a task and a timer between a call and the
-request, which costs more than the request itself (a write takes 1.2 ms instead of 0.9, 3.3 instead of 1.3 with three writers).
-Nobody promises that the client stays as it is, so :func:`check_aiokafka` compares it with what is known here.
+"""The connection to Kafka: append to the log, read it, and ask about its topic.
 
 Appending and reading have a connection each, so that a read that waits for records does not delay an append. Every call raises
 :class:`LogError` for what may be over at the next attempt, and an error of ``aiokcc.errors`` for what will not.
@@ -12,31 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from aiokcc.errors import StoreError, UsageError
-
-try:
-    import aiokafka  # noqa: F401 - whether it is there at all
-except ImportError as error:
-    raise UsageError("kafka:// needs aiokafka: pip install 'aiokcc[kafka]'") from error
-try:
-    import aiokafka.errors as kafka_errors
-    from aiokafka import TopicPartition
-    from aiokafka.client import AIOKafkaClient, ConnectionGroup
-    from aiokafka.protocol.admin import CreateTopicsRequest, DeleteRecordsRequest, DescribeConfigsRequest
-    from aiokafka.protocol.fetch import FetchRequest
-    from aiokafka.protocol.metadata import MetadataRequest
-    from aiokafka.protocol.offset import OffsetRequest
-    from aiokafka.protocol.produce import ProduceRequest
-    from aiokafka.record.default_records import DefaultRecordBatchBuilder
-    from aiokafka.record.memory_records import MemoryRecords
-except ImportError as error:
-    raise StoreError(
-        f"the installed aiokafka is not one that kafka:// knows ({error}); install aiokafka 0.14"
-    ) from error
+from aiokcc.stores.kafka.wire import (
+    FAILURES,
+    ConnectionGroup,
+    CreateTopicsRequest,
+    DeleteRecordsRequest,
+    DescribeConfigsRequest,
+    FetchRequest,
+    LogEntry,
+    MetadataRequest,
+    OffsetRequest,
+    ProduceRequest,
+    Refusal,
+    TopicClient,
+    TopicPartition,
+    VersionedRequest,
+    check_aiokafka,
+    find_refusal,
+    kafka_errors,
+    pack_batch,
+    unpack_batches,
+)
 
 __all__ = [
     "LogClient",
@@ -44,22 +40,14 @@ __all__ = [
     "LogError",
     "LogSlice",
     "OutOfRangeError",
+    "Refusal",
     "TooLargeForTopicError",
     "TopicDescription",
 ]
 
 FETCH_BYTES: Final = 4 * 2**20
 _TOPIC_RESOURCE: Final = 2
-_KNOWN: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
-    (ProduceRequest, ("transactional_id", "required_acks", "timeout", "topics")),
-    (FetchRequest, ("max_wait_time", "min_bytes", "max_bytes", "isolation_level", "topics")),
-    (CreateTopicsRequest, ("create_topic_requests", "timeout", "validate_only")),
-    (DescribeConfigsRequest, ("resources", "include_synonyms")),
-    (DeleteRecordsRequest, ("topics", "timeout_ms")),
-    (MetadataRequest, ("topics", "allow_auto_topic_creation")),
-    (OffsetRequest, ("replica_id", "isolation_level", "topics")),
-    (AIOKafkaClient.send, ("self", "node_id", "request", "group")),
-)
+_PROBE_SECONDS: Final = 1.0
 
 
 class LogError(Exception):
@@ -72,14 +60,6 @@ class OutOfRangeError(LogError):
 
 class TooLargeForTopicError(Exception):
     """The broker refuses a batch that is larger than the topic's ``max.message.bytes``. Nothing was appended."""
-
-
-class LogEntry(NamedTuple):
-    """One record of the log."""
-
-    offset: int
-    timestamp: int
-    raw: bytes | None
 
 
 class LogSlice(NamedTuple):
@@ -99,17 +79,6 @@ class TopicDescription(NamedTuple):
     replicas: int
     brokers: int
     settings: Mapping[str, str]
-
-
-def check_aiokafka() -> None:
-    """Raise StoreError if aiokafka is not built as is known here."""
-    for function, known in _KNOWN:
-        found = tuple(inspect.signature(function).parameters)
-        if found[: len(known)] != known:
-            raise StoreError(
-                f"the installed aiokafka is not one that kafka:// knows ({function.__qualname__} takes {', '.join(found)}); "
-                f"install aiokafka 0.14, or use zk://"
-            )
 
 
 class LogClient:
@@ -134,7 +103,7 @@ class LogClient:
 
     async def _start(self) -> None:
         try:
-            client = AIOKafkaClient(
+            client = TopicClient(
                 bootstrap_servers=self._servers,
                 request_timeout_ms=int(self._timeout * 1000),
                 retry_backoff_ms=20,
@@ -147,9 +116,17 @@ class LogClient:
             self._client = client
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
             raise LogError(str(error)) from error
+        except NotImplementedError as error:
+            raise StoreError(
+                f"the Kafka brokers and the installed aiokafka have no request in common: {error}"
+            ) from None
         finally:
             if self._client is not client:
                 await client.close()
+
+    async def find_refusal(self) -> Refusal | None:
+        """Return why a broker refuses us; None if none does, or none is there."""
+        return await find_refusal(self.servers, self._settings, _PROBE_SECONDS)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -165,16 +142,11 @@ class LogClient:
 
         Raises LogError if that is not known, and TooLargeForTopicError if nothing was appended for that reason.
         """
-        size = sum(map(len, values)) + 100 * len(values) + 200
-        builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, size)
-        for number, value in enumerate(values):
-            if builder.append(number, 0, None, value, []) is None:
-                raise AssertionError("the batch was made large enough")
         request = ProduceRequest(
             transactional_id=None,
             required_acks=-1,
             timeout=int(self._timeout * 1000),
-            topics=[(self._topic, [(0, bytes(builder.build()))])],
+            topics=[(self._topic, [(0, pack_batch(values))])],
         )
         answer = await self._send(await self._leader(), request)
         self._check(answer.topics[0][1][0][1])
@@ -197,7 +169,10 @@ class LogClient:
         found = answer.topics[0][1][0]
         self._check(found[1])
         end, start, data = found[2], found[4], found[-1]
-        return LogSlice(_unpack(data, offset) if data else [], start, end)
+        try:
+            return LogSlice(list(unpack_batches(bytes(data), offset)) if data else [], start, end)
+        except kafka_errors.KafkaError as error:
+            raise LogError(str(error)) from error
 
     async def find_range(self) -> tuple[int, int]:
         """Return the offsets at which the log begins and ends. Raises LogError."""
@@ -301,10 +276,8 @@ class LogClient:
 
     async def _send(self, node: int, request: Any, group: Any = ConnectionGroup.DEFAULT) -> Any:
         try:
-            return await self._client.send(node, request, group=group)
-        except kafka_errors.IncompatibleBrokerVersion as error:
-            raise StoreError(f"the Kafka brokers are too old for kafka://: {error}") from error
-        except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
+            return await self._client.send(node, VersionedRequest(request), group=group)
+        except FAILURES as error:
             raise LogError(str(error) or type(error).__name__) from error
 
     def _check(self, code: int, message: str = "") -> None:
@@ -326,25 +299,3 @@ class LogClient:
                 f"Kafka refuses to make the topic {self._topic!r}: {text}; name another one: kafka://host:9092/root?topic=NAME"
             )
         raise LogError(text)
-
-
-def _unpack(data: bytes, first: int) -> list[LogEntry]:
-    """Return the records of a fetch. The broker sends whole batches, also with records before the offset asked for.
-
-    The end of somebody's transaction is a record of Kafka's own. It has an offset, so it is one without content here.
-    """
-    entries: list[LogEntry] = []
-    batches = MemoryRecords(bytes(data))
-    while batches.has_next():
-        batch = batches.next_batch()
-        if batch is None:
-            break
-        if not batch.validate_crc():
-            raise LogError("a batch does not match its checksum")
-        is_ours = not getattr(batch, "is_control_batch", False)
-        entries += [
-            LogEntry(raw.offset, raw.timestamp, bytes(raw.value) if is_ours and raw.value is not None else None)
-            for raw in batch
-            if raw.offset >= first
-        ]
-    return entries

@@ -2,6 +2,9 @@
 
 **[same tail]** After an interruption, the record that was applied last is read again before anything else. If it is another
 one, or is gone, the log is not the one that we know, and :class:`LogChangedError` says what has become of it.
+
+An interruption is a read that failed, and also a read that shows that the partition has changed its leader or its log since the
+read before: a process that was frozen between two reads has seen none fail.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Final
 from aiokcc.errors import StoreError
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.client import LogClient, LogEntry, LogError, LogSlice, OutOfRangeError
+from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.machine import Applied, ForeignLogError, Machine
 from aiokcc.stores.kafka.records import Kind, Record, UnknownFormatError
 from aiokcc.stores.kafka.snapshot import Beginning, MissingPrefixError
@@ -32,6 +36,10 @@ _REST_SECONDS: Final = 0.01
 """The length of that rest for each session."""
 _YIELDS: Final = 3
 """A record wakes the caller of a write or a watch, which wakes the partitions that wait for a new limit."""
+LOOKS: Final = 6
+LOOK_SECONDS: Final = 0.3
+"""A log that seems to be cut is looked at so many times, with so many seconds between. A broker that was the leader, and does
+not know yet that it no longer is, has a log that ends earlier. Each time another broker may be asked who leads."""
 
 
 class LogChangedError(Exception):
@@ -68,28 +76,31 @@ class Follower:
         self.start = 0
         """The offset at which the log begins, by the last answer."""
         self.last_problem = ""
+        self._epoch: int | None = None
+        """The epoch of the leader that the last record was appended by."""
 
-    async def catch_up(self, genesis: Record, known: bytes | None) -> None:
+    async def catch_up(self, genesis: Record, known: LogHistory) -> None:
         """Apply the whole log up to its present end. If it is empty, append this GENESIS first.
 
-        ``known`` is the genesis of the log as an earlier session has seen it. Raises LogError and LogChangedError.
+        ``known`` is the log as an earlier session has seen it. Raises LogError, and LogChangedError if it is another one now.
         """
         while True:
             start, end = await self._client.find_range()
             if end == 0:
-                if known is not None:
+                if known.genesis is not None:
                     raise LogChangedError(self._made_again())
                 await self._client.append([records.encode(genesis)])
                 continue
             try:
-                await self._begin(start, end)
+                await self._begin(start, end, known)
                 break
             except OutOfRangeError:  # it was trimmed meanwhile
                 continue
-        if known is not None and self.machine.genesis != known:
+        if known.genesis not in (None, self.machine.genesis):
             raise LogChangedError(self._made_again())
+        self._compare_chain(known)
 
-    async def _begin(self, start: int, end: int) -> None:
+    async def _begin(self, start: int, end: int, known: LogHistory) -> None:
         beginning = Beginning(start)
         offset, self.start = start, start
         held: list[LogEntry] = []
@@ -102,7 +113,8 @@ class Follower:
                     if (machine := beginning.feed(entry.offset, entry.raw)) is not None:
                         self.machine = machine
                         for one in held:
-                            self._apply(one.offset, one.timestamp, one.raw)
+                            self._compare_chain(known)
+                            self._apply(one)
                         held.clear()
         except MissingPrefixError:
             beginning.machine = None
@@ -115,9 +127,16 @@ class Follower:
                 f"them. Stop all members, delete the topic, and start them again to begin anew"
             )
 
-    def _apply(self, offset: int, timestamp: int, raw: bytes | None) -> Applied:
+    def _compare_chain(self, known: LogHistory) -> None:
+        """Raise LogChangedError if an earlier session has read up to here, and these are not the records that it has read."""
+        machine = self.machine
+        is_there = machine.position == known.position and machine.genesis == known.genesis
+        if is_there and machine.chain != known.chain:
+            raise LogChangedError(self._lost(known.position, "has other records before that now"))
+
+    def _apply(self, entry: LogEntry) -> Applied:
         try:
-            applied = self.machine.apply(offset, timestamp, raw)
+            applied = self.machine.apply(entry.offset, entry.timestamp, entry.raw)
         except ForeignLogError:
             raise LogChangedError(
                 f"the topic {self._topic!r} has records that are not of aiokcc's log; "
@@ -130,43 +149,51 @@ class Follower:
             log.error(
                 "session %d has written a snapshot to %s that is not our state; it is ignored", session, self._topic
             )
+        self._epoch = entry.epoch
         self._on_applied(applied)
         return applied
 
     async def follow(self) -> None:
         """Read and apply, until cancelled. Raises LogChangedError."""
-        failures = 0
+        failures = looks = 0
+        again = False
         while True:
             sent = boottime()
             machine = self.machine
-            again = failures > 0
             try:
                 found = await self._client.fetch(machine.anchor if again else machine.position, self._longest_wait())
-            except OutOfRangeError:
-                raise await self._diagnose() from None
             except PermissionError as error:
                 raise StoreError(f"Kafka no longer lets us read the topic {self._topic!r}: {error}") from None
             except LogError as error:
-                failures += 1
-                self.last_problem = str(error)
-                if failures == 1:
-                    log.debug("lost contact with %s: %s", self._topic, error)
-                    self._on_contact(False)
-                await self._recover(failures)
+                looks += isinstance(error, OutOfRangeError)
+                if looks == LOOKS:
+                    raise await self._diagnose() from None
+                failures, again = failures + 1, True
+                self._note_problem(str(error), failures)
+                await self._recover(failures, LOOK_SECONDS if looks else _RETRY_SECONDS * failures)
                 continue
             self.start = found.start
+            if (
+                found.end < machine.position
+            ):  # a new leader does not know at once how far it may tell; an old one never learns
+                failures, again = failures + 1, True
+                self._note_problem(f"the broker knows the log up to {found.end}", failures)
+                await self._recover(failures, _RETRY_SECONDS * failures)
+                continue
             if again:
-                if found.end < machine.position:  # a new leader does not know at once how far it may tell
-                    failures += 1
-                    await self._recover(failures)
-                    continue
                 await self._compare(found)
+                again = False
+            elif self._shows_a_change(found):
+                again = True
+                continue
+            looks = 0
+            if failures:
                 failures = 0
                 self._on_contact(True)
             only_beats = True
-            for offset, timestamp, raw in found.entries:
-                if offset >= machine.position:
-                    applied = self._apply(offset, timestamp, raw)
+            for entry in found.entries:
+                if entry.offset >= machine.position:
+                    applied = self._apply(entry)
                     only_beats = only_beats and applied.record is not None and applied.record.kind is Kind.BEAT
             if machine.position >= found.end:
                 self._on_read(sent)
@@ -177,6 +204,22 @@ class Follower:
             # To send the next request takes longer than all of the above; who waits for these records goes first.
             for _ in range(_YIELDS):
                 await asyncio.sleep(0)
+
+    def _note_problem(self, problem: str, failures: int) -> None:
+        self.last_problem = problem
+        if failures == 1:
+            log.debug("lost contact with %s: %s", self._topic, problem)
+            self._on_contact(False)
+
+    def _shows_a_change(self, found: LogSlice) -> bool:
+        """Return whether new records come from another leader than the last one, or are of another log of ours.
+
+        What was written in the place of lost records was written after the leader had changed.
+        """
+        genesis = self.machine.genesis
+        if found.entries and found.entries[0].epoch != self._epoch:
+            return True
+        return any(records.is_of_another_log(entry.raw, genesis) for entry in found.entries)
 
     def _longest_wait(self) -> float:
         """Return for how many seconds nothing need be read: contact is confirmed often enough for the shortest timeout."""
@@ -204,8 +247,8 @@ class Follower:
         if not all(machine.is_same(entry.offset, entry.raw) for entry in known):
             raise await self._diagnose()
 
-    async def _recover(self, failures: int) -> None:
-        await asyncio.sleep(min(_RETRY_SECONDS * failures, 0.5))
+    async def _recover(self, failures: int, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.5))
         try:
             # If the brokers that we know are gone, ask those that were given.
             await (self._client.reconnect() if failures % 5 == 0 else self._client.refresh())
@@ -219,7 +262,7 @@ class Follower:
             start, end = await self._client.find_range()
             first = (await self._client.fetch(start, 0)).entries if end > start else []
             record = records.decode(first[0].raw, None) if first else None
-        except (LogError, UnknownFormatError) as error:
+        except (LogError, PermissionError, UnknownFormatError) as error:
             return LogChangedError(f"the topic {topic!r} no longer has the record at offset {machine.anchor} ({error})")
         if record is None or record.genesis != machine.genesis:
             return LogChangedError(self._made_again())
@@ -228,11 +271,14 @@ class Follower:
                 f"the topic {topic!r} begins at offset {start} now, and we had read it up to {machine.position}: records that "
                 f"we had not read were deleted by somebody else (retention, for example)"
             )
-        return LogChangedError(
-            f"the topic {topic!r} no longer has the records that we have read: we had read it up to offset "
-            f"{machine.position}, and it ends at {end} now or has other records there. Kafka has lost acknowledged records (an "
-            f"unclean leader election, or disks that were lost). The group's agreement may have gone back; stop all members, "
-            f"check their results, delete the topic, and start them again"
+        return LogChangedError(self._lost(machine.position, f"ends at {end} now or has other records there"))
+
+    def _lost(self, position: int, found: str) -> str:
+        return (
+            f"the topic {self._topic!r} no longer has the records that we have read: we had read it up to offset {position}, "
+            f"and it {found}. Kafka has lost acknowledged records (an unclean leader election, or disks that were lost). The "
+            f"group's agreement may have gone back; stop all members, check their results, delete the topic, and start them "
+            f"again"
         )
 
     def _made_again(self) -> str:

@@ -14,11 +14,14 @@ class LogHistory:
     def __init__(self) -> None:
         self.genesis: bytes | None = None
         self.position = 0
+        self.chain = bytes(8)
+        """The chain hash at that position."""
         self._refusal: str | None = None
 
     def note(self, machine: Machine) -> None:
         """Remember how far the log was read."""
-        self.genesis, self.position = machine.genesis, max(self.position, machine.position)
+        if machine.position >= self.position:
+            self.genesis, self.position, self.chain = machine.genesis, machine.position, machine.chain
 
     def refuse(self, reason: str) -> StoreError:
         """Return the error for a log that cannot be followed, now and in every later session."""

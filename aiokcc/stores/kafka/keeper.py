@@ -12,6 +12,7 @@ from typing import Final
 
 import anyio
 
+from aiokcc.errors import StoreError
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.appender import Appender, Outgoing
 from aiokcc.stores.kafka.client import LogClient, LogError
@@ -99,6 +100,9 @@ class Keeper:
                     "we may not trim %s, so it grows without end: give us the permission Delete on the topic",
                     self._topic,
                 )
+            except StoreError as error:
+                self._may_trim = False
+                log.warning("we cannot trim %s, so it grows without end: %s", self._topic, error)
 
     async def _check_settings(self) -> None:
         while True:

@@ -30,7 +30,7 @@ from aiokcc.stores.kafka.state import LogSession
 from aiokcc.stores.port import OpResult
 from aiokcc.stores.tree import Key, Tree, TreeError, TreeOp, tree_op
 
-__all__ = ["ROOT", "Applied", "ForeignLogError", "LogMark", "Machine", "digest", "full_path"]
+__all__ = ["ROOT", "Applied", "ComparedSnapshot", "ForeignLogError", "LogMark", "Machine", "digest", "full_path"]
 
 ROOT: Final = "/root"
 """The absolute path of the store's root in the tree. A log has one root."""
@@ -88,6 +88,15 @@ class LogMark:
     hash: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedSnapshot:
+    """A snapshot in the log that was compared with our own state: the offset of its mark, who wrote it, and the result."""
+
+    mark: int
+    writer: int
+    is_ours: bool
+
+
 class Machine:
     """The state after a prefix of the log."""
 
@@ -105,6 +114,10 @@ class Machine:
         self.mark: LogMark | None = None
         self.snapshot_end: int | None = None
         """The offset of the record that completed a snapshot of the last mark, which we have compared with our own state."""
+        self.compared: ComparedSnapshot | None = None
+        """The last snapshot that was compared with our own state."""
+        self.began_at: int | None = None
+        """The offset of the snapshot with which this machine began; None if it began with the first record."""
         self.records_since_mark = self.bytes_since_mark = 0
         self._recent: OrderedDict[int, tuple[bytes, bytes]] = OrderedDict()
         self._opinions: dict[int, bool] = {}
@@ -115,7 +128,7 @@ class Machine:
         """Return the machine whose state at a mark this is. Raises ValueError if it cannot be read."""
         machine = cls()
         machine.genesis, machine.root, machine.position, machine.chain, sessions, machine.tree = state.decode(content)
-        machine.anchor = machine.position
+        machine.anchor = machine.began_at = machine.position
         machine.sessions = {session.id: session for session in sessions}
         return machine
 
@@ -289,6 +302,7 @@ class Machine:
         if len(self._parts) == parts:
             same = state.unpack(b"".join(self._parts[number] for number in range(parts))) == self.mark.content
             self._parts = {}
+            self.compared = ComparedSnapshot(mark, record.session, same)
             if same:
                 self.snapshot_end = applied.offset
             else:

@@ -37,12 +37,14 @@ __all__ = [
     "encode_open",
     "encode_ops",
     "encode_snapshot",
+    "is_of_another_log",
 ]
 
 VERSION: Final = 1
 """The format version that this code writes and reads."""
 
 _MAGIC: Final = b"aiokcc"
+_MARK: Final = len(_MAGIC)
 _PREFIX: Final = struct.Struct(">6sB8s")
 _WRITER: Final = struct.Struct(">BQQQ8s")
 _HEADER: Final = _PREFIX.size + _WRITER.size
@@ -130,6 +132,13 @@ def decode(raw: bytes | None, genesis: bytes | None) -> Record | None:
         return Record(log, Kind(kind), session, seq, position, chain, bytes(raw[_HEADER:]))
     except ValueError:
         return None
+
+
+def is_of_another_log(raw: bytes | None, genesis: bytes | None) -> bool:
+    """Return whether a record is of a log of ours with another genesis."""
+    return (
+        raw is not None and len(raw) >= _HEADER and raw[:_MARK] == _MAGIC and raw[_MARK + 1 : _PREFIX.size] != genesis
+    )
 
 
 # Bodies. Each decoder raises ValueError for a body that cannot be read.

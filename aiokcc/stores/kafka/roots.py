@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from aiokcc.credentials.kafka_refusal import find_refusal
 from aiokcc.errors import StoreUnreachableError
 from aiokcc.stores.kafka.topic import PREFIX
 
 __all__ = ["list_roots"]
+
+_PROBE_SECONDS: Final = 1.0
 
 
 async def list_roots(
@@ -28,7 +31,9 @@ async def list_roots(
             await admin.start()
             topics = await admin.list_topics()
     except (KafkaError, OSError, TimeoutError) as error:
-        raise StoreUnreachableError(f"no broker of {', '.join(servers)} answers: {error or 'timed out'}") from error
+        refusal = await find_refusal(",".join(servers), settings, _PROBE_SECONDS)
+        reason = refusal.text if refusal is not None else str(error) or "timed out"
+        raise StoreUnreachableError(f"no broker of {', '.join(servers)} answers: {reason}") from error
     finally:
         await admin.close()
     begin = f"{prefix}."

@@ -302,7 +302,7 @@ class KafkaSession(Session):
     def _on_read(self, sent: float) -> None:
         machine = self._follower.machine
         if machine.differing and machine.is_outvoted(self.id):
-            raise LogChangedError(describe_difference(machine, self._topic))
+            raise LogChangedError(describe_difference(machine, self._topic, self.id))
         self._patience.confirm(sent, boottime(), machine.sessions.values())
         self._history.note(machine)
         if self.id and self.state is not SessionState.LOST:

@@ -7,6 +7,7 @@ compaction would delete records that newcomers need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import Iterator
@@ -28,8 +29,10 @@ PERMISSIONS: Final = (
     "unless it exists"
 )
 _MAX_NAME: Final = 249
+_LOOK_AGAIN: Final = 0.02
 _said: Final[set[str]] = set()
 """The topics that this process has opened: what there is to say of them is said once."""
+_OLD_FORMAT: Final = re.compile(r"0\.([89]|10)\b")
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
@@ -72,8 +75,8 @@ async def open_topic(client: LogClient, topic: str, *, if_missing: AiokccError |
             replicas = min(3, await client.count_brokers())
             await client.create(replicas, make_settings(replicas))
             log.info("made the topic %s with %d replica(s)", topic, replicas)
-            while (found := await client.describe()) is None:  # its description follows a moment later
-                await client.refresh()
+            while (found := await client.describe()) is None:  # noqa: ASYNC110 - Kafka tells nobody when it is known
+                await asyncio.sleep(_LOOK_AGAIN)
     except PermissionError as error:
         raise StoreError(
             f"Kafka does not let us make or describe the topic {topic!r} ({error}); {PERMISSIONS}"
@@ -100,6 +103,7 @@ def make_settings(replicas: int) -> dict[str, str]:
         "min.insync.replicas": "2" if replicas >= 3 else "1",
         "unclean.leader.election.enable": "false",
         "message.timestamp.type": "LogAppendTime",
+        "compression.type": "producer",
         "max.message.bytes": str(2 * 2**20),
         "segment.bytes": str(16 * 2**20),  # so that what was trimmed leaves the disk
     }
@@ -115,12 +119,18 @@ def find_problems(found: TopicDescription) -> Iterator[str]:
     for name in ("retention.ms", "retention.bytes"):
         if settings.get(name, "-1") != "-1":
             yield f"its {name} is {settings[name]}; set it to -1 (aiokcc trims the topic itself)"
+    if settings.get("message.timestamp.type", "LogAppendTime") != "LogAppendTime":
+        yield "its message.timestamp.type is CreateTime; set it to LogAppendTime (the times of nodes are the broker's)"
+    if settings.get("compression.type", "producer") not in ("producer", "uncompressed"):
+        yield f"its compression.type is {settings['compression.type']}; set it to producer"
+    if _OLD_FORMAT.match(settings.get("message.format.version", "")):
+        yield f"its message.format.version is {settings['message.format.version']}; set it to 0.11 or later"
     if found.replicas > 1 and settings.get("unclean.leader.election.enable") == "true":
         yield "its unclean.leader.election.enable is true; set it to false"
     if found.brokers >= 3 and found.replicas < 3:
         yield f"it has {found.replicas} replica(s) of {found.brokers} brokers; make it with 3"
-    elif found.replicas >= 3 and int(settings.get("min.insync.replicas", "1")) < 2:
+    elif found.replicas >= 3 and int(settings.get("min.insync.replicas") or 1) < 2:
         yield f"its min.insync.replicas is {settings.get('min.insync.replicas', '1')}; set it to 2"
-    largest = settings.get("max.message.bytes", str(MIN_MESSAGE))
-    if int(largest) < MIN_MESSAGE:
+    largest = int(settings.get("max.message.bytes") or MIN_MESSAGE)
+    if largest < MIN_MESSAGE:
         yield f"its max.message.bytes is {largest}; set it to {MIN_MESSAGE} or more, which a transaction or snapshot may need"

@@ -12,7 +12,7 @@ import pytest
 import aiokcc
 from aiokcc.credentials import KafkaClient
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
-from aiokcc.errors import StoreError
+from aiokcc.errors import StoreError, StoreUnreachableError
 from aiokcc.stores import ANY_VERSION, Session
 from aiokcc.stores.kafka import KafkaStore, keeper
 from tests import kafka_topics
@@ -85,6 +85,29 @@ class TestMissingPermission:
             for _ in range(200):
                 await session.set("count", b"", ANY_VERSION)
         assert caplog.text.count("give us the permission Delete") == 1
+
+
+async def test_a_wrong_password_is_refused_at_once_and_not_tried_again(tls_kafka: SecureKafka) -> None:
+    given = KafkaClient.load(tls_kafka.properties()).consumer
+    settings = {key: value for key, value in given.items() if key in CONNECTION_SETTINGS}
+    store = aiokcc.open_store(
+        f"kafka://{tls_kafka.sasl}/{fresh_name('acl')}", **{**settings, "sasl_plain_password": "not-this-one"}
+    )
+    with pytest.raises(StoreError, match="refuses the credentials of") as caught:
+        async with asyncio.timeout(20), store.session(connect_timeout=60):
+            pass
+    assert isinstance(store, KafkaStore)
+    assert not isinstance(caught.value, StoreUnreachableError)
+    assert "not-this-one" not in str(caught.value)
+    with pytest.raises(StoreUnreachableError, match="refuses the credentials of"):
+        await store.list_roots()
+
+
+async def test_a_listener_of_another_protocol_is_named(tls_kafka: SecureKafka) -> None:
+    store = aiokcc.open_store(f"kafka://{tls_kafka.sasl}/{fresh_name('acl')}")
+    with pytest.raises(StoreUnreachableError, match="security_protocol is PLAINTEXT, its listener may need"):
+        async with store.session(connect_timeout=2):
+            pass
 
 
 async def write_until(session: Session, condition: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -13,18 +14,27 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.structs import TopicPartition
 
 from aiokcc import local
-from aiokcc.errors import OutcomeUnknownError, SessionLostError, StoreError, StoreUnreachableError, UsageError
+from aiokcc.errors import (
+    OutcomeUnknownError,
+    SessionLostError,
+    StoreError,
+    StoreUnreachableError,
+    TooLargeError,
+    UsageError,
+)
 from aiokcc.stores import ANY_VERSION, Session, SessionState, Set, boottime, open_store
 from aiokcc.stores.kafka import KafkaStore, keeper, records
 from aiokcc.stores.kafka.client import LogClient, LogError, LogSlice, TooLargeForTopicError
 from aiokcc.stores.kafka.records import Kind, Record
 from aiokcc.stores.kafka.session import IDLE_SECONDS, MAX_TIMEOUT, KafkaSession
 from aiokcc.stores.kafka.snapshot import split_snapshot
+from aiokcc.stores.kafka.topic import make_settings
 from tests import kafka_topics
 from tests.kafka_topics import Row, admin
 
 PATIENCE = 30.0
-RIGHT = {"retention.ms": -1, "retention.bytes": -1}
+MADE = make_settings(1)
+RIGHT = {"retention.ms": -1, "retention.bytes": -1, "message.timestamp.type": "LogAppendTime"}
 
 
 def new_store(kafka: local.Kafka, topic: str | None = None) -> KafkaStore:
@@ -105,6 +115,8 @@ class TestTopic:
             (1, {**RIGHT, "retention.ms": 60000}, "retention.ms is 60000; set it to -1"),
             (1, {**RIGHT, "retention.bytes": 1000}, "retention.bytes is 1000; set it to -1"),
             (1, {**RIGHT, "max.message.bytes": 10000}, "max.message.bytes is 10000; set it to 1048588 or more"),
+            (1, {**RIGHT, "compression.type": "zstd"}, "compression.type is zstd; set it to producer"),
+            (1, {**RIGHT, "message.timestamp.type": "CreateTime"}, "is CreateTime; set it to LogAppendTime"),
         ],
     )
     async def test_a_topic_that_would_lose_the_agreement_is_refused(
@@ -213,6 +225,100 @@ class TestLostAcknowledgement:
             names = await session.children("")
             assert [name.partition("-")[0] for name in names] == ["a", "c", "d"]
 
+    async def test_the_deadline_counts_from_the_first_attempt(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append = LogClient.append
+        attempts: list[float] = []
+
+        async def late(self: LogClient, values: Sequence[bytes]) -> None:
+            attempts.append(boottime())
+            if len(attempts) < 3:
+                raise LogError("it did not reach the broker")
+            await append(self, values)
+
+        async with opened(new_store(kafka), 30.0) as session:
+            monkeypatch.setattr(LogClient, "append", late)
+            await session.create("a")
+            assert len(attempts) == 3
+            assert session.stop_at <= attempts[0] + 20.0 < attempts[1] + 20.0
+
+    async def test_the_deadline_does_not_count_what_was_acknowledged_and_not_read_back(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async with opened(new_store(kafka), 2.0) as session:
+            append, beaten, is_blind = session._client.append, asyncio.Event(), asyncio.Event()
+
+            async def note(values: Sequence[bytes]) -> None:
+                await append(values)
+                beaten.set()
+
+            async def read_nothing(offset: int, wait: float) -> LogSlice:
+                is_blind.set()
+                return await asyncio.Event().wait()  # type: ignore[return-value]
+
+            monkeypatch.setattr(session._client, "fetch", read_nothing)
+            await is_blind.wait()
+            stop_at = session.stop_at
+            monkeypatch.setattr(session._client, "append", note)
+            async with asyncio.timeout(PATIENCE):
+                await beaten.wait()
+            assert session.stop_at == stop_at
+            async with asyncio.timeout(PATIENCE):
+                assert await session.until(SessionState.LOST) is SessionState.LOST
+            with pytest.raises(SessionLostError, match="none of its records was read back for 2 s"):
+                await session.find("a")
+
+    @pytest.mark.parametrize("times", [1, 2])
+    async def test_each_kind_of_record_is_applied_once(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, times: int
+    ) -> None:
+        """Also those that nobody waits for: a session's begin and end, its beats, marks, snapshots, the end of another one."""
+        append = LogClient.append
+        lost: dict[Kind, int] = {}
+        seen: set[bytes] = set()
+
+        async def flaky(self: LogClient, values: Sequence[bytes]) -> None:
+            if not seen.isdisjoint(values):
+                await append(self, values)
+                return
+            seen.update(values)
+            for _ in range(times):
+                await append(self, values)
+            for record in (records.decode(value, None) for value in values):
+                assert record is not None
+                lost[record.kind] = lost.get(record.kind, 0) + 1
+            raise LogError("the answer was lost")
+
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 30)
+        monkeypatch.setattr(LogClient, "append", flaky)
+        store = new_store(kafka)
+        async with opened(store, 2.0) as session:
+            await session.create("count")
+            async with opened(open_again(store), 2.0) as silent:
+                await silent.create("lock", ephemeral=True)
+                freeze(silent)
+                await session.sync()
+                await until_gone(session, "lock")
+            async with opened(open_again(store), 2.0) as guest:
+                await guest.create("guest", ephemeral=True)
+            await until_gone(session, "guest")
+
+            async def is_trimmed() -> bool:
+                await session.set("count", b"", ANY_VERSION)
+                return await start_of(store) > 0
+
+            await until(is_trimmed)
+            async with asyncio.timeout(PATIENCE):
+                while Kind.BEAT not in lost:  # noqa: ASYNC110 - it comes when nothing else was written for a while
+                    await asyncio.sleep(0.1)
+            version = (await session.get("count")).version
+            async with opened(open_again(store)) as newcomer:
+                assert (await newcomer.get("count")).version == version
+                assert await newcomer.children("") == ("count",)
+            assert session.state is SessionState.CONNECTED
+        assert set(lost) == set(Kind) - {Kind.FORMAT}
+
 
 class TestSessions:
     """Sessions that fall silent, and processes that wake up after it."""
@@ -232,6 +338,55 @@ class TestSessions:
             await one._client.append([late])
             await one.sync()
             assert (await one.get("limit")).data == b"10"
+
+    async def test_two_observers_that_end_the_same_session_at_once_end_it_once(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        append = LogClient.append
+        ending: dict[LogClient, bytes] = {}
+        both = asyncio.Event()
+
+        async def wait_for_both(self: LogClient, values: Sequence[bytes]) -> None:
+            for value in values:
+                record = records.decode(value, None)
+                if record is not None and record.kind is Kind.EXPIRE and self not in ending:
+                    ending[self] = value
+                    if len(ending) == 2:
+                        both.set()
+                    await both.wait()
+            await append(self, values)
+
+        store = new_store(kafka)
+        async with opened(store, 1.0) as silent, opened(store) as one, opened(store) as two:
+            await silent.create("lock", ephemeral=True)
+            await asyncio.gather(one.sync(), two.sync())
+            monkeypatch.setattr(LogClient, "append", wait_for_both)
+            freeze(silent)
+            await asyncio.gather(until_gone(one, "lock"), until_gone(two, "lock"))
+            await one.create("lock", ephemeral=True)
+            await asyncio.gather(one.sync(), two.sync())
+            assert len(ending) == 2
+            for observer in (one, two):
+                assert (await observer.get("lock")).owner == one.id, "the second one has not ended anything"
+                assert observer.state is SessionState.CONNECTED
+                assert set(observer._follower.machine.sessions) == {one.id, two.id}
+            found = await kafka_topics.read(kafka.bootstrap, store.topic)
+            assert set(ending.values()) <= {value for _, _, value in found}, "both are in the log"
+
+    async def test_closing_while_the_broker_does_not_answer_is_quick(self, private_kafka: local.Kafka) -> None:
+        store = new_store(private_kafka)
+        async with opened(store) as session:
+            await session.create("a")
+            private_kafka.freeze()
+            write = asyncio.ensure_future(session.create("b"))
+            await asyncio.sleep(0)
+            began = boottime()
+        assert boottime() - began < 3
+        with pytest.raises(OutcomeUnknownError):
+            await write
+        private_kafka.thaw()
+        async with opened(store) as again:
+            assert (await again.get("a")).version == 0
 
     async def test_a_process_that_was_only_slow_learns_that_its_session_is_over(self, kafka: local.Kafka) -> None:
         store = new_store(kafka)
@@ -329,7 +484,8 @@ class TestLog:
         async with opened(store) as session:
             foreign = Record(b"somebody", Kind.WRITE, session.id, 2, 0, bytes(8), b"")
             rows = [Row(0, 1, b"garbage"), Row(0, 1, None), Row(0, 1, records.encode(foreign))]
-            await kafka_topics.write(kafka.bootstrap, store.topic, rows)
+            for codec in kafka_topics.CODECS:
+                await kafka_topics.write(kafka.bootstrap, store.topic, rows, codec=codec)
             await session.create("a")
         async with opened(store) as again:
             assert await again.children("") == ("a",)
@@ -516,6 +672,87 @@ class TestSnapshots:
             assert "has written a snapshot" in caplog.text
             assert "another history or state" in await refused(open_again(store))
             assert session.state is other.state is SessionState.CONNECTED
+
+    async def test_a_topic_that_takes_smaller_records_now_keeps_the_old_ones_and_says_so(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """A snapshot that the topic does not take leaves the log as it is; a write that it does not take fails alone."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        store = new_store(kafka)
+        async with opened(store, 2.0) as session:
+            await session.create("large", os.urandom(200_000))
+            await alter(kafka, store.topic, {**MADE, "max.message.bytes": "100000"})
+
+            async def is_refused() -> bool:
+                await session.set("", b"x", ANY_VERSION)
+                return "raise its max.message.bytes" in caplog.text
+
+            await until(is_refused)
+            with pytest.raises(TooLargeError):
+                await session.create("larger", os.urandom(200_000))
+            await session.create("small")
+            assert await start_of(store) == 0
+            await alter(kafka, store.topic, MADE)
+
+            async def is_trimmed() -> bool:
+                await session.set("", b"x", ANY_VERSION)
+                return await start_of(store) > 0
+
+            await until(is_trimmed)
+            assert session.state is SessionState.CONNECTED
+        async with opened(open_again(store)) as again:
+            assert await again.children("") == ("large", "small")
+
+    async def test_a_snapshot_of_several_records(self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        monkeypatch.setattr(keeper, "_PART_BYTES", 1000)
+        store = new_store(kafka)
+        async with opened(store, 2.0) as session, opened(store, 2.0):
+            contents = [os.urandom(5000) for _ in range(5)]
+            for number, content in enumerate(contents):
+                await session.create(f"n{number}", content)
+
+            async def is_trimmed() -> bool:
+                await session.set("", b"x", ANY_VERSION)
+                return await start_of(store) > 0
+
+            await until(is_trimmed)
+            async with opened(open_again(store)) as newcomer:
+                found = [(await newcomer.get(f"n{number}")).data for number in range(5)]
+            assert found == contents
+
+    async def test_newcomers_join_while_the_log_is_trimmed(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A newcomer that is slow finds that the place where it reads was trimmed, and begins with the next snapshot."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 20)
+        store = new_store(kafka)
+        find_range = LogClient.find_range
+        async with opened(store, 2.0) as session:
+            await session.create("count")
+
+            async def write_past(start: int) -> None:
+                async def is_trimmed() -> bool:
+                    await session.set("count", b"", ANY_VERSION)
+                    return (await find_range(session._client))[0] > start
+
+                await until(is_trimmed)
+
+            await write_past(0)
+            late: list[int] = []
+
+            async def look_early(self: LogClient) -> tuple[int, int]:
+                start, end = await find_range(self)
+                if self is not session._client and len(late) < 3:
+                    late.append(start)
+                    await write_past(start)  # before this newcomer reads what it has found
+                return start, end
+
+            monkeypatch.setattr(LogClient, "find_range", look_early)
+            async with opened(open_again(store), 2.0) as newcomer:
+                assert (await newcomer.get("count")).version == (await session.get("count")).version
+                assert newcomer._follower.machine.chain == session._follower.machine.chain
+            assert len(late) == 3
 
 
 class TestClient:

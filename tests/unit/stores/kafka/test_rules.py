@@ -11,8 +11,9 @@ import pytest
 from aiokcc.errors import BadVersionError
 from aiokcc.stores import ANY_VERSION, Create, Set
 from aiokcc.stores.kafka import records
-from aiokcc.stores.kafka.contact import Patience
+from aiokcc.stores.kafka.contact import Deadline, Patience
 from aiokcc.stores.kafka.machine import ForeignLogError, Machine
+from aiokcc.stores.kafka.opening import describe_difference
 from aiokcc.stores.kafka.records import Kind, Record, UnknownFormatError
 from aiokcc.stores.kafka.snapshot import Beginning, MissingPrefixError
 from aiokcc.stores.kafka.state import LogSession, pack
@@ -140,6 +141,12 @@ def test_live() -> None:
     assert frozen_process_writes_after_its_end(WithoutLive) == b"20"
 
 
+def test_a_session_is_known_by_the_offset_of_its_open() -> None:
+    log = Log.new()
+    session = Client(log).open()
+    assert records.decode(log.entries[session.id - 1], None).kind is Kind.OPEN  # type: ignore[union-attr]
+
+
 def retried_append_is_in_the_log_twice(machine: type[Machine]) -> int:
     log = Log.new()
     writer = Client(log, machine).open()
@@ -214,6 +221,24 @@ class TestPatience:
     def test_after_an_outage_nobody_ends_anybody(self) -> None:
         assert self.ended_after_an_outage(Patience) == 0
         assert self.ended_after_an_outage(WithoutAnew) == 6, "everybody ends everybody"
+
+    @staticmethod
+    def ended_after_a_short_interruption(patience: type[Patience]) -> int:
+        """The observer loses contact for less than half of the timeout, when the session has been silent for most of it."""
+        log = Log.new()
+        Client(log).open()
+        observer = Client(log, rules=Rules(patience=patience)).open()
+        for _ in range(int(TIMEOUT * 2 / 3)):
+            log.now += 1
+            observer.read()
+        observer.interrupt()
+        log.now += TIMEOUT * 5 / 12
+        observer.read()
+        return len(observer.expire_silent())
+
+    def test_after_its_own_loss_of_contact_an_observer_starts_anew_however_short_it_was(self) -> None:
+        assert self.ended_after_a_short_interruption(Patience) == 0
+        assert self.ended_after_a_short_interruption(WithoutAnew) == 1
 
     @staticmethod
     def ended_by_a_frozen_observer(patience: type[Patience]) -> int:
@@ -313,6 +338,12 @@ class TestDeadline:
         log.append(owner.seal(Kind.BEAT))
         owner.read()
         assert owner.deadline.stop_at == before
+
+    def test_it_never_goes_back(self) -> None:
+        deadline = Deadline(TIMEOUT)
+        deadline.confirm(5.0)
+        deadline.confirm(3.0)
+        assert deadline.confirmed == 5.0
 
     def test_it_is_two_thirds_of_the_timeout_and_the_session_is_lost_after_the_whole(self) -> None:
         log = Log.new()
@@ -472,6 +503,21 @@ class TestPrefix:
         log.trim(log.end - 2)
         assert join_from_start(log) is None
 
+    def test_a_snapshot_of_another_mark_is_not_taken(self) -> None:
+        """The log begins with the second mark; in it are the snapshot of the first one, and one that only says otherwise."""
+        log = Log.new()
+        member = Client(log).open()
+        log.append(member.seal(Kind.MARK))
+        member.read()
+        first = member.machine.mark
+        assert first is not None
+        member.do(Create("limit"))
+        start = log.append(member.seal(Kind.MARK))
+        for claimed in (first.offset, start):
+            log.append(member.seal(Kind.SNAPSHOT, records.encode_snapshot(claimed, 0, 1, pack(first.content))))
+        log.trim(start)
+        assert join_from_start(log) is None
+
     def test_the_log_is_not_trimmed_past_the_slowest_live_member(self) -> None:
         log = Log.new()
         member, slow = Client(log).open(), Client(log).open()
@@ -561,3 +607,56 @@ def test_an_open_that_was_appended_twice_opens_one_session() -> None:
     log.append(log.entries[1])
     member.read()
     assert list(member.machine.sessions) == [member.id]
+
+
+class TestGroupOfTwo:
+    """In a group of two nobody can know who is right; each says whether its state is that of the snapshot in the log."""
+
+    @staticmethod
+    def differing() -> tuple[Log, Client, Client]:
+        log = Log.new()
+        writer, other = Client(log).open(), Client(log).open()
+        writer.read()
+        other.machine.tree.nodes["/"].version = 7  # it applies records differently, for whatever reason
+        return log, writer, other
+
+    def test_both_stop_and_the_one_that_differs_from_the_snapshot_says_so(self) -> None:
+        log, writer, other = self.differing()
+        writer.mark()
+        for client in (writer, other):
+            client.read()
+            log.append(client.seal(Kind.BEAT))
+        for client in (writer, other):
+            client.read()
+            assert client.machine.is_outvoted(client.id)
+        told = describe_difference(writer.machine, "topic", writer.id)
+        assert f"another history or state than session {other.id} " in told
+        assert "this process has the state of the snapshot there, which this process itself wrote" in told
+        told = describe_difference(other.machine, "topic", other.id)
+        assert f"does not have the state of the snapshot there, which session {writer.id} wrote" in told
+
+    def test_without_a_snapshot_that_is_said(self) -> None:
+        log, writer, other = self.differing()
+        log.append(writer.seal(Kind.MARK))
+        for client in (writer, other):
+            client.read()
+            log.append(client.seal(Kind.BEAT))
+        writer.read()
+        assert writer.machine.is_outvoted(writer.id)
+        assert "There was no snapshot" in describe_difference(writer.machine, "topic", writer.id)
+
+    def test_who_began_with_a_snapshot_says_with_which(self) -> None:
+        log = Log.new()
+        member = Client(log).open()
+        member.mark()
+        log.append(member.seal(Kind.BEAT))
+        member.read()
+        target = member.machine.trim_offset()
+        assert target is not None
+        log.trim(target)
+        beginning = Beginning(target)
+        for offset, raw in sorted(log.entries.items()):
+            beginning.feed(offset, raw)
+        assert beginning.machine is not None
+        told = describe_difference(beginning.machine, "topic", 0)
+        assert f"This process began with the snapshot of offset {target}" in told

@@ -11,7 +11,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiokafka import errors
 from aiokafka.client import collect_hosts
@@ -21,7 +21,7 @@ from aiokafka.protocol.metadata import MetadataRequest
 from aiokcc.credentials import explain_tls_error
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
 
-__all__ = ["NOT_ALLOWED", "describe_denial", "find_refusal"]
+__all__ = ["NOT_ALLOWED", "Refusal", "describe_denial", "find_refusal"]
 
 NOT_ALLOWED: Final = (
     errors.ClusterAuthorizationFailedError,
@@ -29,9 +29,23 @@ NOT_ALLOWED: Final = (
     errors.TopicAuthorizationFailedError,
 )
 """The errors by which a broker says that an ACL is missing."""
+_FINAL: Final = (
+    errors.IllegalSaslStateError,
+    errors.UnsupportedSaslMechanismError,
+    errors.SaslAuthenticationFailed,
+    errors.AuthenticationMethodNotSupported,
+)
 
 
-async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> str | None:
+class Refusal(NamedTuple):
+    """A broker that does not let us connect, and its reason."""
+
+    text: str
+    is_final: bool
+    """True if to try again with the same settings would not help."""
+
+
+async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> Refusal | None:
     """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation."""
     wanted = {name: settings[name] for name in CONNECTION_SETTINGS if settings.get(name) is not None}
     for host, port, _ in collect_hosts(servers):
@@ -41,28 +55,28 @@ async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float
         except TimeoutError:
             continue
         if reason is not None:
-            return f"{host}:{port} {reason}"
+            return Refusal(f"{host}:{port} {reason.text}", reason.is_final)
     return None
 
 
-async def _try_connection(host: str, port: int, settings: Mapping[str, Any]) -> str | None:
+async def _try_connection(host: str, port: int, settings: Mapping[str, Any]) -> Refusal | None:
     protocol = settings.get("security_protocol", "PLAINTEXT")
     try:
         connection = await create_conn(host, port, **settings)
     except socket.gaierror:
-        return "is not a name that can be looked up"
+        return Refusal("is not a name that can be looked up", is_final=False)
     except ssl.SSLError as error:
-        return f"{explain_tls_error(error)} (security_protocol is {protocol})"
+        return Refusal(f"{explain_tls_error(error)} (security_protocol is {protocol})", is_final=False)
     except ConnectionResetError:
-        return f"closed the connection; is its listener one for security_protocol={protocol}?"
+        return Refusal(f"closed the connection; is its listener one for security_protocol={protocol}?", is_final=False)
     except OSError:
         return None
     except errors.KafkaError as error:
-        return _explain(error, protocol, settings)
+        return Refusal(_explain(error, protocol, settings), isinstance(error, _FINAL))
     try:
         await connection.send(MetadataRequest([]))
     except errors.KafkaError as error:
-        return _explain(error, protocol, settings)
+        return Refusal(_explain(error, protocol, settings), isinstance(error, _FINAL))
     finally:
         connection.close()
     return None  # it answers now: the problem is over
@@ -87,7 +101,7 @@ def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
         case errors.KafkaConnectionError() if not protocol.startswith("SASL_"):
             return (
                 f"closed the connection when it was asked something; security_protocol is {protocol}, "
-                f"its listener may need SASL_{protocol} and credentials, or TLS"
+                f"its listener may need SASL_{protocol} and credentials, or TLS, or its Kafka is older than 0.11"
             )
         case errors.KafkaConnectionError():
             return (
