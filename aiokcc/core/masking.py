@@ -65,7 +65,7 @@ _VALUE: Final = re.compile(
 _PRIVATE_KEY: Final = re.compile(
     r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
 )
-_NO_SECRET: Final = re.compile(r"(?:PASSWORD|\*{3}|\.{3}|…|(?:env|file):.*)[.,;:)]*")
+_NO_SECRET: Final = re.compile(r"(?:(?:PASSWORD|FILE|\*{3}|\.{3}|…)(?:&.*)?|(?:env|file):.*)[.,;:)]*")
 """Values that stand for a secret in our own errors and in commands to copy."""
 _ENVIRONMENT_OR_FILE: Final = ("env:", "file:")
 

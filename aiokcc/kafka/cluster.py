@@ -30,9 +30,9 @@ from aiokcc.core.committed_offset import CommittedOffset
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
+from aiokcc.credentials.kafka_refusal import NOT_ALLOWED, describe_denial, find_refusal
 from aiokcc.errors import KafkaError, KafkaRefusedError, UsageError
 from aiokcc.kafka.consumer_policy import ConsumerPolicy
-from aiokcc.kafka.refusal import NOT_ALLOWED, describe_denial, find_refusal
 from aiokcc.kafka.source_options import SourceOptions
 
 __all__ = ["Cluster", "consumer_settings", "stopping"]

@@ -24,9 +24,9 @@ from aiokafka.errors import KafkaError as AiokafkaError
 from aiokafka.errors import OffsetOutOfRangeError
 
 from aiokcc.core.partitions import Partition
+from aiokcc.credentials.kafka_refusal import NOT_ALLOWED, describe_denial
 from aiokcc.errors import KafkaError, KafkaRefusedError, RecordError, UsageError
 from aiokcc.kafka.fast_fetch import FetchedRecords, prepare_fetcher
-from aiokcc.kafka.refusal import NOT_ALLOWED, describe_denial
 from aiokcc.runtime.signal import Signal
 
 if TYPE_CHECKING:

@@ -306,6 +306,7 @@ def test_advice_is_not_masked(capsys: pytest.CaptureFixture[str]) -> None:
         "Give --consumer sasl_plain_password=env:NAME (see replay --help).",
         "the credentials: (user, password)",
         "no ZooKeeper at zk://h:2181.",
+        "options look like ?ca=FILE&cert=FILE&key=FILE&key_password=env:NAME&auth=env:NAME&acl=creator; write",
     ):
         assert mask_text(text) == text
     assert main(["status", f"zk://{SECRET}@h/x"]) == 2
@@ -363,6 +364,7 @@ def test_py4j_logs_no_secret_of_a_pipeline(logger: str, caplog: pytest.LogCaptur
         "a=password=hunter2-marked",
         "--consumer=sasl_plain_password=hunter2-marked",
         "a=b&token=hunter2-marked",
+        "key=FILE&password=hunter2-marked",
         "{'detail': \"{'password': 'hunter2-marked'}\"}",
     ],
 )

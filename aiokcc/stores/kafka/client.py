@@ -33,6 +33,8 @@ try:
     from aiokafka.protocol.produce import ProduceRequest
     from aiokafka.record.default_records import DefaultRecordBatchBuilder
     from aiokafka.record.memory_records import MemoryRecords
+
+    from aiokcc.credentials.kafka_refusal import find_refusal
 except ImportError as error:
     raise StoreError(
         f"the installed aiokafka is not one that kafka:// knows ({error}); install aiokafka 0.14"
@@ -49,6 +51,7 @@ __all__ = [
 ]
 
 FETCH_BYTES: Final = 4 * 2**20
+_EXPLAIN_SECONDS: Final = 2.0
 _TOPIC_RESOURCE: Final = 2
 _KNOWN: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
     (ProduceRequest, ("transactional_id", "required_acks", "timeout", "topics")),
@@ -64,6 +67,9 @@ _KNOWN: Final[tuple[tuple[Any, tuple[str, ...]], ...]] = (
 
 class LogError(Exception):
     """A request failed, or was not answered. The next attempt may succeed."""
+
+    is_connection = False
+    """True if no connection could be made at all."""
 
 
 class OutOfRangeError(LogError):
@@ -146,10 +152,16 @@ class LogClient:
             await client.bootstrap()
             self._client = client
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
-            raise LogError(str(error)) from error
+            failure = LogError(str(error))
+            failure.is_connection = True
+            raise failure from error
         finally:
             if self._client is not client:
                 await client.close()
+
+    async def explain(self) -> str:
+        """Return why no broker lets us connect: the reason for which one refuses us, or that none is there."""
+        return await find_refusal(self.servers, self._settings, _EXPLAIN_SECONDS) or "no broker there"
 
     async def close(self) -> None:
         """Disconnect."""

@@ -33,7 +33,7 @@ async def open_log(
     StoreUnreachableError if no broker answers in time, NoGroupError for a topic that is not to be made, and StoreError for one
     that cannot be used.
     """
-    problem = ""
+    problem: LogError | None = None
     try:
         async with asyncio.timeout(connect_timeout):
             while True:
@@ -41,14 +41,13 @@ async def open_log(
                     await _connect(client, follower, history, root, create=create)
                     return
                 except LogError as error:
-                    problem = str(error)
+                    problem = error
                     await client.close()
                     await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
         waited = "" if connect_timeout is None else f" within {connect_timeout:g} s"
-        raise StoreUnreachableError(
-            f"no Kafka broker of {client.servers} answered{waited}{': ' + problem if problem else ''}"
-        ) from None
+        why = "" if problem is None else f": {await client.explain() if problem.is_connection else problem}"
+        raise StoreUnreachableError(f"no Kafka broker of {client.servers} answered{waited}{why}") from None
     except LogChangedError as error:
         raise history.refuse(str(error)) from None
     except PermissionError as error:

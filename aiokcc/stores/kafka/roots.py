@@ -9,6 +9,7 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+from aiokcc.credentials.kafka_refusal import find_refusal
 from aiokcc.errors import StoreUnreachableError
 from aiokcc.stores.kafka.topic import PREFIX
 
@@ -22,13 +23,15 @@ async def list_roots(
 
     A dot in a root is a slash here; both mean the same topic. Raises StoreUnreachableError if no broker answers in time.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=",".join(servers), **settings)
+    where = ",".join(servers)
+    admin = AIOKafkaAdminClient(bootstrap_servers=where, **settings)
     try:
         async with asyncio.timeout(timeout):
             await admin.start()
             topics = await admin.list_topics()
     except (KafkaError, OSError, TimeoutError) as error:
-        raise StoreUnreachableError(f"no broker of {', '.join(servers)} answers: {error or 'timed out'}") from error
+        why = await find_refusal(where, settings, timeout) or "no broker there"
+        raise StoreUnreachableError(f"no Kafka broker of {where} answered within {timeout:g} s: {why}") from error
     finally:
         await admin.close()
     begin = f"{prefix}."

@@ -18,8 +18,8 @@ from aiokafka.client import collect_hosts
 from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
-from aiokcc.credentials import explain_tls_error
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
+from aiokcc.credentials.tls import explain_tls_error
 
 __all__ = ["NOT_ALLOWED", "describe_denial", "find_refusal"]
 
@@ -32,7 +32,10 @@ NOT_ALLOWED: Final = (
 
 
 async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> str | None:
-    """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation."""
+    """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation.
+
+    ``settings`` are those of an aiokafka client; ``timeout`` is for each server.
+    """
     wanted = {name: settings[name] for name in CONNECTION_SETTINGS if settings.get(name) is not None}
     for host, port, _ in collect_hosts(servers):
         try:
