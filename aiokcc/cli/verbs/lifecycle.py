@@ -14,6 +14,7 @@ from aiokcc.cli.verb import Verb, argument, open_existing
 from aiokcc.core.formatting import count, format_elapsed
 from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_duration, format_time
+from aiokcc.credentials import hide_secrets
 from aiokcc.errors import AiokccError, NoGroupError, StoreUnreachableError, UsageError
 from aiokcc.runtime.agreement import find_run
 from aiokcc.runtime.roots import RootSummary, delete_root, find_roots, summarize
@@ -59,7 +60,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _row(store: GroupStore, found: RootSummary | AiokccError) -> dict[str, Any]:
     if isinstance(found, AiokccError):
-        return {"root": store.root, "error": str(found)}
+        return {"root": store.root, "error": hide_secrets(str(found))}
     status = found.status
     total, processed = status.offsets_total, status.offsets_done
     limit = status.limit if status.limit is not None else status.closed
@@ -289,7 +290,7 @@ async def _prune(options: argparse.Namespace) -> int:
                 async with store.session(connect_timeout=options.timeout) as session:
                     await delete_root(store, session, version=found.run_version)
             except AiokccError as error:
-                print(f"aiokcc: {error}", file=sys.stderr)
+                print(f"aiokcc: {hide_secrets(str(error))}", file=sys.stderr)
                 failed += 1
                 continue
         deleted += 1
