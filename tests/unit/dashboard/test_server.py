@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -425,6 +426,14 @@ class TestAddress:
     def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(UsageError, match="cannot listen on 192.0.2.1:0"):
             bind("192.0.2.1", 0)
+
+    def test_a_name_that_nobody_knows_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def look_up(*_: Any, **__: Any) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(socket, "create_server", look_up)
+        with pytest.raises(UsageError, match="cannot listen on no.such.host:1: Name or service not known"):
+            bind("no.such.host", 1)
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "machine.example", "::"])
     def test_other_machines_need_a_token(self, host: str) -> None:
