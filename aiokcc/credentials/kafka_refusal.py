@@ -102,6 +102,8 @@ def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
 def describe_denial(error: errors.KafkaError) -> str:
     """Return which ACL is missing, for an error by which the broker says that one is."""
     where = error.args[0] if error.args else ""
+    if isinstance(where, str):  # the admin client makes a sentence of the group
+        where = where.removeprefix("Unable to get coordinator id for ")
     names = ", ".join(map(repr, sorted(where))) if isinstance(where, set | frozenset | list | tuple) else repr(where)
     match error:
         case errors.TopicAuthorizationFailedError():

@@ -198,7 +198,7 @@ class Dashboard:
             page = (_STATIC / "login.html").read_text()
             if "wrong" in request.query_params:
                 page = page.replace("<!-- wrong -->", '<p role="alert">That is not the token. Try again.</p>')
-            return Response(page, media_type="text/html", status_code=401)
+            return Response(page, media_type="text/html")
         body = (await _read(request)).decode(errors="replace")
         given = body.partition("token=")[2].partition("&")[0]
         if self._options.token is None or not hmac.compare_digest(given.encode(), self._options.token.encode()):

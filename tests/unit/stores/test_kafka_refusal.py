@@ -9,8 +9,10 @@ import sys
 from collections.abc import AsyncIterator
 
 import pytest
+from aiokafka.errors import GroupAuthorizationFailedError
 
 import aiokcc
+from aiokcc.credentials.kafka_refusal import describe_denial
 from aiokcc.errors import StoreUnreachableError
 from aiokcc.stores.kafka import KafkaStore
 
@@ -64,6 +66,12 @@ async def test_nobody_there_is_told(use: object) -> None:
         StoreUnreachableError, match=f"no Kafka broker of {where} answered within 0.5 s: no broker there$"
     ):
         await use(aiokcc.open_store(f"kafka://{where}/x"))
+
+
+@pytest.mark.parametrize("said", ["my group", "Unable to get coordinator id for my group"])
+def test_the_group_whose_acl_is_missing_is_named(said: str) -> None:
+    denial = describe_denial(GroupAuthorizationFailedError(said))
+    assert denial == "it needs an ACL with Read on the group 'my group'"
 
 
 def test_passwords_stay_out_of_the_log_of_aiokafka() -> None:
