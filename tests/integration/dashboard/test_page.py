@@ -20,6 +20,7 @@ from tests.integration.dashboard.browser import Browser, browser
 
 pytestmark = pytest.mark.timeout(120)
 
+IN_2026 = 1_767_225_600_000
 VERDICT = "document.getElementById('state').innerText.toLowerCase()"
 LIMIT = "document.querySelector('#chart path.limit')?.getAttribute('d') ?? ''"
 
@@ -45,7 +46,7 @@ async def dashboard(store: str, *options: str, listen: str = "127.0.0.1:0") -> A
 
 async def test_the_stairs_grow_while_a_replay_runs(zk_root: str, kafka: local.Kafka, window: Browser) -> None:
     topic = await kafka_topics.create_fresh(kafka.bootstrap, "orders", partitions=3)
-    rows = [kafka_topics.Row(n % 3, MINUTE * 100 + n * 1000) for n in range(3000)]
+    rows = [kafka_topics.Row(n % 3, IN_2026 + n * 1000) for n in range(3000)]
     await kafka_topics.write(kafka.bootstrap, topic, rows)
 
     seen = asyncio.Event()
@@ -67,6 +68,8 @@ async def test_the_stairs_grow_while_a_replay_runs(zk_root: str, kafka: local.Ka
             await window.until(f"({LIMIT}).split('L').length > given[0] + 3", begun)
             seen.set()
             assert first == 3
+            axis = await window.run("return [...document.querySelectorAll('#chart text')].map((text) => text.textContent)")
+            assert len(axis) < 40, "nothing tells where the first period began, and the axis begins in 1970"
             assert "records/s" in await window.text("#tiles")
             await running
         await window.until(f"{VERDICT} === 'ended'")
