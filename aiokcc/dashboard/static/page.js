@@ -123,7 +123,8 @@ function showView(view) {
   if (view.missing) return;
   document.title = `${view.verdict} · ${group || view.where.split("/").at(-1)}`;
   $("verdict").dataset.tone = view.stuck ? "bad" : TONES[view.verdict] ?? "bad";
-  $("state").textContent = view.stuck ? `${view.verdict}: stuck` : view.verdict;
+  const state = view.stuck ? `${view.verdict}: stuck` : view.verdict;
+  if ($("state").textContent !== state) $("state").textContent = state; // it is read aloud, and the sentence changes every second
   if ($("why").textContent !== view.why) $("why").textContent = view.why;
   setText("away", view.away);
   $("problems").hidden = !view.problems.length;

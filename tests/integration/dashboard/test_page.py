@@ -137,6 +137,9 @@ async def test_keys_and_the_dark_mode_work(zk_root: str, window: Browser) -> Non
         await window.press(Keys.TAB, Keys.ENTER)
         await window.until("document.getElementById('answer').innerText.startsWith('Held')")
         assert (await group.alpha.status()).state == "held"
+        # A screen reader says the new state, and not every second for how long it has lasted.
+        assert await window.run("return document.getElementById('state').ariaLive") == "polite"
+        assert await window.run("return document.getElementById('why').closest('[aria-live]')") is None
         # The chart, by keys.
         await window.run("document.getElementById('chart').focus()")
         await window.press(Keys.ARROW_LEFT)
