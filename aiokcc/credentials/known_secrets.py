@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote, quote_plus
@@ -46,6 +47,7 @@ class _Known:
 
 
 _known = _Known()
+_lock = threading.Lock()
 
 
 def remember_secret(value: object) -> None:
@@ -55,12 +57,12 @@ def remember_secret(value: object) -> None:
     """
     if not isinstance(value, str) or len(value) < _SHORTEST or value in _known.texts or value.lower() in _ORDINARY:
         return
-    _known.texts.add(value)
-    # The longest first: one secret may contain another.
-    _known.forms = tuple(
-        sorted({form for text in _known.texts for form in _forms(text)}, key=lambda f: (-len(f), f)),
-    )
-    _known.pattern = re.compile("|".join(_matching(form) for form in _known.forms))
+    with _lock:
+        _known.texts.add(value)
+        forms = {form for text in _known.texts for form in _forms(text)}
+        # The longest first: one secret may contain another.
+        _known.forms = tuple(sorted(forms, key=lambda form: (-len(form), form)))
+        _known.pattern = re.compile("|".join(_matching(form) for form in _known.forms))
 
 
 def _forms(text: str) -> set[str]:
