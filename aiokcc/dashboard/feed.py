@@ -28,8 +28,9 @@ __all__ = ["GroupFeed"]
 
 _MOST_ROWS: Final = 2000
 """Up to this number of partitions each has a row of its own; above it, each topic."""
-RETRY_SECONDS: Final = (1.0, 60.0)
-"""The shortest and the longest pause before a store that has refused us is asked again: it does not tell when it would not."""
+RETRY_SECONDS: Final = (1.0, 15.0)
+"""The shortest and the longest pause before a store is asked again that refuses us, or whose topic does not exist yet.
+Neither can be watched."""
 _TABLES_SECONDS: Final = 1.0
 """The shortest time between two versions of the tables, which can be long."""
 

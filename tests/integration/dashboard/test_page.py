@@ -68,7 +68,9 @@ async def test_the_stairs_grow_while_a_replay_runs(zk_root: str, kafka: local.Ka
             await window.until(f"({LIMIT}).split('L').length > given[0] + 3", begun)
             seen.set()
             assert first == 3
-            axis = await window.run("return [...document.querySelectorAll('#chart text')].map((text) => text.textContent)")
+            axis = await window.run(
+                "return [...document.querySelectorAll('#chart text')].map((text) => text.textContent)"
+            )
             assert len(axis) < 40, "nothing tells where the first period began, and the axis begins in 1970"
             assert "records/s" in await window.text("#tiles")
             await running
