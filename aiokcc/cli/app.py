@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import traceback
@@ -155,8 +156,11 @@ def _print_error(error: BaseException, *, verbose: bool) -> None:
 
 def _hint(error: BaseException) -> str:
     match error:
+        case StoreUnreachableError() if re.search("certificate|credentials|TLS|security_protocol", str(error)):
+            return "Credentials are given by the URL, --kafka-config FILE or a profile; `aiokcc config` shows which."
         case StoreUnreachableError():
-            return "Is it running there? `aiokcc local zookeeper` starts one on this machine; --timeout waits longer."
+            service = "kafka" if "Kafka broker" in str(error) else "zookeeper"
+            return f"Is it running there? `aiokcc local {service}` starts one on this machine; --timeout waits longer."
         case KafkaRefusedError():
             return (
                 "Credentials are given by --kafka-config FILE or a profile; `aiokcc config` shows which are in force."

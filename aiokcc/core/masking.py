@@ -35,9 +35,13 @@ _NO_PORT: Final = re.compile(
 )
 _OPTIONS: Final = re.compile(r"[?#](?P<rest>.+)", re.DOTALL)
 
-_QUOTED_URL: Final = re.compile(r"(?P<quote>['\"])(?P<url>[a-z][a-z0-9+.-]*:/+.*?)(?P=quote)", re.IGNORECASE)
-_BARE_URL: Final = re.compile(r"\b(?P<url>[a-z][a-z0-9+.-]*:/+[^\s'\"]*[^\s'\".,;:)\]}…])", re.IGNORECASE)
-_BARE_CREDENTIALS: Final = re.compile(r"(?P<credentials>[^\s'\"@/]*:[^\s'\"]*)@")
+# A text may be long, and not ours: no pattern may look at it more often than a few times. So a run of characters is looked at
+# from its beginning only, and never given back.
+_QUOTED_URL: Final = re.compile(r"(?P<quote>['\"])(?P<url>[a-z][a-z0-9+.-]*+:/+.*?)(?P=quote)", re.IGNORECASE)
+_BARE_URL: Final = re.compile(
+    r"(?<![a-z0-9+.-])(?P<before>[0-9+.-]*+)(?P<url>[a-z][a-z0-9+.-]*+:/+[^\s'\"]*[^\s'\".,;:)\]}…])", re.IGNORECASE
+)
+_RUN: Final = re.compile(r"[^\s'\"]++")
 _FORM: Final = re.compile(
     r"(?:zks?|kafka)://(?:\[?user:password@\]?)?host\[?:(?:port|2181|9092)\]?(?:\[,host\[?:port\]?…\])?(?:\[?/root\]?)?",
     re.IGNORECASE,
@@ -45,18 +49,23 @@ _FORM: Final = re.compile(
 """The form of a URL, as our own errors write it. It contains no secret and is not masked, or the advice would be lost."""
 _PLACEHOLDER: Final = re.compile(r"(?:[a-z][a-z0-9+.-]*:/+)?\[?(?:user:password|USER:PASSWORD|\*{3})")
 
-_QUOTED: Final = r"""[bru]{0,2}(?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|\\+(?P<escaped>['"]).*?\\+(?P=escaped))"""
-_LISTED: Final = r"""[(\[{](?:'(?:\\.|[^'\\])*'?|"(?:\\.|[^"\\])*"?|[^'")\]}])*[)\]}]?"""
-_SETTING: Final = re.compile(
-    rf"""(?P<quote>\\*['"]?)(?P<name>[a-z_][\w.-]*)(?P=quote)
-    (?:\s*[=:]\s*(?P<quoted>{_QUOTED})|\s*=\s*(?P<listed>{_LISTED})|=(?P<word>\S+)
-    |(?<=['"])\s*:\s*(?P<item>{_LISTED}|[^\s,}}]+))""",
+_QUOTED: Final = (
+    r"""[bru]{0,2}(?:'(?:\\.|[^'\\])*+'?|"(?:\\.|[^"\\])*+"?"""
+    r"""|\\++(?P<escaped>['"])(?:[^\\]|\\++(?!(?P=escaped)))*+\\++(?P=escaped))"""
+)
+_LISTED: Final = r"""[(\[{](?:'(?:\\.|[^'\\])*+'?|"(?:\\.|[^"\\])*+"?|[^'")\]}])*+[)\]}]?"""
+_NAME: Final = re.compile(
+    r"""(?P<quote>(?:(?<!\\)\\++)?+['"]?)(?<![\w.-])(?P<name>[\w.-]++)(?P=quote)(?=\s*[=:])""", re.IGNORECASE
+)
+_VALUE: Final = re.compile(
+    rf"""\s*[=:]\s*(?P<quoted>{_QUOTED})|\s*=\s*(?P<listed>{_LISTED})|=(?P<word>\S+)
+    |(?<=['"])\s*:\s*(?P<item>{_LISTED}|[^\s,}}]+)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
 _PRIVATE_KEY: Final = re.compile(
     r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|$)", re.DOTALL
 )
-_NO_SECRET: Final = re.compile(r"(?:PASSWORD|\*{3}|\.{3}|…|(?:env|file):.*)[.,;:)]*")
+_NO_SECRET: Final = re.compile(r"(?:(?:PASSWORD|FILE|\*{3}|\.{3}|…)(?:&.*)?|(?:env|file):.*)[.,;:)]*")
 """Values that stand for a secret in our own errors and in commands to copy."""
 _ENVIRONMENT_OR_FILE: Final = ("env:", "file:")
 
@@ -94,11 +103,20 @@ def mask_text(text: str) -> str:
     The forms and placeholders of our own errors stay: they say what to write.
     """
     text = _QUOTED_URL.sub(lambda found: f"{found['quote']}{_mask_quoted_url(found['url'])}{found['quote']}", text)
-    text = _BARE_URL.sub(lambda found: _mask_quoted_url(found["url"]), text)
-    text = _BARE_CREDENTIALS.sub(
-        lambda found: found[0] if _PLACEHOLDER.fullmatch(found["credentials"]) else f"{HIDDEN}@", text
-    )
-    return _SETTING.sub(_mask_setting, _PRIVATE_KEY.sub(rf"\1{HIDDEN}", text))
+    text = _BARE_URL.sub(lambda found: found["before"] + _mask_quoted_url(found["url"]), text)
+    if "@" in text:
+        text = _RUN.sub(_mask_credentials, text)
+    return _mask_named(_PRIVATE_KEY.sub(rf"\1{HIDDEN}", text))
+
+
+def _mask_credentials(found: re.Match[str]) -> str:
+    """Return a run of characters without a user and a password in front of its last ``@``."""
+    run = found[0]
+    at, colon = run.rfind("@"), run.find(":")
+    if not 0 <= colon < at:
+        return run
+    start = max(run.rfind("@", 0, colon), run.rfind("/", 0, colon)) + 1
+    return run if _PLACEHOLDER.fullmatch(run[start:at]) else f"{run[:start]}{HIDDEN}{run[at:]}"
 
 
 def _mask_quoted_url(url: str) -> str:
@@ -110,13 +128,22 @@ def _mask_quoted_url(url: str) -> str:
     return mask_url(url)
 
 
-def _mask_setting(found: re.Match[str]) -> str:
-    name = found["name"]
-    value = found["quoted"] or found["listed"] or found["word"] or found["item"]
-    is_error = name.endswith(("Error", "Exception"))  # as in "TokenError: 'x'"
-    if is_error or not is_secret(name) or _NO_SECRET.fullmatch(value.strip("'\"\\")):
-        return found[0]
-    return found[0][: -len(value)] + HIDDEN
+def _mask_named(text: str) -> str:
+    """Return a text without the values whose names say that they are secret, also inside of other values."""
+    parts: list[str] = []
+    done = 0
+    for found in _NAME.finditer(text):
+        name = found["name"]
+        is_error = name.endswith(("Error", "Exception"))  # as in "TokenError: 'x'"
+        if found.start() < done or is_error or not is_secret(name):
+            continue
+        value = _VALUE.match(text, found.end())
+        if value is None or _NO_SECRET.fullmatch(next(filter(None, value.groups(""))).strip("'\"\\")):
+            continue
+        start = next(value.start(group) for group in ("quoted", "listed", "word", "item") if value[group])
+        parts += [text[done:start], HIDDEN]
+        done = value.end()
+    return "".join([*parts, text[done:]])
 
 
 def mask_command(words: Sequence[str]) -> list[str]:

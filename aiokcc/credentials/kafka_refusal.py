@@ -18,8 +18,8 @@ from aiokafka.client import collect_hosts
 from aiokafka.conn import create_conn
 from aiokafka.protocol.metadata import MetadataRequest
 
-from aiokcc.credentials import explain_tls_error
 from aiokcc.credentials.kafka_client import CONNECTION_SETTINGS
+from aiokcc.credentials.tls import explain_tls_error
 
 __all__ = ["NOT_ALLOWED", "Refusal", "describe_denial", "find_refusal"]
 
@@ -46,7 +46,10 @@ class Refusal(NamedTuple):
 
 
 async def find_refusal(servers: str, settings: Mapping[str, Any], timeout: float) -> Refusal | None:
-    """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation."""
+    """Return why a broker at one of these servers refuses us; None if no broker is there. Raises nothing but cancellation.
+
+    ``settings`` are those of an aiokafka client; ``timeout`` is for each server.
+    """
     wanted = {name: settings[name] for name in CONNECTION_SETTINGS if settings.get(name) is not None}
     for host, port, _ in collect_hosts(servers):
         try:
@@ -113,6 +116,8 @@ def _explain(error: errors.KafkaError, protocol: str, settings: Mapping[str, Any
 def describe_denial(error: errors.KafkaError) -> str:
     """Return which ACL is missing, for an error by which the broker says that one is."""
     where = error.args[0] if error.args else ""
+    if isinstance(where, str):  # the admin client makes a sentence of the group
+        where = where.removeprefix("Unable to get coordinator id for ")
     names = ", ".join(map(repr, sorted(where))) if isinstance(where, set | frozenset | list | tuple) else repr(where)
     match error:
         case errors.TopicAuthorizationFailedError():

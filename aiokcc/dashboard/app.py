@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import hmac
 import ipaddress
 import json
@@ -39,7 +40,6 @@ __all__ = ["Dashboard", "DashboardOptions", "is_loopback"]
 log = logging.getLogger("aiokcc.dashboard")
 
 _STATIC: Final = Path(__file__).parent / "static"
-_COOKIE: Final = "aiokcc_token"
 _LINGER_SECONDS: Final = 60.0
 """A group below a prefix is followed for this long after its last page was closed."""
 _FIRST_STATUS_SECONDS: Final = 5.0
@@ -52,6 +52,12 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
+
+
+def _cookie(token: str) -> str:
+    """Return the name of the cookie. It depends on the token: browsers send a cookie to all ports of a host, so the dashboards
+    of a machine must not share one."""
+    return f"aiokcc_{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def is_loopback(host: str) -> bool:
@@ -192,13 +198,13 @@ class Dashboard:
             page = (_STATIC / "login.html").read_text()
             if "wrong" in request.query_params:
                 page = page.replace("<!-- wrong -->", '<p role="alert">That is not the token. Try again.</p>')
-            return Response(page, media_type="text/html", status_code=401)
+            return Response(page, media_type="text/html")
         body = (await _read(request)).decode(errors="replace")
         given = body.partition("token=")[2].partition("&")[0]
         if self._options.token is None or not hmac.compare_digest(given.encode(), self._options.token.encode()):
             return RedirectResponse("/login?wrong", status_code=303)
         response = RedirectResponse("/", status_code=303)
-        response.set_cookie(_COOKIE, given, httponly=True, samesite="strict")
+        response.set_cookie(_cookie(given), given, httponly=True, samesite="strict")
         return response
 
     async def _follow_overview(self, _: Request) -> Response:
@@ -361,10 +367,9 @@ class _Guard:
             name = host[: host.rfind("]") + 1] if host.startswith("[") else host.partition(":")[0]
             return None if is_loopback(name) else _refusal(421, f"{name!r} is not a name of this machine")
         header = connection.headers.get("authorization", "").removeprefix("Bearer ")
-        given = (connection.cookies.get(_COOKIE, ""), header)
-        path = connection.scope[
-            "path"
-        ]  # not connection.url: Starlette before 1.0 makes it of the Host that a visitor names
+        given = (connection.cookies.get(_cookie(self._token), ""), header)
+        # Not connection.url: Starlette before 1.0 makes it of the Host that a visitor names.
+        path = connection.scope["path"]
         right = any(hmac.compare_digest(each.encode(), self._token.encode()) for each in given)
         if right or path.startswith(self._OPEN):
             return None

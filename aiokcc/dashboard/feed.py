@@ -28,6 +28,9 @@ __all__ = ["GroupFeed"]
 
 _MOST_ROWS: Final = 2000
 """Up to this number of partitions each has a row of its own; above it, each topic."""
+RETRY_SECONDS: Final = (1.0, 15.0)
+"""The shortest and the longest pause before a store is asked again that refuses us, or whose topic does not exist yet.
+Neither can be watched."""
 _TABLES_SECONDS: Final = 1.0
 """The shortest time between two versions of the tables, which can be long."""
 
@@ -53,22 +56,25 @@ class GroupFeed:
         self._away_since = time.monotonic()
         self._tables_at = 0.0
         self._stale_tables = False
+        self._retry = RETRY_SECONDS[0]
 
     async def run(self) -> None:
-        """Follow the group until cancelled, over lost connections and sessions."""
+        """Follow the group until cancelled, over lost connections and sessions. Tries again where it may not read."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tick)
-            try:
-                await follow(
-                    self.store,
-                    timeout=None,
-                    on_status=self._on_status,
-                    on_missing=self._on_missing,
-                    on_connection=self._on_connection,
-                )
-            except* AiokccError as errors:  # such as no permission to read
-                self._on_missing(hide_secrets("; ".join(str(error) for error in errors.exceptions)))
-            tasks.cancel_scope.cancel()
+            while True:
+                try:
+                    await follow(
+                        self.store,
+                        timeout=None,
+                        on_status=self._on_status,
+                        on_missing=self._on_missing,
+                        on_connection=self._on_connection,
+                    )
+                except* AiokccError as errors:  # such as no permission to read
+                    self._on_missing(hide_secrets("; ".join(str(error) for error in errors.exceptions)))
+                await anyio.sleep(self._retry)
+                self._retry = min(self._retry * 2, RETRY_SECONDS[1])
 
     def begin(self, since: int) -> Iterable[bytes]:
         """Return what a page gets first: the kept samples that are newer than ``since``."""
@@ -91,7 +97,7 @@ class GroupFeed:
     # -- what the store tells -------------------------------------------------------------------------------------------------
 
     def _on_status(self, status: Status) -> bool:
-        self.status, self._read_at = status, time.monotonic()
+        self.status, self._read_at, self._retry = status, time.monotonic(), RETRY_SECONDS[0]
         sample = self._staircase.sample(status, int(self._clock() * 1000))
         if sample is not None:
             self._history.add(sample)

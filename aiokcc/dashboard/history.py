@@ -53,26 +53,41 @@ class Staircase:
             self._reached.clear()
         self._limit = limit
         # A report says where a partition was when it was written. A later one may say less, but not that it has gone back.
+        known = {p.partition: _reached(p, status, limit) for p in status.partitions}
         self._reached = {
-            p.partition: max(_reached(p, status, limit), self._reached.get(p.partition, 0)) for p in status.partitions
+            name: max(value, self._reached.get(name, value)) for name, value in known.items() if value is not None
         }
-        if len(self._reached) <= FEW:
+        if len(known) <= FEW:
             return Sample(at, limit, dict(self._reached), {})
         topics: dict[str, tuple[int, int]] = {}
         for name, value in self._reached.items():
             topic = Partition.parse(name).topic
             low, high = topics.get(topic, (value, value))
             topics[topic] = (min(low, value), max(high, value))
-        late = sorted((b.partition for b in status.blocking), key=lambda name: (self._reached[name], name))
+        late = [b.partition for b in status.blocking if b.partition in self._reached]
+        late.sort(key=lambda name: (self._reached[name], name))
         return Sample(at, limit, {name: self._reached[name] for name in late[:WORST]}, topics)
 
 
-def _reached(partition: PartitionStatus, status: Status, limit: int) -> int:
-    """Return the event time before which the partition has processed everything, as far as the store tells."""
+def _reached(partition: PartitionStatus, status: Status, limit: int) -> int | None:
+    """Return the event time before which the partition has processed everything; None if the store does not tell."""
     if partition.at_end or partition.state is PartitionCondition.WAITING or status.state is GroupState.ENDED:
         return limit
-    least = min(limit, status.closed if status.closed is not None else status.start or limit)
-    return least if partition.timestamp is None else min(max(partition.timestamp, least), limit)
+    least = _least(status, limit)
+    if partition.timestamp is None:
+        return least
+    return min(max(partition.timestamp, least or 0), limit)
+
+
+def _least(status: Status, limit: int) -> int | None:
+    """Return the event time that every partition has reached; None if it is not known."""
+    if status.closed:
+        return min(limit, status.closed)
+    if status.start is not None:
+        return min(limit, status.start)
+    # No period has closed yet, and the run began with the earliest records: all of them are in the first period.
+    period = status.period or status.held_period or status.agreed_period
+    return None if period is None else max(0, (status.floor or limit) - period)
 
 
 class History:

@@ -16,6 +16,7 @@ from aiokcc.core.masking import mask_url
 from aiokcc.core.periods import format_time
 from aiokcc.credentials import hide_secrets
 from aiokcc.dashboard.channel import Channel
+from aiokcc.dashboard.feed import RETRY_SECONDS
 from aiokcc.errors import AiokccError, CorruptNodeError, NoAuthError, SessionLostError
 from aiokcc.stores.port import Change, Children, Node, Store, Watch
 
@@ -53,9 +54,12 @@ class Overview:
         """True once the groups have been read."""
         self._lines: dict[str, _Line] = {}
         self._away = True
+        self._refusal: str | None = None
+        """Why the store lets us read nothing."""
 
     async def run(self) -> None:
-        """Follow until cancelled, over lost connections and sessions."""
+        """Follow until cancelled, over lost connections and sessions. Tries again where it may not read."""
+        pause = RETRY_SECONDS[0]
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._tick)
             while True:
@@ -66,7 +70,9 @@ class Overview:
                         with session.watch() as watch:
                             watch.add(paths.COORDINATOR)
                             while True:
-                                for change in await self._changes(watch):
+                                changes = await self._changes(watch)
+                                self._refusal = None
+                                for change in changes:
                                     for path, children in self._apply(change):
                                         (watch.add_children if children else watch.add)(path)
                                     if change.path == "":
@@ -75,16 +81,16 @@ class Overview:
                                             for node in (paths.COORDINATOR, paths.PERIOD, paths.IDS):
                                                 watch.remove(f"{name}/{node}")
                                 self.publish()
+                                pause = RETRY_SECONDS[0]
                                 await anyio.sleep(_PAUSE_SECONDS)
                 except SessionLostError:
                     self._away = True
                     self.publish()
                 except AiokccError as error:  # such as no permission to read
-                    self.channel.set_state(
-                        "overview", {"missing": hide_secrets(str(error)), "where": mask_url(self.store.url)}
-                    )
-                    tasks.cancel_scope.cancel()
-                    return
+                    self._refusal = hide_secrets(str(error))
+                    self.publish()
+                    await anyio.sleep(pause)
+                    pause = min(pause * 2, RETRY_SECONDS[1])
 
     async def _changes(self, watch: Watch) -> list[Change]:
         """Return the next changes. A group that may not be read is marked, and does not hide the others."""
@@ -133,7 +139,10 @@ class Overview:
 
     def publish(self) -> None:
         """Put the present list into the channel."""
-        now = time.time()
+        now, where = time.time(), mask_url(self.store.url)
+        if self._refusal is not None:
+            self.channel.set_state("overview", {"missing": self._refusal, "where": where})
+            return
         found = {name for name, line in self._lines.items() if line.coordinator is not None or line.refused}
         self.groups = () if self.is_group else tuple(sorted(found))
         self.is_known |= not self._away
@@ -166,7 +175,6 @@ class Overview:
             "marked": marked,
             "note": "",
         }
-        where = mask_url(self.store.url)
         missing = None
         if not self.is_group and not rows:
             missing = f"there is no group under {where}; a member founds one when it connects"

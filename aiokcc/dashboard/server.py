@@ -45,7 +45,9 @@ def bind(host: str, port: int) -> socket.socket:
             raise UsageError(
                 f"{where} is taken by another program; give another with --listen, or 127.0.0.1:0 for any free port"
             ) from None
-        raise UsageError(f"cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+        is_unknown = isinstance(error, socket.gaierror)  # its number is not one of the operating system's
+        reason = error.strerror if is_unknown else os.strerror(error.errno or 0)
+        raise UsageError(f"cannot listen on {where}: {reason}") from None
 
 
 class _Server(uvicorn.Server):

@@ -11,8 +11,7 @@
               Group: the barrier; Committer: offsets at period boundaries
 
 * :mod:`~aiokcc.kafka.source_options`: what is read, checked; :mod:`~aiokcc.kafka.consumer_policy`: how records are handled
-* :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends; and
-  :mod:`~aiokcc.kafka.refusal`: why a broker refuses a connection
+* :mod:`~aiokcc.kafka.cluster`: questions to the cluster: partitions, offsets at a time, ends
 * :mod:`~aiokcc.kafka.fetch_loop`: fetching with bounded buffers; :mod:`~aiokcc.kafka.fast_fetch`: the fast path into aiokafka
 * :mod:`~aiokcc.kafka.partition_feed`: the records of one partition between the fetch loop and its consumer
 * :mod:`~aiokcc.kafka.partition_consumer`: the loop that hands records to the handler;

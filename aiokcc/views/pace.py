@@ -29,6 +29,10 @@ class GroupPace:
     """Measures the pace of a group from its statuses of the last ten seconds."""
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._closed = 0
         self._limit = RateMeter(seconds=10.0, least=1.0)
         self._periods = RateMeter(seconds=10.0, least=1.0)
         self._records = RateMeter(seconds=10.0, least=1.0)
@@ -37,6 +41,9 @@ class GroupPace:
 
     def add(self, status: Status, at: float) -> None:
         """Add a status that was read at this time of the monotonic clock."""
+        if status.periods_closed < self._closed:  # another run under the same root
+            self._begin()
+        self._closed = status.periods_closed
         if status.limit:
             self._limit.add(status.limit, at)
         self._periods.add(status.periods_closed, at)

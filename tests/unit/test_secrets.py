@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -305,6 +306,7 @@ def test_advice_is_not_masked(capsys: pytest.CaptureFixture[str]) -> None:
         "Give --consumer sasl_plain_password=env:NAME (see replay --help).",
         "the credentials: (user, password)",
         "no ZooKeeper at zk://h:2181.",
+        "options look like ?ca=FILE&cert=FILE&key=FILE&key_password=env:NAME&auth=env:NAME&acl=creator; write",
     ):
         assert mask_text(text) == text
     assert main(["status", f"zk://{SECRET}@h/x"]) == 2
@@ -352,3 +354,48 @@ def test_py4j_logs_no_secret_of_a_pipeline(logger: str, caplog: pytest.LogCaptur
     clean(caplog.text)
     assert "kafka.ssl.keystore.password" in caplog.text
     assert "shown" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'error="sasl_plain_password=hunter2-marked"',
+        '{"error": "refused: password=hunter2-marked"}',
+        "a=password=hunter2-marked",
+        "--consumer=sasl_plain_password=hunter2-marked",
+        "a=b&token=hunter2-marked",
+        "key=FILE&password=hunter2-marked",
+        "{'detail': \"{'password': 'hunter2-marked'}\"}",
+    ],
+)
+def test_a_secret_setting_inside_of_another_value_is_hidden(text: str) -> None:
+    clean(mask_text(text))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "orders.0:1767225600000;",  # as in a report
+        "a",
+        "a.b-",
+        "\\",
+        "a:",
+        "a:a@",
+        "a=",
+        "a=[",
+        "password=[",
+        "password='",
+        'password=\\"',
+        '"password":',
+        "'zk:/",
+        "zk://a:1,",
+        "password  ",
+        "-----BEGIN PRIVATE KEY-----",
+    ],
+)
+def test_a_long_text_is_masked_in_little_time(part: str) -> None:
+    """A report with 1,000 partitions took a minute, and in a member's event loop nothing else runs meanwhile."""
+    text = part * (50_000 // len(part))
+    began = time.process_time()
+    mask_text(text)
+    assert time.process_time() - began < 1

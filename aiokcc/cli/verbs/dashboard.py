@@ -12,7 +12,7 @@ from aiokcc.core import paths
 from aiokcc.core.formatting import count
 from aiokcc.core.masking import mask_url
 from aiokcc.credentials import is_reference, remember_secret
-from aiokcc.errors import NoAuthError, UsageError
+from aiokcc.errors import NoAuthError, NoGroupError, UsageError
 from aiokcc.runtime.children import list_children
 from aiokcc.stores.port import Session, Store
 
@@ -51,8 +51,11 @@ async def _run(options: argparse.Namespace) -> int:
 
     server = _server()
     store = open_existing(options)
-    async with store.session(connect_timeout=options.timeout) as session:
-        found = await _describe(store, session)
+    try:
+        async with store.session(connect_timeout=options.timeout) as session:
+            found = await _describe(store, session)
+    except NoGroupError:  # the topic of a store on Kafka does not exist yet
+        found = f"There is no group under {mask_url(store.url)} yet; the page waits for one:"
     dashboard = Dashboard(
         store,
         DashboardOptions(

@@ -37,7 +37,8 @@ const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 15e3, 3e4
   1728e5, 6048e5, 12096e5, 2592e6, 7776e6, 31536e6];
 
 function ticks(from, to, most) {
-  const step = STEPS.find((size) => (to - from) / size <= most) ?? STEPS.at(-1);
+  const year = STEPS.at(-1);
+  const step = STEPS.find((size) => (to - from) / size <= most) ?? Math.ceil((to - from) / most / year) * year;
   const found = [];
   for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
   return { step, found };

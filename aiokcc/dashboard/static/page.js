@@ -19,6 +19,7 @@ let group = null; // the name of the group that is shown; "" is the root itself,
 let controlToken = null;
 let retry = null;
 let hiddenSince = null;
+let blockedAt = 0; // when a partition blocked last, by performance.now()
 
 // -- the connection ---------------------------------------------------------------------------------------------------------
 
@@ -64,6 +65,7 @@ function open(name) {
     chart.clear();
     $("tables").replaceChildren();
     $("blocking").replaceChildren();
+    $("blocking").hidden = true;
     $("answer").textContent = "";
   }
   group = name;
@@ -121,7 +123,8 @@ function showView(view) {
   if (view.missing) return;
   document.title = `${view.verdict} · ${group || view.where.split("/").at(-1)}`;
   $("verdict").dataset.tone = view.stuck ? "bad" : TONES[view.verdict] ?? "bad";
-  $("state").textContent = view.stuck ? `${view.verdict}: stuck` : view.verdict;
+  const state = view.stuck ? `${view.verdict}: stuck` : view.verdict;
+  if ($("state").textContent !== state) $("state").textContent = state; // it is read aloud, and the sentence changes every second
   if ($("why").textContent !== view.why) $("why").textContent = view.why;
   setText("away", view.away);
   $("problems").hidden = !view.problems.length;
@@ -135,12 +138,24 @@ function showView(view) {
   chart.blocked = new Set(view.blockers);
   chart.goesOn = !view.away && (view.state === "running" || view.state === "held");
   chart.ask();
-  $("blocking").hidden = !view.blocking;
-  if (view.blocking) drawTable($("blocking"), view.blocking, "Blocking");
+  showBlocking(view);
   const known = $("facts");
   known.replaceChildren(...view.facts.flatMap(([name, value]) => [
     Object.assign(document.createElement("dt"), { textContent: name }), Object.assign(document.createElement("dd"), { textContent: value })]));
   showControl(view);
+}
+
+// Where each period takes a second or two, somebody blocks most of the time, but not always. Then the last table stays, in grey: it
+// says who is slow, and the page does not jump.
+function showBlocking(view) {
+  const place = $("blocking");
+  if (view.blocking) {
+    blockedAt = performance.now();
+    drawTable(place, view.blocking, "Blocking");
+  }
+  place.hidden = !view.blocking && (view.state !== "running" || performance.now() - blockedAt > 10000 || !place.firstChild);
+  place.classList.toggle("over", !view.blocking);
+  if (!view.blocking && place.firstChild) place.querySelector("h2").textContent = "Blocked a moment ago";
 }
 
 function pairs(place, tiles) {

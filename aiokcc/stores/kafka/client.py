@@ -39,6 +39,7 @@ __all__ = [
     "LogEntry",
     "LogError",
     "LogSlice",
+    "NotConnectedError",
     "OutOfRangeError",
     "Refusal",
     "TooLargeForTopicError",
@@ -52,6 +53,10 @@ _PROBE_SECONDS: Final = 1.0
 
 class LogError(Exception):
     """A request failed, or was not answered. The next attempt may succeed."""
+
+
+class NotConnectedError(LogError):
+    """No broker has accepted a connection."""
 
 
 class OutOfRangeError(LogError):
@@ -115,7 +120,7 @@ class LogClient:
             await client.bootstrap()
             self._client = client
         except (kafka_errors.KafkaError, OSError, TimeoutError) as error:
-            raise LogError(str(error)) from error
+            raise NotConnectedError(str(error)) from error
         except NotImplementedError as error:
             raise StoreError(
                 f"the Kafka brokers and the installed aiokafka have no request in common: {error}"

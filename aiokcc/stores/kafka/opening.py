@@ -7,7 +7,7 @@ import os
 from typing import Final
 
 from aiokcc.errors import AiokccError, NoGroupError, StoreError, StoreUnreachableError
-from aiokcc.stores.kafka.client import LogClient, LogError, Refusal
+from aiokcc.stores.kafka.client import LogClient, LogError, NotConnectedError, Refusal
 from aiokcc.stores.kafka.follower import LOOK_SECONDS, LOOKS, Follower, LogChangedError, make_genesis
 from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.machine import Machine
@@ -52,7 +52,7 @@ async def open_log(
                     if looks == LOOKS:
                         raise LogChangedError(problem) from None
                 except LogError as error:
-                    problem = str(error)
+                    problem = "no broker there" if isinstance(error, NotConnectedError) else str(error)
                     if failures % _ASK_AFTER == 0:
                         refusal = await client.find_refusal()
                     if refusal is not None and refusal.is_final:

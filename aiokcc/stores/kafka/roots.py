@@ -25,15 +25,16 @@ async def list_roots(
 
     A dot in a root is a slash here; both mean the same topic. Raises StoreUnreachableError if no broker answers in time.
     """
-    admin = AIOKafkaAdminClient(bootstrap_servers=",".join(servers), **settings)
+    where = ",".join(servers)
+    admin = AIOKafkaAdminClient(bootstrap_servers=where, **settings)
     try:
         async with asyncio.timeout(timeout):
             await admin.start()
             topics = await admin.list_topics()
     except (KafkaError, OSError, TimeoutError) as error:
-        refusal = await find_refusal(",".join(servers), settings, _PROBE_SECONDS)
-        reason = refusal.text if refusal is not None else str(error) or "timed out"
-        raise StoreUnreachableError(f"no broker of {', '.join(servers)} answers: {reason}") from error
+        refusal = await find_refusal(where, settings, _PROBE_SECONDS)
+        reason = "no broker there" if refusal is None else refusal.text
+        raise StoreUnreachableError(f"no Kafka broker of {where} answered within {timeout:g} s: {reason}") from error
     finally:
         await admin.close()
     begin = f"{prefix}."

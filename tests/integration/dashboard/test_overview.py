@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
+import httpx
+
 import aiokcc
+from aiokcc import local
 from aiokcc.dashboard.overview import Overview
 from aiokcc.stores import open_store
+from tests import kafka_topics
 from tests.integration.cli.commands import line_with, started
 
 
@@ -22,6 +27,26 @@ async def rows_of(overview: Overview, number: int) -> list[Any]:
                 if len(seen["table"]["rows"]) == number:
                     return [row[:2] for row in seen["table"]["rows"]]
     raise AssertionError("the list has ended")
+
+
+async def test_a_group_in_kafka_that_does_not_exist_yet_is_waited_for(kafka: local.Kafka) -> None:
+    """Its topic does not exist, and what does not exist cannot be watched there."""
+    url = f"kafka://{kafka.bootstrap}/{kafka_topics.fresh_name('waited')}"
+    async with asyncio.timeout(60), started("dashboard", url, "--listen", "127.0.0.1:0") as process:
+        assert "There is no group under" in await line_with(process, "the page waits")
+        address = (await line_with(process, "http://")).split()[0]
+        async with httpx.AsyncClient(timeout=30) as client, client.stream("GET", f"{address}/events") as page:
+            lines = page.aiter_lines()
+            await until_line(lines, '"missing":')
+            async with aiokcc.connect(url, member="late", topics={"t": 1}, period="1m", start=0):
+                await until_line(lines, '"verdict":')
+
+
+async def until_line(lines: AsyncIterator[str], part: str) -> None:
+    async for line in lines:
+        if part in line:
+            return
+    raise AssertionError(f"the stream ended without {part}")
 
 
 async def test_a_group_that_may_not_be_read_does_not_hide_the_others(zk_root: str) -> None:

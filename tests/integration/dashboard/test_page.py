@@ -20,6 +20,7 @@ from tests.integration.dashboard.browser import Browser, browser
 
 pytestmark = pytest.mark.timeout(120)
 
+IN_2026 = 1_767_225_600_000
 VERDICT = "document.getElementById('state').innerText.toLowerCase()"
 LIMIT = "document.querySelector('#chart path.limit')?.getAttribute('d') ?? ''"
 
@@ -45,7 +46,7 @@ async def dashboard(store: str, *options: str, listen: str = "127.0.0.1:0") -> A
 
 async def test_the_stairs_grow_while_a_replay_runs(zk_root: str, kafka: local.Kafka, window: Browser) -> None:
     topic = await kafka_topics.create_fresh(kafka.bootstrap, "orders", partitions=3)
-    rows = [kafka_topics.Row(n % 3, MINUTE * 100 + n * 1000) for n in range(3000)]
+    rows = [kafka_topics.Row(n % 3, IN_2026 + n * 1000) for n in range(3000)]
     await kafka_topics.write(kafka.bootstrap, topic, rows)
 
     seen = asyncio.Event()
@@ -67,6 +68,10 @@ async def test_the_stairs_grow_while_a_replay_runs(zk_root: str, kafka: local.Ka
             await window.until(f"({LIMIT}).split('L').length > given[0] + 3", begun)
             seen.set()
             assert first == 3
+            axis = await window.run(
+                "return [...document.querySelectorAll('#chart text')].map((text) => text.textContent)"
+            )
+            assert len(axis) < 40, "nothing tells where the first period began, and the axis begins in 1970"
             assert "records/s" in await window.text("#tiles")
             await running
         await window.until(f"{VERDICT} === 'ended'")
@@ -85,6 +90,12 @@ async def test_a_blocked_partition_appears_by_name_within_a_second(zk_root: str,
                 " && [...document.querySelectorAll('#chart text.blocked')].some((label) => label.textContent === 'payments.0')"
             )
             assert time.monotonic() - known < 1.0
+            # Once it has arrived, the table stays for some seconds, in grey: it says who was slow, and the page does not jump.
+            async with waiting(group.payments, MINUTE):
+                await window.until(
+                    "document.querySelector('#blocking.over:not([hidden])')?.innerText.includes('payments.0')"
+                    " && document.getElementById('blocking').innerText.includes('a moment ago')"
+                )
 
 
 async def test_a_hold_that_is_pressed_on_the_page_holds(zk_root: str, window: Browser) -> None:
@@ -128,6 +139,9 @@ async def test_keys_and_the_dark_mode_work(zk_root: str, window: Browser) -> Non
         await window.press(Keys.TAB, Keys.ENTER)
         await window.until("document.getElementById('answer').innerText.startsWith('Held')")
         assert (await group.alpha.status()).state == "held"
+        # A screen reader says the new state, and not every second for how long it has lasted.
+        assert await window.run("return document.getElementById('state').ariaLive") == "polite"
+        assert await window.run("return document.getElementById('why').closest('[aria-live]')") is None
         # The chart, by keys.
         await window.run("document.getElementById('chart').focus()")
         await window.press(Keys.ARROW_LEFT)

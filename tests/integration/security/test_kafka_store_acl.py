@@ -122,6 +122,17 @@ def handle(record):
 """
 
 
+@pytest.mark.parametrize("verb", ["status", "list"])
+async def test_a_wrong_password_is_told(tls_kafka: SecureKafka, tmp_path: Path, verb: str) -> None:
+    given = tls_kafka.properties()
+    wrong = {name: value.replace(PASSWORD, "not-the-password") for name, value in given.items()}
+    file = write_properties(tmp_path / "client.properties", wrong)
+    ended = await run(verb, f"kafka://{tls_kafka.sasl}/x", "--kafka-config", file, "--timeout", "2s")
+    assert ended.code == 1
+    assert f"refuses the credentials of {USER!r}" in ended.err
+    assert "not-the-password" not in ended.out + ended.err
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("by", ["profile", "option"])
 async def test_every_verb_reaches_a_store_that_asks_for_a_password(

@@ -124,7 +124,7 @@ class TestRefused:
         assert f"ACL with Read on the topic {seen!r}" in said
 
     async def test_missing_acl_on_a_group(self, tls_kafka: SecureKafka, topic: str) -> None:
-        with pytest.raises(KafkaError, match="ACL with Read on the group"):
+        with pytest.raises(KafkaError, match="ACL with Read on the group 'other'"):
             await values(topic, tls_kafka.properties(), group_id="other", start="committed", assignment="fixed")
 
 

@@ -17,6 +17,7 @@ from aiokcc.cli.argument_types import setting
 from aiokcc.cli.logs import JsonFormatter, TextFormatter, set_up_logs
 from aiokcc.core.masking import mask_text
 from aiokcc.credentials import KafkaClient, hide_secrets, remember_secret, remember_secrets
+from aiokcc.errors import UsageError
 from aiokcc.spark.sinks.kafka import KafkaSink
 from aiokcc.spark.source import check_options
 
@@ -106,6 +107,16 @@ def test_a_secret_is_hidden_however_it_is_written() -> None:
     remember_secret(secret)
     for text in (secret, repr(secret), repr({"x": secret}), json.dumps([secret]), f"{secret.encode()!r}"):
         assert "ss" not in hide_secrets(text), text
+    for text in (f"{secret.encode()!r}", ascii(secret), f"x{[secret]!a}"):
+        assert "ss" not in hide_secrets(text), text
+    remember_secret("grün-und-geheim")
+    for text in (
+        "grün-und-geheim",
+        json.dumps("grün-und-geheim"),
+        repr("grün-und-geheim".encode()),
+        "gr%C3%BCn-und-geheim",
+    ):
+        assert "geheim" not in hide_secrets(text), text
     remember_secret("a b/c?d&e")
     for text in ("http://h/a%20b%2Fc%3Fd%26e", "x=a+b%2Fc%3Fd%26e"):
         assert "b%2Fc" not in hide_secrets(text), text
@@ -117,6 +128,35 @@ def test_a_short_secret_is_hidden_as_a_word_and_a_very_short_one_is_not() -> Non
     remember_secret("")
     remember_secret(None)
     assert hide_secrets("the password order of orders.0 abc") == "the password *** of orders.0 abc"
+
+
+@pytest.mark.parametrize("text", [repr(b"\0ann\0qwertz"), repr("first\nqwertz"), "Bearer qwertz.", "(qwertz)"])
+def test_a_short_secret_is_hidden_behind_an_escape(text: str) -> None:
+    remember_secret("qwertz")
+    assert "qwertz" in text
+    assert "qwertz" not in hide_secrets(text)
+
+
+@pytest.mark.parametrize("word", ["true", "password", "Kafka", "admin", "none", "a", "topics"])
+def test_an_ordinary_word_as_a_password_does_not_garble_every_line(word: str) -> None:
+    """A gap in the place of a known word would say what the password is."""
+    line = f"sasl.password: the {word} of kafka://h:1 is true; a password=PASSWORD for none of the topics"
+    remember_secrets({"sasl.password": word})
+    assert hide_secrets(line) == line
+    assert hide_secrets(f"sasl.password={word}, {word!r}").startswith("sasl.password=***")
+
+
+def test_where_a_key_is_found_is_no_secret(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        KafkaClient.load(
+            {
+                "security.protocol": "SSL",
+                "ssl.certificate.location": str(tmp_path / "client.pem"),
+                "ssl.key.location": str(tmp_path / "client.key"),
+            }
+        )
+    assert hide_secrets(str(caught.value)) == str(caught.value)
+    assert hide_secrets(str(tmp_path / "client.key")) == str(tmp_path / "client.key")
 
 
 def test_of_two_secrets_the_longer_one_is_hidden_as_a_whole() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from aiokcc.dashboard.history import MOST_SAMPLES, WORST, History, Sample, Staircase
 from aiokcc.runtime.status import GroupState, PartitionCondition, PartitionStatus
 from tests.unit.dashboard.statuses import MINUTE, START, status_of
@@ -15,6 +17,22 @@ class TestStaircase:
         assert sample is not None
         assert sample.partitions == {"a.0": START + MINUTE, "a.1": START, "a.2": START + MINUTE}
         assert sample.topics == {}
+
+    def test_the_first_period_of_a_run_from_the_earliest_records(self) -> None:
+        """Nothing has closed yet, and nobody has said where the run starts; it does not start in 1970."""
+        status = status_of({"a.0": "running", "a.1": "waiting"}, start=None, closed=0)
+        sample = Staircase().sample(status, at=1)
+        assert sample is not None
+        assert sample.partitions == {"a.0": START, "a.1": START + MINUTE}
+
+    @pytest.mark.parametrize("number", [2, 1000])
+    def test_a_partition_of_which_nothing_is_known_has_no_line(self, number: int) -> None:
+        status = status_of(
+            {f"a.{n}": "running" for n in range(number)}, start=None, closed=None, period=None, agreed_period=None
+        )
+        sample = Staircase().sample(status, at=1)
+        assert sample is not None
+        assert (sample.limit, sample.partitions, sample.topics) == (START + MINUTE, {}, {})
 
     def test_a_partition_does_not_go_back_when_a_later_report_says_less(self) -> None:
         stairs = Staircase()

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,10 @@ from starlette.requests import Request
 
 import aiokcc
 from aiokcc.cli.argument_types import listen_address
-from aiokcc.dashboard.app import Dashboard, DashboardOptions, _read
+from aiokcc.dashboard import feed, overview
+from aiokcc.dashboard.app import Dashboard, DashboardOptions, _cookie, _read
 from aiokcc.dashboard.server import bind, check_token, serve
-from aiokcc.errors import UsageError
+from aiokcc.errors import NoAuthError, UsageError
 
 TOPICS = {"orders": 2, "payments": 1}
 TOKEN = "a1b2c3d4e5f6a7b8c9"
@@ -103,6 +105,37 @@ class TestWhatAPageGets:
                 await page.event("overview", lambda seen: seen["group"])
                 async with running.page() as opened:
                     await opened.event("view", lambda view: "verdict" in view)
+
+    async def test_a_store_that_refuses_us_is_asked_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """ZooKeeper tells nobody that a permission was given. The page says that it waits, so the server does."""
+        url = "memory://dashboard-refused/replay"
+        pauses = (0.01, 0.02)
+        refusals = {"feed": 2, "overview": 2}
+        for module in (feed, overview):
+            monkeypatch.setattr(module, "RETRY_SECONDS", pauses)
+        follow, changes = feed.follow, overview.Overview._changes
+
+        async def refuse_first(*args: Any, **settings: Any) -> None:
+            if (refusals := refusals_left("feed")) >= 0:
+                raise ExceptionGroup("", [NoAuthError("/replay", f"not allowed {refusals}")])
+            await follow(*args, **settings)
+
+        async def refuse_changes(self: overview.Overview, watch: Any) -> Any:
+            if (refusals := refusals_left("overview")) >= 0:
+                raise NoAuthError("/replay", f"not allowed {refusals}")
+            return await changes(self, watch)
+
+        def refusals_left(what: str) -> int:
+            refusals[what] -= 1
+            return refusals[what]
+
+        monkeypatch.setattr(feed, "follow", refuse_first)
+        monkeypatch.setattr(overview.Overview, "_changes", refuse_changes)
+        async with group_of(url), serving(url) as running, running.page("/overview") as page:
+            await page.event("overview", lambda seen: seen.get("group"))
+            async with running.page() as opened:
+                await opened.event("view", lambda view: "verdict" in view)
+        assert max(refusals.values()) < 0
 
     async def test_a_group_that_ends_stays_on_the_page(self) -> None:
         url = "memory://dashboard-ends/replay"
@@ -319,15 +352,29 @@ class TestToken:
             assert "SameSite=strict" in entered.headers["set-cookie"]
             assert (await client.get("/")).status_code == 200  # the client keeps the cookie
 
+    async def test_two_dashboards_of_a_machine_do_not_log_each_other_out(self) -> None:
+        """Browsers send a cookie to all ports of a host."""
+        other = "f0f0f0f0f0f0f0f0f0"
+        async with (
+            serving("memory://dashboard-a/replay", token=TOKEN) as one,
+            serving("memory://dashboard-b/replay", token=other) as two,
+        ):
+            for running, token in ((one, TOKEN), (two, other)):
+                await one.client.post(running.client.base_url.join("/login"), data={"token": token})
+            for running in (one, two):
+                assert (await one.client.get(running.client.base_url.join("/overview-none"))).status_code == 404
+
     async def test_a_wrong_token_is_said_to_be_wrong(self) -> None:
         async with serving("memory://dashboard-wrong/replay", token=TOKEN) as running:
-            assert "not the token" not in (await running.client.get("/login")).text
+            login = await running.client.get("/login")
+            assert login.status_code == 200  # a browser writes any other to its console as an error
+            assert "not the token" not in login.text
             wrong = await running.client.post("/login", data={"token": "wrong"}, follow_redirects=True)
             assert "That is not the token." in wrong.text
 
     async def test_a_program_with_the_token_passes_whatever_its_cookie_is(self) -> None:
         async with serving("memory://dashboard-cookie/replay", token=TOKEN) as running:
-            headers = {"cookie": "aiokcc_token=of-yesterday", "authorization": f"Bearer {TOKEN}"}
+            headers = {"cookie": f"{_cookie(TOKEN)}=of-yesterday", "authorization": f"Bearer {TOKEN}"}
             assert (await running.client.get("/", headers=headers)).status_code == 200
 
     @pytest.mark.parametrize("host", ["a/static/x?", "a/login?", "a/static/#", "127.0.0.1/static/", "a@b/static/?x="])
@@ -381,6 +428,14 @@ class TestAddress:
     def test_an_address_of_another_machine_is_refused(self) -> None:
         with pytest.raises(UsageError, match="cannot listen on 192.0.2.1:0"):
             bind("192.0.2.1", 0)
+
+    def test_a_name_that_nobody_knows_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def look_up(*_: Any, **__: Any) -> None:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(socket, "create_server", look_up)
+        with pytest.raises(UsageError, match="cannot listen on no.such.host:1: Name or service not known"):
+            bind("no.such.host", 1)
 
     @pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "machine.example", "::"])
     def test_other_machines_need_a_token(self, host: str) -> None:

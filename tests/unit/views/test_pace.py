@@ -49,6 +49,18 @@ def test_the_pace_of_a_group_that_stands_goes_down() -> None:
     assert measured.pace(status).seconds_left is None
 
 
+def test_another_run_under_the_same_root_has_a_pace_of_its_own() -> None:
+    measured = GroupPace()
+    status = status_of({"orders.0": "waiting"})
+    for second in range(3):
+        measured.add(moved(status, 1 + 20 * second, 10_000 * second), float(second))
+    for second in range(3, 6):
+        status = moved(status, 1 + 2 * (second - 3), 100 * (second - 3))
+        measured.add(status, float(second))
+    pace = measured.pace(status)
+    assert (pace.periods, pace.records) == (pytest.approx(2.0), pytest.approx(100.0))
+
+
 def test_a_held_group_has_no_time_left() -> None:
     measured = GroupPace()
     for second in range(3):
