@@ -34,7 +34,7 @@ _ORDINARY: Final = frozenset(_WORDS.split())
 """Words that our own messages are made of. A gap in place of one would say which word the password is, and the message would
 be lost: such a password is hidden by its form only, as in ``password='…'``."""
 _NO_SECRETS: Final = (".location", "_location", ".file")
-"""How the names of settings end whose value only says where a secret is."""
+"""The endings of the names of settings whose value only says where a secret is."""
 
 
 class _Known:

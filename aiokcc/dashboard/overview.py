@@ -55,7 +55,7 @@ class Overview:
         self._lines: dict[str, _Line] = {}
         self._away = True
         self._refusal: str | None = None
-        """Why the store lets us read nothing."""
+        """The reason for which the store lets us read nothing."""
 
     async def run(self) -> None:
         """Follow until cancelled, over lost connections and sessions. Tries again where it may not read."""

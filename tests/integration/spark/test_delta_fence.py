@@ -397,7 +397,7 @@ def test_a_restatement_keeps_rows_of_others_that_have_no_period(tmp_path: Path) 
 
 
 class TestCheckBeforeAReset:
-    """What a reset, or the first batch after it, would refuse is known before anything is deleted."""
+    """A reset finds out before it deletes anything what it, or the first batch after it, would refuse."""
 
     @pytest.mark.parametrize("kind", [DeltaSink, ParquetSink])
     def test_results_of_another_pipeline_or_program(self, tmp_path: Path, kind: Any) -> None:

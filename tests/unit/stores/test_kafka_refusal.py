@@ -1,4 +1,4 @@
-"""Why no broker lets a store on Kafka connect, is told: aiokafka itself raises only that it could not bootstrap."""
+"""The errors say why no broker lets a store on Kafka connect: aiokafka itself raises only that it could not bootstrap."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class OldBroker:
     def __init__(self, versions: Mapping[int, tuple[int, int]], *, topic: bool = True, end: int = 1) -> None:
         self.versions = versions
         self.topic = topic
-        """Whether the topic exists."""
+        """True if the topic exists."""
         self.end = end
         self.port = 0
         self.asked: list[int] = []
