@@ -513,7 +513,6 @@ async def test_a_deletion_of_what_a_run_has_left(world: World) -> None:
         with world.server.hold_request(writes(Create, "run")) as held:
             deleting = asyncio.create_task(delete_root(world.store, operator))
             write = await held.reached()
-
             await founder.create("run", b"new")
         with pytest.raises(aiokcc.CoordinationError, match="somebody has begun a new one"):
             await deleting
