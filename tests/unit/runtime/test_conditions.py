@@ -21,7 +21,9 @@ from aiokcc.core.limit import Limit
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
 from aiokcc.errors import BadVersionError
+from aiokcc.runtime.new_run import remove_left_run
 from aiokcc.runtime.operator import isolate, rejoin
+from aiokcc.runtime.roots import delete_root
 from aiokcc.runtime.store_offsets import write_offsets
 from aiokcc.stores import Session
 from aiokcc.stores.memory import Call
@@ -481,3 +483,47 @@ async def test_offsets_that_an_operator_writes(world: World) -> None:
             )
         await writing
         assert b"7" in world.data(path)
+
+
+# The end of a run
+
+
+async def ended(world: World) -> None:
+    async with world.connect(topics={"orders": 1}) as group:
+        await world.consume(group, 0, [0])
+    await settle()
+
+
+async def test_a_deletion_of_a_run(world: World) -> None:
+    await ended(world)
+    async with hand(world) as operator:
+        async with refused(world, writes(Delete, "run"), "run"):
+            deleting = asyncio.create_task(delete_root(world.store, operator))
+        with pytest.raises(aiokcc.UsageError, match="nothing was deleted, try again"):
+            await deleting
+        assert world.node("coordinator") is not None
+        assert await delete_root(world.store, operator)
+
+
+async def test_a_deletion_of_what_a_run_has_left(world: World) -> None:
+    """Somebody has founded a new run meanwhile: what is left may be that run's."""
+    await ended(world)
+    async with hand(world) as operator, hand(world) as founder:
+        await operator.ensure("pipelines/revenue")
+        with world.server.hold_request(writes(Create, "run")) as held:
+            deleting = asyncio.create_task(delete_root(world.store, operator))
+            write = await held.reached()
+            await founder.create("run", b"new")
+        with pytest.raises(aiokcc.CoordinationError, match="somebody has begun a new one"):
+            await deleting
+        assert world.was_refused(write, "run")
+        assert world.node("pipelines/revenue") is not None
+
+
+async def test_a_removal_of_a_run_that_all_have_left(world: World) -> None:
+    await ended(world)
+    async with hand(world) as joining:
+        async with refused(world, writes(Delete, "run"), "run"):
+            removing = asyncio.create_task(remove_left_run(world.store, joining))
+        assert await removing
+        assert world.node("coordinator") is not None, "another process was faster: it reads again"
