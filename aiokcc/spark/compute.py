@@ -62,7 +62,7 @@ class Periods:
 
 
 _LOOKED_AT: Final = ("start", "end", "boundaries", "number", "__dict__", "__reduce_ex__", "__reduce__", "__getstate__")
-"""The names that tell the content: the fields, and what copies them all, as Spark does for a UDF that uses them on the workers."""
+"""The names that tell the content: the fields, and what copies them all, as Spark does for a UDF on the workers."""
 
 
 class WatchedPeriods(Periods):
