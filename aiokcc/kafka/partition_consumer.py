@@ -306,6 +306,7 @@ class PartitionConsumer:
 
     async def _process(self, ts: int, record: Any, handle: Handler) -> None:
         gate, progress = self.gate, self.gate.progress
+        self._raise_failure()
         if (
             ts < progress.late_below
             and self._member.progress.limit.mode is Mode.GATED
@@ -326,6 +327,11 @@ class PartitionConsumer:
         if handled and self._handle_batch is None:
             self._summary.records += 1
 
+    def _raise_failure(self) -> None:
+        """Raise what the gate failed with, such as PartitionRevoked: the policies are then for the next owner to carry out."""
+        if self.gate.failure is not None:
+            raise self.gate.failure
+
     def _is_in_cut(self, ts: int, offset: int) -> bool:
         """Return whether the cut at which we resume holds the record already; see [resume at cut] in the protocol."""
         resume = self.gate.resume_offset
@@ -338,8 +344,6 @@ class PartitionConsumer:
 
     async def _admit(self, record: Any, ts: Any) -> bool:
         """Wait until the record may be processed and return True. Returns False if it is not to be processed."""
-        if self.gate.failure is not None:  # such as PartitionRevoked: what to do with this record is for the next owner
-            raise self.gate.failure
         checked = await self._check_timestamp(record, ts)
         if checked is None:
             return False
@@ -357,8 +361,9 @@ class PartitionConsumer:
     async def _check_timestamp(self, record: Any, ts: Any) -> int | None:
         """Return the record's timestamp if it is usable, or the one that the policy gives it; None: leave the record out.
 
-        Raises PoisonTimestampError for an unusable one if the policy is ``"raise"``.
+        Raises PoisonTimestampError for an unusable one if the policy is ``"raise"``, and what the gate failed with.
         """
+        self._raise_failure()
         ceiling = self._member.clock() + self._member.settings.ahead
         if type(ts) is int and 0 <= ts <= ceiling:
             if ts < self._start:

@@ -135,3 +135,16 @@ class TestLateness:
             await consumer.run(lambda record: seen.append(record.offset))
         assert seen == [0, 1]
         assert (consumer._summary.late, consumer._summary.skipped) == (1, 1)
+
+    async def test_the_policies_leave_the_records_of_a_revoked_partition_to_its_next_owner(self, world: World) -> None:
+        async with world.connect(topics={"orders": 1}) as group, group.gate("orders", 0) as gate:
+            timestamps = (2 * PERIOD, 2 * PERIOD + PERIOD // 2 + 1, -1)
+            consumer = consumer_of(group, gate, *timestamps, lateness={"orders": PERIOD // 2}, poison="skip")
+
+            def handle(record: Any) -> None:
+                if record.offset == 1:
+                    group.membership.revoke(gate)
+
+            with pytest.raises(aiokcc.PartitionRevoked):
+                await consumer.run(handle)
+            assert (consumer.next_offset, consumer._summary.records, consumer._summary.skipped) == (2, 2, 0)
