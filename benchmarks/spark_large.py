@@ -215,7 +215,9 @@ async def measure(
         }
         return Result(label, {"what": what, **case}, "s", figures, {anchor: summary(times[anchor])}, {anchor: ratio})
 
-    wholes, nothings, again = [], [], []
+    wholes: list[float] = []
+    nothings: list[float] = []
+    again: list[float] = []
     for number in range(1 - warming, counted + 1):
         note(f"scheduled starts and a restatement, round {number} of {counted}" if number > 0 else "warming up")
         measured = await month.scheduled(hours)

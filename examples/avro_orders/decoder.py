@@ -35,7 +35,7 @@ def decoder(registry: str, wanted: dict[str, Any], columns: str) -> Callable[[st
         names = [field["name"] for field in wanted["fields"]]
         schemas: dict[int, Any] = {}
         for series in values:
-            rows = []
+            rows: list[Any] = []
             for value in series:
                 if value is None:  # a tombstone
                     rows.append(dict.fromkeys(names))

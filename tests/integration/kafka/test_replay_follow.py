@@ -186,8 +186,8 @@ async def test_stop_while_partitions_are_being_released(kafka: local.Kafka, zk_r
         await begun.wait()
         revoke = replay._member.revoke
 
-        def noting(gate: Any) -> None:
-            revoke(gate)
+        def noting(gate: Any, **settings: Any) -> None:
+            revoke(gate, **settings)
             releasing.set()
 
         replay._member.revoke = noting  # type: ignore[method-assign]

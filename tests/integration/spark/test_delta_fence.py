@@ -9,6 +9,7 @@ import datetime as dt
 import os
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,7 @@ from aiokcc.errors import FencedError, PipelineMismatchError, UsageError
 from aiokcc.spark import tables
 from aiokcc.spark.batch import Batch, Slice
 from aiokcc.spark.history import delta_history
-from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta, delta_identity
+from aiokcc.spark.sinks import DeltaSink, FunctionSink, ParquetSink, Sink, delta
 from aiokcc.spark.sinks.arrow import WrittenFile
 from aiokcc.spark.sinks.delta_identity import TableIdentity
 
@@ -508,7 +509,7 @@ def test_a_table_that_is_in_no_directory_is_looked_at_once_in_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(delta_identity.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     uri, row = f"file://{tmp_path / 'out'}", pa.table({"n": [1]})
     write_deltalake(uri, row)
     identity = TableIdentity(uri, uri, None, DeltaTable(uri))

@@ -28,11 +28,11 @@ async def test_a_pipeline_resumes_from_what_the_topic_holds(
     settings: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap, "period": "1m", "end": "now", "progress": False}
 
     class FullOnce(ParquetSink):
-        published = 0
+        calls = 0
 
         def publish(self, batch: Batch, staged: object | None) -> None:
-            FullOnce.published += 1
-            if FullOnce.published == 3:
+            FullOnce.calls += 1
+            if FullOnce.calls == 3:
                 raise OSError("the disk is full")
             super().publish(batch, staged)
 
