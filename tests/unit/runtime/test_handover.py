@@ -199,7 +199,7 @@ async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None
         assert taken <= 9.1
 
 
-async def test_who_commits_for_the_first_time_has_nothing_to_read_before(world: World) -> None:
+async def test_the_first_commit_of_a_member_reads_nothing_before(world: World) -> None:
     async with processes(world, periods=1) as everybody:
         calls: list[Call] = []
         session = everybody[1].group.membership.session
@@ -229,7 +229,7 @@ async def test_a_lock_that_is_no_longer_there_does_not_keep_us_from_leaving(worl
         assert owners(world).keys() == {"a", "b"}
 
 
-async def test_who_leaves_on_an_old_assignment_does_not_delete_the_lock_of_who_was_given_the_partition(
+async def test_a_member_that_leaves_on_an_old_assignment_does_not_delete_the_lock_of_the_new_owner(
     world: World,
 ) -> None:
     """Somebody has deleted its lock and given the partition to another by hand, and it has not heard of that."""

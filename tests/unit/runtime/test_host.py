@@ -519,7 +519,7 @@ async def test_a_deleted_node_fails_all_processes(world: World, host: MemoryPlac
                 await task
 
 
-async def test_what_does_not_go_together_is_refused() -> None:
+async def test_options_that_do_not_go_together_are_refused() -> None:
     settings = {"topics": {"orders": 2}, "period": 1000}
     with pytest.raises(UsageError, match="managed"):
         aiokcc.connect("memory://x", **settings, share_host=True, assignment="managed")  # type: ignore[arg-type]
