@@ -41,7 +41,7 @@ async def consuming(
 async def take(
     kafka: local.Kafka, name: str, *, ahead: bool = True, size: int = 7, offset: int = 0, **settings: Any
 ) -> tuple[list[Any], int]:
-    """As `read`, without asking aiokafka for more than to fetch."""
+    """Return the same as `read`, with records that are taken out of the fetches; aiokafka only fetches."""
     partition, found = TopicPartition(name, 0), []
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, enable_auto_commit=False, **settings)
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
@@ -74,7 +74,7 @@ async def read(
 
 
 def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Filled with a word for every fetch that is unpacked the short way."""
+    """Return a list to which each fetch that is unpacked the short way adds its partition."""
     taken: list[object] = []
     unpack = _PlainRecords._unpack_records
 
@@ -183,7 +183,7 @@ async def test_a_batch_that_does_not_match_its_checksum_is_an_error(
     unpack = _PlainRecords._unpack_records
 
     class Damaged:
-        """The batches of a fetch, none of which is what was written."""
+        """The batches of a fetch, all with a wrong checksum."""
 
         def __init__(self, batches: Any) -> None:
             self._batches = batches

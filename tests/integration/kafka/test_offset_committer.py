@@ -83,7 +83,7 @@ class Worker:
         raise AssertionError((await self.process.stderr.read()).decode())
 
     async def ended(self) -> str:
-        """Let it go on to its end; what it had to say."""
+        """Let it go on to its end, and return what it has written to stderr."""
         out, err = await self.process.communicate(b"\n")
         self.handled += [(int(p), int(o)) for _, p, o in map(str.split, out.decode().splitlines())]
         return err.decode()

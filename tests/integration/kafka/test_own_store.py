@@ -46,7 +46,7 @@ async def test_three_members_replay_in_step_with_nothing_but_kafka(kafka: local.
 
 
 async def test_a_managed_group_hands_over_and_its_verbs_work(kafka: local.Kafka) -> None:
-    """One of two members is cancelled without a farewell to the other; that one takes its partitions over."""
+    """One of two members is cancelled and does not leave in good order; the other takes its partitions over."""
     topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=4)
     rows = [Row(p, FIRST + m * MINUTE + p, b"%d" % m) for p in range(4) for m in range(60)]
     await kafka_topics.write(kafka.bootstrap, topic, rows)

@@ -119,7 +119,7 @@ class TestTheMachine:
         assert given(machine) == dict.fromkeys(range(4), "b")
 
     def test_free_partitions_are_placed_without_moving_others(self) -> None:
-        """While a window gathers joins nothing moves; what a dead one leaves is urgent, and then all who are there count."""
+        """The partitions of the member that is gone are assigned to the others; these keep their own."""
         machine = stable("a", "b", "c", count=6)
         keep = {n: m for n, m in given(machine).items() if m != "c"}
         del machine.members["c"]

@@ -32,7 +32,7 @@ class Pair:
     led: aiokcc.Gate
     followed: aiokcc.Gate
     hand: Session
-    """Somebody with a shell."""
+    """The session of an operator, who edits nodes by hand."""
 
 
 @contextlib.asynccontextmanager

@@ -35,7 +35,7 @@ async def test_an_error_comes_out_as_it_would_without_our_block(world: World, wa
 
 @pytest.mark.parametrize("block", ["session", "connect", "gate"])
 async def test_the_users_error_comes_out(world: World, block: str) -> None:
-    """Said in full once, so that the test above cannot agree on something wrong."""
+    """The test above only compares two outcomes; here the expected one is written out."""
     with pytest.raises(ExceptionGroup) as raised:
         async with blocks(world)[block](), asyncio.TaskGroup() as tasks:
             tasks.create_task(_fail())
