@@ -183,6 +183,27 @@ def test_every_file_and_name_of_the_code_exists(page: str, code: CodeIndex) -> N
     assert wrong_names((ROOT / page).read_text(), code) == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_test_of_the_repository_exists(page: Path, code: CodeIndex) -> None:
+    """In all other pages: paths from the top of the repository, and names of tests."""
+    tokens = re.findall(r"`([^`\n]+)`", page.read_text())
+    paths_named = {
+        t.partition("::")[0]
+        for t in tokens
+        if re.match(r"(aiokcc|tests|benchmarks|examples|docs)/[\w./-]*(::\w+)?$", t)
+    }
+    tests_named = {t for t in tokens if re.fullmatch(r"test_\w+", t)}
+    assert [path for path in sorted(paths_named) if not (ROOT / path).exists()] == []
+    assert sorted(tests_named - code.all) == []
+
+
+@pytest.mark.parametrize("package", ["core", "kafka"])
+def test_the_docstring_of_a_package_lists_all_its_modules(package: str) -> None:
+    folder = ROOT / "aiokcc" / package
+    listed = set(re.findall(rf":mod:`~aiokcc\.{package}\.(\w+)`", (folder / "__init__.py").read_text()))
+    assert listed == {path.stem for path in folder.glob("*.py")} - {"__init__"}
+
+
 def test_a_wrong_file_or_name_is_found(code: CodeIndex) -> None:
     text = (
         "`runtime/gate.py` `Gate.idle`, then `runtime/gate.py` `Leader.decide` and `core/nothing.py`.\n\n"
