@@ -546,6 +546,14 @@ def test_a_record_of_any_closed_period_is_late() -> None:
     assert a.late_below == 30, "although it had seen nothing after 10"
 
 
+def test_a_record_behind_a_boundary_that_its_partition_has_crossed_is_late() -> None:
+    """Also while the boundary is open for others: which records are late does not depend on how far the others are."""
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 25)
+    assert (a.late_below, a.open_below) == (20, 30)
+    assert (b.late_below, b.open_below) == (0, 10)
+
+
 # -- both together ------------------------------------------------------------------------------------------------------
 
 logs = st.lists(st.integers(0, 200), max_size=30).map(sorted)
