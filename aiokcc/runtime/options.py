@@ -102,7 +102,7 @@ class GroupOptions:
             )
         if share_host and grows:
             raise UsageError(
-                "share_host=True does not go with a set of partitions that grows (grows=True, or a replay without an end): "
+                "share_host=True does not go with a set of partitions that grows, as that of a replay without an end does: "
                 "leave one of them out"
             )
         if managed is not None:
