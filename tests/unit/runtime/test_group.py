@@ -369,7 +369,7 @@ async def test_no_task_is_left_behind(world: World) -> None:
 # What has closed
 
 
-async def test_a_member_that_sees_several_limits_at_once_counts_every_period(world: World) -> None:
+async def test_who_sees_several_limits_at_once_counts_every_period(world: World) -> None:
     """A follower that is blocked far ahead is cut off for a while; what it said stands, and the others go on."""
     async with AsyncExitStack() as stack:
         leader = await stack.enter_async_context(world.connect(member="leader"))
