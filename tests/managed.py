@@ -14,6 +14,7 @@ from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Generation
 from aiokcc.stores import Children, Node, Session, open_store
 from tests.faults import Proxy
+from tests.joining import joining
 
 FAR = 10**12
 """A record that nobody ever comes to: the members' clock stands at 0, and the limit does not pass it by more than an hour."""
@@ -53,7 +54,7 @@ class Stage:
             "join_window": 0.2,
             "clock": lambda: 0,
         }
-        async with aiokcc.connect(url or self.url, **{**usual, **settings}) as group:
+        async with joining(url or self.url, **{**usual, **settings}) as group:
 
             async def consume(partition: Partition) -> None:
                 async with group.gate(*partition) as gate:

@@ -43,9 +43,13 @@ __all__ = ["main"]
 log = logging.getLogger("aiokcc.cli")
 
 _COUNT_SECONDS: Final = 0.2
+"""The interval of the counts: a bar for people, which each record must not redraw."""
 _STATUS_SECONDS: Final = 0.8
+"""The interval of the status, which costs several reads from the store."""
 _PROBE_SECONDS: Final = 1.0
+"""The interval of metrics and health, which tell what changes all the time. A report is also the sign that the worker lives."""
 _HEALTH_SECONDS: Final = 5.0
+"""The interval at which the health is read from the store while all is well."""
 _BLOCKING: Final = 3
 _GRACE_SECONDS: Final = 7.0
 

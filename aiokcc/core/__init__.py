@@ -5,14 +5,15 @@ argument. Everything here is tested by properties, and every rule by the history
 
 * :mod:`~aiokcc.core.periods`: timestamps, periods, boundaries; durations and times as people write them
 * :mod:`~aiokcc.core.partitions`: partitions, the agreed set
-* :mod:`~aiokcc.core.limit`: the limit and the operator's request
+* :mod:`~aiokcc.core.limit`: the limit and the operator's request; :mod:`~aiokcc.core.announcement`: the name that announces it
 * :mod:`~aiokcc.core.report`, :mod:`~aiokcc.core.marks`: the contents of reports and cuts; the marks that they share
 * :mod:`~aiokcc.core.member_progress`, :mod:`~aiokcc.core.partition_progress`: the member's rule: who may pass, when to report
 * :mod:`~aiokcc.core.report_builder`: builds a member's report
-* :mod:`~aiokcc.core.leader`: the leader's rule: may the limit move, and to where
+* :mod:`~aiokcc.core.leader`: the leader's rule: may the limit move, and to where; :mod:`~aiokcc.core.lookahead_choice`: how
+  many boundaries are open, if the leader chooses that
 * :mod:`~aiokcc.core.run`: what the group agreed on when it started
 * :mod:`~aiokcc.core.paths`: the names of the nodes
-* :mod:`~aiokcc.core.formatting`: durations, counts and names in messages
+* :mod:`~aiokcc.core.formatting`: durations, counts and names in messages; :mod:`~aiokcc.core.masking`: hides secrets in them
 
 In a managed group:
 

@@ -24,7 +24,6 @@ from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.marks import mark_offset
 from aiokcc.core.partition_progress import NEVER, PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition, PartitionList
-from aiokcc.core.periods import MAX_LIMIT
 from aiokcc.core.report import Cut, Report
 from aiokcc.core.report_builder import build_report, milestone_interval, withheld_report
 from aiokcc.core.run import MOST_AT_ONCE
@@ -88,7 +87,7 @@ class MemberProgress:
         progress.late_below = self.late_below
         self._look_again()
         self.partitions = dict(sorted([*self.partitions.items(), (partition, progress)]))
-        self._set_thresholds(progress)
+        progress.set_thresholds(self.limit)
         self._recount()
         return progress
 
@@ -99,7 +98,7 @@ class MemberProgress:
             progress = self.partitions.get(partition)
             if progress is not None:
                 progress.claim(holder, cut)
-                self._set_thresholds(progress)
+                progress.set_thresholds(self.limit)
         self._recount()
 
     def locate(self, progress: PartitionProgress, offset: int | None) -> bool:
@@ -108,7 +107,7 @@ class MemberProgress:
         The partition is no longer displaced after that.
         """
         progress.displaced = False
-        self._set_thresholds(progress)
+        progress.set_thresholds(self.limit)
         return offset is not None and progress.resume is not None and offset >= progress.resume
 
     def forget(self, partition: Partition) -> None:
@@ -117,7 +116,7 @@ class MemberProgress:
         self._look_again()
         if progress is not None:
             progress.owned = False
-            self._set_thresholds(progress)
+            progress.set_thresholds(self.limit)
         self._recount()
 
     def lose(self) -> None:
@@ -126,7 +125,7 @@ class MemberProgress:
         self._look_again()
         for progress in self.partitions.values():
             progress.owned = False
-            self._set_thresholds(progress)
+            progress.set_thresholds(self.limit)
         self._recount()
 
     # -- partitions arrive ------------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class MemberProgress:
                 break
             progress.crossings.setdefault(boundary, (ts, offset))
         progress.state = PartitionState.RUNNING if ts < limit.value else PartitionState.BLOCKED
-        self._set_thresholds(progress)
+        progress.set_thresholds(self.limit)
         self.missing += arrived - progress.arrived(limit)
         return ts < limit.value and progress.owned and not progress.displaced
 
@@ -183,7 +182,7 @@ class MemberProgress:
                 progress.crossings.setdefault(boundaries[n], (max(ts, reached), offset))
                 n += 1
         progress.state = PartitionState.RUNNING if progress.ts < limit.value else PartitionState.BLOCKED
-        self._set_thresholds(progress)
+        progress.set_thresholds(self.limit)
         self.missing += arrived - progress.arrived(limit)
 
     def idle(self, progress: PartitionProgress, as_of: Limit, offset: int | None) -> bool:
@@ -209,7 +208,7 @@ class MemberProgress:
         progress.state, progress.offset = PartitionState.FINISHED, offset
         self._last_report = None
         self.missing += arrived - progress.arrived(self.limit)
-        self._set_thresholds(progress)
+        progress.set_thresholds(self.limit)
 
     def resume(self, progress: PartitionProgress) -> None:
         """Makes a blocked or idle partition running again. Its crossings stay, except that of the unprocessed record."""
@@ -222,7 +221,7 @@ class MemberProgress:
             progress.state = PartitionState.RUNNING
             progress.late_below = self.late_below  # and neither has it passed anything
             self._look_again()
-            self._set_thresholds(progress)
+            progress.set_thresholds(self.limit)
             self.missing += arrived - progress.arrived(self.limit)
 
     def mirror(self, report: Report, chosen: Container[Partition]) -> None:
@@ -254,7 +253,7 @@ class MemberProgress:
             arrived = progress.arrived(limit)
             further = [(crossing.boundary, crossing.minimum, marks[n]) for crossing, marks in behind_floor]
             progress.mirror(report.limit, entry, further, limit)
-            self._set_thresholds(progress)
+            progress.set_thresholds(self.limit)
             self.missing += arrived - progress.arrived(limit) if progress.owned else 0
 
     # -- the limit moves ---------------------------------------------------------------------------------------------
@@ -287,7 +286,7 @@ class MemberProgress:
                 progress.state is PartitionState.BLOCKED and progress.ts < limit.value
             ):
                 progress.state = PartitionState.RUNNING
-            self._set_thresholds(progress)
+            progress.set_thresholds(self.limit)
         self._recount()
         return True
 
@@ -447,27 +446,3 @@ class MemberProgress:
         if owned != self._owned:
             self._owned, self._listed = owned, PartitionList.of(progress.partition for progress in owned)
         self.missing = sum(not progress.arrived(self.limit) for progress in self._owned)
-
-    def _set_thresholds(self, progress: PartitionProgress) -> None:
-        limit = self.limit
-        if (
-            not progress.owned
-            or progress.displaced
-            or limit.mode is Mode.END
-            or progress.state is PartitionState.FINISHED
-        ):
-            progress.open_below = NEVER
-        elif limit.mode is Mode.OPEN:
-            progress.open_below = MAX_LIMIT
-        else:
-            crossings, crossed = progress.crossings, 0
-            for boundary in limit.boundaries:
-                if boundary not in crossings:
-                    progress.open_below = boundary
-                    break
-                crossed = boundary
-            else:
-                progress.open_below = limit.value
-            # A boundary that it has crossed is closed to it. So which of its records are late does not depend on how far the
-            # others were.
-            progress.late_below = max(progress.late_below, crossed)

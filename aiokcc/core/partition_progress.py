@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, Final
 
-from aiokcc.core.limit import Limit
+from aiokcc.core.limit import Limit, Mode
 from aiokcc.core.partitions import Partition
+from aiokcc.core.periods import MAX_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,3 +140,22 @@ class PartitionProgress:
         if self.state is PartitionState.BLOCKED:
             return self.ts >= limit.floor
         return self.state is PartitionState.IDLE and self.idle_at == limit.floor
+
+    def set_thresholds(self, limit: Limit) -> None:
+        """Sets the thresholds of the open gate for the present state under this limit."""
+        if not self.owned or self.displaced or limit.mode is Mode.END or self.state is PartitionState.FINISHED:
+            self.open_below = NEVER
+        elif limit.mode is Mode.OPEN:
+            self.open_below = MAX_LIMIT
+        else:
+            crossings, crossed = self.crossings, 0
+            for boundary in limit.boundaries:
+                if boundary not in crossings:
+                    self.open_below = boundary
+                    break
+                crossed = boundary
+            else:
+                self.open_below = limit.value
+            # A boundary that it has crossed is closed to it. So which of its records are late does not depend on how far the
+            # others were.
+            self.late_below = max(self.late_below, crossed)

@@ -22,7 +22,10 @@
 * :mod:`~aiokcc.kafka.topic_discovery`: new partitions and topics
 * :mod:`~aiokcc.kafka.offset_committer`: commits offsets, to Kafka or to the store
 * :mod:`~aiokcc.kafka.replay`: the ways to read: a handler, one stream (through :mod:`~aiokcc.kafka.handoff`), or whole periods
-  (through :mod:`~aiokcc.kafka.period_collector`); :mod:`~aiokcc.kafka.reader`: starts the tasks, and shuts them down
+  (through :mod:`~aiokcc.kafka.period_collector`); :mod:`~aiokcc.kafka.reader`: starts the tasks, and shuts them down;
+  :mod:`~aiokcc.kafka.handlers`: checks the user's handler; :mod:`~aiokcc.kafka.summary`: what a replay returns besides records
+* :mod:`~aiokcc.kafka.telemetry`, :mod:`~aiokcc.kafka.tracing`: measurements and spans
+* :mod:`~aiokcc.kafka.own_store`: ``store="kafka"``
 """
 
 from __future__ import annotations

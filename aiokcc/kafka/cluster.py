@@ -43,6 +43,7 @@ log = logging.getLogger("aiokcc.kafka")
 
 _NO_COORDINATOR: Final = (GroupCoordinatorNotAvailableError, GroupLoadInProgressError, NotCoordinatorForGroupError)
 _RETRY_SECONDS: Final = 0.1
+"""The pause before a broker is asked again that has just started: it does not tell when it is ready."""
 _LOOK_SECONDS: Final = 10.0
 """The seconds for which records are looked at. Logs that take longer are read to their ends, which is right but slower."""
 

@@ -1,8 +1,8 @@
 """Spans of a replay, through OpenTelemetry: one per period, and below it one per batch of records that a handler gets.
 
-A batch is a row of records of one partition that the handler gets without a wait in between: at most one list, and all of one
-period. Its span has the attributes that OpenTelemetry's instrumentation of aiokafka sets, and links to the spans in which the
-records were sent, if their headers tell them. Nothing of this runs unless ``traces=True``.
+A batch is a sequence of records of one partition that the handler gets without a wait in between: at most one list, and all of
+one period. Its span has the attributes that OpenTelemetry's instrumentation of aiokafka sets, and links to the spans in which
+the records were sent, if their headers tell them. Nothing of this runs unless ``traces=True``.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ._service import Service
 
 _ASK_AGAIN: Final = 0.05
+"""The pause before the brokers are asked again: Kafka does not notify its clients of such changes."""
 _REQUEST_TIMEOUT: Final = 2.0
 
 

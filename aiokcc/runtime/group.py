@@ -54,9 +54,6 @@ def connect(
     claim_timeout: float | None = None,
     clock: Callable[[], int] | None = None,
     source: str = "",
-    offsets: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
-    grows: bool = False,
-    newer: Literal["partitions", "topics"] | None = None,
     assignment: Literal["managed"] | None = None,
     subscription: object = None,
     assignor: str = "sticky",
@@ -89,11 +86,6 @@ def connect(
         ``math.inf`` waits for as long as it takes, as a hot standby does
     :param clock: milliseconds since the epoch; the wall clock by default
     :param source: describes the records; the same text for all members
-    :param offsets: returns the offsets to replay; called by the member that founds the group, and kept for all
-    :param grows: whether the set of partitions may grow while the group runs: then a group whose set has grown already is
-        joined as it is, and :meth:`Group.add` adds partitions
-    :param newer: what may be newer than the group, and is then not part of the run: partitions of the group's topics, or
-        topics as well
     :param assignment: ``"managed"``: the group's leader assigns the partitions to members, see :meth:`Group.share`.
         All members of a group must set it. Without it, each member opens the gates it wants
     :param subscription: managed: what may be assigned to this member: topics (``["orders"]``), the most partitions of each
@@ -123,8 +115,6 @@ def connect(
         connect_timeout=connect_timeout,
         claim_timeout=claim_timeout,
         clock=clock,
-        grows=grows,
-        newer=newer,
         assignment=assignment,
         subscription=subscription,
         assignor=assignor,
@@ -139,7 +129,7 @@ def connect(
             raise UsageError(f"{', '.join(options)}: options go with a store's URL; give them to the store you made")
     else:
         store = open_by_url(store, **options)
-    return Block(join(store, checked, partitions, offsets), "aiokcc.connect", "group")
+    return Block(join(store, checked, partitions), "aiokcc.connect", "group")
 
 
 @asynccontextmanager
@@ -149,7 +139,10 @@ async def join(
     partitions: frozenset[Partition],
     resolve: Callable[[], Awaitable[Mapping[Partition, Bounds]]] | None = None,
 ) -> AsyncIterator[Group]:
-    """Joins the group, or founds it, with these partitions. See :func:`connect`, which checks the options."""
+    """Joins the group, or founds it, with these partitions and checked options: for the layers that are built on the group.
+
+    ``resolve`` returns the offsets to replay. It is called by the member that founds the group, and they are kept for all.
+    """
     place = find_place(store, options) if options.share_host else None
     if place is None:
         async with _joined(Member(store, options, partitions, resolve)) as group:

@@ -30,7 +30,7 @@ class HealthKind(enum.StrEnum):
     """Some partitions have records before the limit, or are unowned. Ends when they reach the limit."""
     STALLED = "stalled"
     """All partitions have reached the limit, but the leader does not move it, or there is no leader."""
-    NO_MEMBERS = "abandoned"
+    NO_MEMBERS = "empty"
     """The group has no member. Ends when one joins."""
     IDLE = "idle"
     """All logs are read to their ends. Ends with a new record."""

@@ -370,7 +370,7 @@ class LeaderTerm(LeaderKnowledge):
     def _launch(self, decision: Advance, *, at_once: bool = False) -> AdvanceInFlight | None:
         """Sends an advance. ``at_once``: returns None if only a task can send it."""
         leader, version = self._leader, self._leader.version + len(decision.steps)
-        # Nobody is told of the limit where nobody else is. A member that joins now has its report node first.
+        # Where there is no other member, nothing is announced. A member that joins now creates its report node first.
         announcement = self._announcements.create(version, decision.limit, self.epoch) if self._watched else None
         others = {name: self._versions[name] for name in leader.reports if name != self._name}
         ops = advance_ops(decision, leader.version, self.generation_version, self._request_version, others)

@@ -4,6 +4,8 @@ A finished partition needs no owner once a cut holds it. Until then its report c
 member that leaves waits for the cut; but only while all partitions that it released unfinished have another owner, because
 without one no cut comes. Otherwise it leaves at once. Then its session ends, and with it the lock and the report: the partition
 counts as unfinished, and its next owner finishes it again.
+
+A member of a managed group also deletes its registration, and if it leads it assigns its partitions to others before it goes.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from aiokcc.core import paths
 from aiokcc.core.limit import Mode
 from aiokcc.core.partition_progress import PartitionState
 from aiokcc.core.partitions import listing
-from aiokcc.errors import SessionLostError
+from aiokcc.errors import NoNodeError, OutcomeUnknownError, SessionLostError
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.progress_log import log_facts
 from aiokcc.stores.port import Node, Session
@@ -26,12 +28,14 @@ if TYPE_CHECKING:
     from aiokcc.core.partitions import Partition
     from aiokcc.runtime.member import Member
 
-__all__ = ["TAKE_OVER_SECONDS", "recorded"]
+__all__ = ["TAKE_OVER_SECONDS", "deregister", "handed_over", "recorded"]
 
 log = logging.getLogger("aiokcc.runtime")
 
 TAKE_OVER_SECONDS: Final = 2.0
 """The time that another member has to claim a partition that we have released."""
+_HANDOVER_SECONDS: Final = 2.0
+"""The time that a leader that leaves takes, at most, to assign its partitions to others."""
 
 
 async def recorded(member: Member) -> None:
@@ -122,3 +126,25 @@ async def _no_cut_can_come(member: Member) -> None:
                     return
     except SessionLostError:
         return
+
+
+async def deregister(member: Member) -> None:
+    """Deletes our registration if we leave the managed group, unless it went with the locks."""
+    us = member.member_session
+    follower = None if us is None else us.assignment_follower
+    if us is None or follower is None:
+        return
+    try:
+        for operation in follower.deregistration():
+            await us.session.commit(operation)
+    except (NoNodeError, SessionLostError, OutcomeUnknownError):
+        pass  # deleted already, or it goes with the session, which ends with the block at the latest
+    follower.deregistered = member.leaving
+
+
+async def handed_over(member: Member) -> None:
+    """Waits, if we lead and have left, until our partitions are assigned to others, or for some seconds."""
+    term = None if member.member_session is None else member.member_session.term
+    if member.leaving and term is not None and term.assignment_leader is not None:
+        with anyio.move_on_after(_HANDOVER_SECONDS):
+            await term.assignment_leader.handed_over()

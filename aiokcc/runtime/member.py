@@ -10,10 +10,6 @@ and methods; a :class:`~aiokcc.runtime.listener.Listener` receives its events.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import secrets
-import socket
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -36,9 +32,10 @@ from aiokcc.errors import (
     SessionLostError,
 )
 from aiokcc.runtime.gate_signal import wake_together
-from aiokcc.runtime.leaving import recorded
+from aiokcc.runtime.leaving import deregister, handed_over, recorded
 from aiokcc.runtime.measurements import Measurements
 from aiokcc.runtime.member_session import MemberSession
+from aiokcc.runtime.options import make_member_name
 from aiokcc.runtime.progress_log import log_facts
 from aiokcc.runtime.release_log import ReleaseLog
 from aiokcc.runtime.signal import Signal
@@ -57,14 +54,6 @@ if TYPE_CHECKING:
 __all__ = ["Member", "NoSession"]
 
 log = logging.getLogger("aiokcc.runtime")
-
-
-_HANDOVER_SECONDS: Final = 2.0
-
-
-def _make_name() -> str:
-    host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
-    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 class NoSession:
@@ -87,7 +76,7 @@ class Member:
         self.options = options
         self.settings = replace(options.settings, partitions=partitions)
         """The settings that all members share. Its partitions are ours until we have joined, and then the agreed set."""
-        self.name = options.member or _make_name()
+        self.name = options.member or make_member_name()
         self.clock = options.clock
         self._resolve = resolve
         self.assigned: frozenset[Partition] | None = None
@@ -227,23 +216,11 @@ class Member:
 
     async def deregister(self) -> None:
         """Deletes our registration if we leave, unless it went with the locks: the leader assigns nothing to us any more."""
-        member_session = self.member_session
-        follower = None if member_session is None else member_session.assignment_follower
-        if member_session is None or follower is None:
-            return
-        try:
-            for operation in follower.deregistration():
-                await member_session.session.commit(operation)
-        except (NoNodeError, SessionLostError, OutcomeUnknownError):
-            pass  # deleted already, or it goes with the session, which ends with the block at the latest
-        follower.deregistered = self.leaving
+        await deregister(self)
 
     async def handed_over(self) -> None:
         """Waits, if we lead and have left, until our partitions are assigned to others: a new leader would need longer."""
-        term = None if self.member_session is None else self.member_session.term
-        if self.leaving and term is not None and term.assignment_leader is not None:
-            with anyio.move_on_after(_HANDOVER_SECONDS):
-                await term.assignment_leader.handed_over()
+        await handed_over(self)
 
     def see_assignment(self, assigned: frozenset[Partition]) -> None:
         """Takes the partitions assigned to us, as this session has read them."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import secrets
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +18,18 @@ from aiokcc.core.weighted import Weight
 from aiokcc.errors import UsageError
 from aiokcc.runtime.entry import warn_of_milliseconds
 
-__all__ = ["GroupOptions", "wall_clock"]
+__all__ = ["GroupOptions", "make_member_name", "wall_clock"]
 
 
 def wall_clock() -> int:
     """Returns milliseconds since the epoch."""
     return time.time_ns() // 1_000_000
+
+
+def make_member_name() -> str:
+    """Returns a name that no other member has: made from host, process and a random number."""
+    host = re.sub("[^A-Za-z0-9._-]", "-", socket.gethostname())[:60]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +102,7 @@ class GroupOptions:
             )
         if share_host and grows:
             raise UsageError(
-                "share_host=True does not go with a set of partitions that grows (grows=True, or a replay without an end): "
+                "share_host=True does not go with a set of partitions that grows, as that of a replay without an end does: "
                 "leave one of them out"
             )
         if managed is not None:

@@ -11,7 +11,8 @@ class Signal:
     """An event for one waiting task: setting it twice wakes once, and setting it before the wait is not lost.
 
     ``asyncio.Event`` keeps a queue of waiters and stays set; here one task waits, and waking clears. ``wait()`` returns a bare
-    future: a coroutine around it would double the cost, and every record at the limit waits here.
+    future, because a coroutine around it would double the cost. A gate, which waits once for each period, has a signal that
+    costs even less (:mod:`aiokcc.runtime.gate_signal`).
     A task that is cancelled in the moment when it is woken loses the wake-up, so check the condition before each wait.
     """
 

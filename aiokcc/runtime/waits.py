@@ -16,10 +16,10 @@ class Waits:
         self.seconds = 0.0
         """The whole time."""
         self.round_trips = 0.0
-        """The part of it that even a process waits for which arrives last: an estimate.
+        """An estimate of the part of it that round trips to the store took: even the process that arrives last waits for those.
 
-        A member does not see who arrives last. So the shortest of 16 waits in a row counts for all of them. That is too little
-        where this member never arrives last, and never too much.
+        A member does not see which process arrives last. So the shortest of 16 waits in a row counts for all of them. That is
+        too little where this member never arrives last, and never too much.
         """
         self._began: float | None = None
         self._block: list[float] = []

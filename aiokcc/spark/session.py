@@ -76,9 +76,9 @@ def session(
 
         spark = aiokcc.spark.session(app="revenue", master="local[4]", **{"spark.driver.memory": "4g"})
 
-    It is a plain session: what it is given by others it takes, and ``spark.stop()`` or ``with`` ends it. Where one of the
-    same master runs already in this process, such as after a cell of a notebook was run again, that one is returned. In a
-    program that ``spark-submit`` runs, what that was given goes before our settings, and it brings the connector.
+    It is an ordinary session, which ``spark.stop()`` or ``with`` ends. If one of the same master runs already in this process,
+    as after a cell of a notebook was run again, that one is returned. In a program that ``spark-submit`` runs, its settings
+    have priority over ours, and it must bring the connector.
     In an asyncio program: ``await asyncio.to_thread(aiokcc.spark.session, …)``.
 
     Args:

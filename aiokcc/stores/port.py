@@ -6,7 +6,7 @@ object. So a write is always sent in the session in which it was decided: the ob
 
 Paths are relative to the store's root: ``"coordinator"``, ``"owners/orders/3"``; ``""`` is the root itself.
 
-Every implementation guarantees the following (``tests/conformance`` checks both):
+Every implementation guarantees the following (``tests/conformance`` checks it of each):
 
 * Operations of one session are applied in the order in which they were called.
 * A write either raises and was not applied, or returns and was applied exactly once, also when the connection broke

@@ -25,7 +25,7 @@ def join(url: str, *, partitions: int = 1, **settings: Any) -> AbstractAsyncCont
 
 @asynccontextmanager
 async def looking(url: str, **options: object) -> AsyncIterator[Session]:
-    """A session beside the group's, for an operator with a shell."""
+    """A session beside the group's, for an operator who edits nodes by hand."""
     async with open_store(url, **options).session() as session:
         yield session
 

@@ -228,7 +228,7 @@ async def test_the_same_id_twice(kafka: local.Kafka, zk_root: str) -> None:
         ({"assignment": "fixed", "expect": 3}, 'only mean something with assignment="managed"'),
     ],
 )
-def test_what_cannot_be_meant_is_told_before_anything_is_connected(wrong: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_before_anything_is_connected(wrong: dict[str, Any], message: str) -> None:
     settings = {"bootstrap_servers": "127.0.0.1:1", "store": "zk://127.0.0.1:1/x", "period": "1m"}
     with pytest.raises(aiokcc.UsageError, match=re.escape(message)):
         aiokcc.replay("orders", **{"assignment": "managed", **settings, **wrong})

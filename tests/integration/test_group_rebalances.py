@@ -225,7 +225,7 @@ async def test_the_join_window_ends_at_its_deadline_without_those_who_did_not_co
         assert not any(timer.pending for timer in deadlines)
 
 
-async def test_who_has_not_rejoined_when_the_window_closes_is_left_out(stage: Stage) -> None:
+async def test_a_member_that_has_not_rejoined_when_the_window_closes_is_left_out(stage: Stage) -> None:
     """All lose their sessions at once; two come back under the same ids, and keep what they had."""
     six: dict[str, Any] = {"topics": {"orders": 6}}
     async with stage.looking() as session:

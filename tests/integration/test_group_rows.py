@@ -294,7 +294,7 @@ async def test_members_run_what_the_assignment_says(stage: Stage) -> None:
             await until_node(session, path, lambda data, running=running: json.loads(data)["running"] == running)
 
 
-async def test_what_was_taken_ends_before_what_was_given_begins(stage: Stage) -> None:
+async def test_revoked_partitions_end_before_assigned_ones_begin(stage: Stage) -> None:
     """With round_robin nearly everything moves when a member comes or goes: the others lose partitions and get partitions."""
     six: dict[str, Any] = {"topics": {"orders": 6}, "assignor": "round_robin"}
     two, three = dict(enumerate("ababab")), dict(enumerate("abcabc"))

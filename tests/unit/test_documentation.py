@@ -74,17 +74,13 @@ def test_paths_of_pages_in_the_code_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "page", "internal"),
-    [
-        (aiokcc.connect, "gate.md", {"offsets", "grows", "newer"}),  # for aiokcc.replay and aiokcc.spark
-        (aiokcc.replay, "replay.md", set()),
-        (aiokcc.spark.replay, "spark.md", set()),
-    ],
+    ("function", "page"),
+    [(aiokcc.connect, "gate.md"), (aiokcc.replay, "replay.md"), (aiokcc.spark.replay, "spark.md")],
 )
-def test_every_argument_is_in_the_reference(function: Callable[..., object], page: str, internal: set[str]) -> None:
+def test_every_argument_is_in_the_reference(function: Callable[..., object], page: str) -> None:
     text = (ROOT / "docs" / "reference" / page).read_text()
     names = [p.name for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert [name for name in names if f"`{name}=" not in text and name not in internal] == []
+    assert [name for name in names if f"`{name}=" not in text] == []
 
 
 class CodeIndex:
@@ -181,6 +177,27 @@ def code() -> CodeIndex:
 @pytest.mark.parametrize("page", ["docs/maintainers/architecture.md", "docs/explanation/protocol.md"])
 def test_every_file_and_name_of_the_code_exists(page: str, code: CodeIndex) -> None:
     assert wrong_names((ROOT / page).read_text(), code) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_and_test_of_the_repository_exists(page: Path, code: CodeIndex) -> None:
+    """In all other pages: paths from the top of the repository, and names of tests."""
+    tokens = re.findall(r"`([^`\n]+)`", page.read_text())
+    paths_named = {
+        t.partition("::")[0]
+        for t in tokens
+        if re.match(r"(aiokcc|tests|benchmarks|examples|docs)/[\w./-]*(::\w+)?$", t)
+    }
+    tests_named = {t for t in tokens if re.fullmatch(r"test_\w+", t)}
+    assert [path for path in sorted(paths_named) if not (ROOT / path).exists()] == []
+    assert sorted(tests_named - code.all) == []
+
+
+@pytest.mark.parametrize("package", ["core", "kafka"])
+def test_the_docstring_of_a_package_lists_all_its_modules(package: str) -> None:
+    folder = ROOT / "aiokcc" / package
+    listed = set(re.findall(rf":mod:`~aiokcc\.{package}\.(\w+)`", (folder / "__init__.py").read_text()))
+    assert listed == {path.stem for path in folder.glob("*.py")} - {"__init__"}
 
 
 def test_a_wrong_file_or_name_is_found(code: CodeIndex) -> None:

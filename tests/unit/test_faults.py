@@ -104,7 +104,7 @@ async def client(proxy: Proxy) -> AsyncIterator[Client]:
     await client.close()
 
 
-async def test_what_is_healthy_passes(proxy: Proxy, client: Client) -> None:
+async def test_a_connection_without_faults_passes_everything(proxy: Proxy, client: Client) -> None:
     await proxy.wait_connections(1)
     assert await client.call(1, Op.CREATE, b"x" * 300_000) == b"x" * 300_000
     assert [await client.call(xid, Op.GET_DATA, b"%d" % xid) for xid in (2, 3)] == [b"2", b"3"]

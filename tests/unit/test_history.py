@@ -57,7 +57,7 @@ def test_a_history_survives_the_file_and_a_torn_last_line() -> None:
         ("one owner", 14, Event(11.5, "start", "b", "orders.0", 23, 2)),
     ],
 )
-def test_what_must_not_happen_is_named(rule: str, place: int, event: Event) -> None:
+def test_a_history_with_a_forbidden_event_is_refused(rule: str, place: int, event: Event) -> None:
     events = right()
     if event.event == "cut":
         events[place] = event
@@ -68,7 +68,7 @@ def test_what_must_not_happen_is_named(rule: str, place: int, event: Event) -> N
 
 
 @pytest.mark.parametrize(("rule", "missing"), [("completeness", 4), ("at least once", 14), ("barrier", 4)])
-def test_what_is_missing_is_named(rule: str, missing: int) -> None:
+def test_a_history_that_lacks_an_event_is_refused(rule: str, missing: int) -> None:
     events = right()
     del events[missing]
     with pytest.raises(ViolationError, match=rule):

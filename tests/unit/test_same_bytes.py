@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 
-def test_what_the_leader_writes_does_not_depend_on_the_hash_seed() -> None:
+def test_the_leaders_writes_do_not_depend_on_the_hash_seed() -> None:
     outputs = []
     for seed in ("0", "1", "2", "3"):
         ended = subprocess.run(

@@ -230,7 +230,7 @@ async def test_no_node_and_no_log_holds_a_secret(caplog: pytest.LogCaptureFixtur
     clean(f"{caught.value!r} {caught.value} {caplog.text}")
 
 
-def test_what_is_a_secret() -> None:
+def test_settings_that_are_secrets() -> None:
     for name in (
         "sasl_plain_password",
         "ssl.keystore.password",

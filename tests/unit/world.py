@@ -16,6 +16,7 @@ from aiokcc.stores import Node
 from aiokcc.stores.memory import Call, MemoryServer, MemorySession, MemoryStore
 from aiokcc.stores.tree import TreeError, TreeOp
 from tests.history import History
+from tests.joining import joining
 from tests.virtual import settle
 
 __all__ = ["FAR", "PERIOD", "World"]
@@ -55,7 +56,7 @@ class World:
             "clock": lambda: FAR,
             "session_timeout": 9,
         }
-        return aiokcc.connect(self.store, **{**usual, **settings})
+        return joining(self.store, **{**usual, **settings})
 
     # -- consumers ----------------------------------------------------------------------------------------------------
 

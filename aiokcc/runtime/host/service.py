@@ -51,7 +51,7 @@ log = logging.getLogger("aiokcc.runtime")
 _SESSION_ERRORS: Final = (SessionLostError, OutcomeUnknownError)
 """The errors after which a new session is always safe."""
 _CHECKS: Final = 4
-"""The number of looks for silent clients within the session's timeout."""
+"""Silent clients are looked for this many times within the session's timeout. A client that is silent causes no event."""
 _GATHER_SECONDS: Final = 0.2
 """The time in which changes of the processes are gathered for one registration."""
 

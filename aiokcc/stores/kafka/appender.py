@@ -26,6 +26,7 @@ log = logging.getLogger("aiokcc.stores")
 
 _BATCH_BYTES: Final = 900_000
 _RETRY_SECONDS: Final = 0.05
+"""The pause after the first append that failed; it grows with each further one. A broker does not tell when it is back."""
 
 
 @dataclass(eq=False, slots=True)

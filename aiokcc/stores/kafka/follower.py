@@ -29,13 +29,15 @@ __all__ = ["Follower", "LogChangedError", "LogTrimmedError"]
 log = logging.getLogger("aiokcc.stores")
 
 _RETRY_SECONDS: Final = 0.05
+"""The pause after a read that failed: a broker that is away does not tell when it is back."""
 _LONGEST_WAIT: Final = 0.5
 _MANY: Final = 8
 """With more sessions than this, an idle one reads again only after a rest."""
 _REST_SECONDS: Final = 0.01
 """The length of that rest for each session."""
 _YIELDS: Final = 3
-"""A record wakes the caller of a write or a watch, which wakes the partitions that wait for a new limit."""
+"""The turns of the event loop that are left to the tasks that a record wakes, before the next read: it wakes the caller of a
+write or a watch, which wakes the partitions that wait for a new limit."""
 LOOKS: Final = 6
 LOOK_SECONDS: Final = 0.3
 """A log that seems to be cut is looked at so many times, with so many seconds between. A broker that was the leader, and does

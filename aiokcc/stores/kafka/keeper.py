@@ -31,7 +31,7 @@ MARK_RECORDS: Final = 2000
 MARK_BYTES: Final = 2**20
 _PART_BYTES: Final = 500_000
 CHECK_SECONDS: Final = 60.0
-"""The topic's settings are looked at this often."""
+"""The topic's settings are looked at this often: Kafka does not notify of a change of them."""
 
 
 class Keeper:

@@ -16,8 +16,9 @@ from aiokcc.stores.kafka.topic import PERMISSIONS, OtherRootError, open_topic
 __all__ = ["describe_difference", "open_log"]
 
 _RETRY_SECONDS: Final = 0.1
+"""The pause between two attempts: a broker that is not there does not tell when it is."""
 _ASK_AFTER: Final = 20
-"""After so many failures it is asked again why a broker refuses us."""
+"""After so many failures we find out again whether a broker refuses us, and why."""
 
 
 class ShorterLogError(LogError):

@@ -1,6 +1,6 @@
 """The whole state at a mark, as bytes: the same bytes for every client that has applied the same records. Pure.
 
-A snapshot is these bytes, packed. What is read here was written by others, so everything that cannot be is a ValueError.
+A snapshot is these bytes, packed. What is read here was written by others, so content that is not valid raises ValueError.
 """
 
 from __future__ import annotations

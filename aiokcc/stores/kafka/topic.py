@@ -30,8 +30,9 @@ PERMISSIONS: Final = (
 )
 _MAX_NAME: Final = 249
 _LOOK_AGAIN: Final = 0.02
+"""The pause between two looks for a topic that was just made: Kafka does not notify when it is known."""
 _said: Final[set[str]] = set()
-"""The topics that this process has opened: what there is to say of them is said once."""
+"""The topics that this process has opened: a warning about one of them is logged once."""
 _OLD_FORMAT: Final = re.compile(r"0\.([89]|10)\b")
 _NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 

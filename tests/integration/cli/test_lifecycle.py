@@ -15,6 +15,7 @@ from aiokcc.errors import UsageError
 from aiokcc.runtime.roots import delete_root
 from aiokcc.stores import ANY_VERSION
 from tests.integration.cli.commands import on_terminal, run, session_of, until_holds
+from tests.joining import joining
 from tests.kafka_topics import fresh_name
 
 pytestmark = pytest.mark.service
@@ -146,7 +147,7 @@ async def test_describe_shows_the_agreement(zk_root: str) -> None:
     async def bounds() -> dict[Partition, Bounds]:
         return {Partition("t", 0): Bounds(3, 9)}
 
-    async with aiokcc.connect(zk_root, offsets=bounds, **SETTINGS):
+    async with joining(zk_root, offsets=bounds, **SETTINGS):
         shown = await run("describe", zk_root)
         assert "period      1m" in shown.out
         assert "t.0  offsets 3 to 9" in shown.out

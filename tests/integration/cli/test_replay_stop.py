@@ -250,7 +250,7 @@ class TestFirstSignal:
                 again = await stage.run("work", *more)
         assert process.returncode == 1
         assert re.search(r"^aiokcc: worker-\d was killed by SIGKILL", err, re.MULTILINE)
-        assert len(handled(out)) == 2, "the others finished what they had in hand"
+        assert len(handled(out)) == 2, "the others finished the records that they had started"
         times = Counter(handled(first + out) + handled(again.out))
         assert len(times) == ALL
 

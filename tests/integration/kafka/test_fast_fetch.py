@@ -41,7 +41,7 @@ async def consuming(
 async def take(
     kafka: local.Kafka, name: str, *, ahead: bool = True, size: int = 7, offset: int = 0, **settings: Any
 ) -> tuple[list[Any], int]:
-    """As `read`, without asking aiokafka for more than to fetch."""
+    """Return the same as `read`, with records that are taken out of the fetches; aiokafka only fetches."""
     partition, found = TopicPartition(name, 0), []
     consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, enable_auto_commit=False, **settings)
     async with asyncio.timeout(20), contextlib.AsyncExitStack() as stack:
@@ -74,7 +74,7 @@ async def read(
 
 
 def short_ways(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Filled with a word for every fetch that is unpacked the short way."""
+    """Return a list to which each fetch that is unpacked the short way adds its partition."""
     taken: list[object] = []
     unpack = _PlainRecords._unpack_records
 
@@ -142,7 +142,7 @@ async def test_a_fetcher_of_another_shape_is_left_as_it_is(kafka: local.Kafka, m
     assert not taken
 
 
-async def test_what_a_fetch_brings_is_left_as_it_is_where_it_is_built_otherwise(
+async def test_a_fetch_that_is_built_otherwise_is_left_as_it_is(
     kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
@@ -183,7 +183,7 @@ async def test_a_batch_that_does_not_match_its_checksum_is_an_error(
     unpack = _PlainRecords._unpack_records
 
     class Damaged:
-        """The batches of a fetch, none of which is what was written."""
+        """The batches of a fetch, all with a wrong checksum."""
 
         def __init__(self, batches: Any) -> None:
             self._batches = batches
@@ -206,7 +206,7 @@ async def test_a_batch_that_does_not_match_its_checksum_is_an_error(
             await consumer.getmany(timeout_ms=5000)
 
 
-async def test_what_was_fetched_for_another_position_is_not_taken(kafka: local.Kafka) -> None:
+async def test_records_fetched_for_another_position_are_not_taken(kafka: local.Kafka) -> None:
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     await kafka_topics.write(kafka.bootstrap, name, [Row(0, at(n), b"7") for n in range(20)])
     partition = TopicPartition(name, 0)
@@ -294,7 +294,7 @@ async def test_a_replay_names_what_it_could_not_take(kafka: local.Kafka, monkeyp
 
 
 @pytest.mark.parametrize("settings", [{}, {"end": None}, {"lookahead": 7}], ids=str)
-async def test_what_was_used_up_is_let_go_at_once(kafka: local.Kafka, settings: dict[str, Any]) -> None:
+async def test_used_records_are_freed_at_once(kafka: local.Kafka, settings: dict[str, Any]) -> None:
     """Without waiting for the garbage collector: what is held is what the buffer may hold."""
     name = await kafka_topics.create_fresh(kafka.bootstrap)
     for n in range(60):  # as many batches, and fetches

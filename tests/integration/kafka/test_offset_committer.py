@@ -83,7 +83,7 @@ class Worker:
         raise AssertionError((await self.process.stderr.read()).decode())
 
     async def ended(self) -> str:
-        """Let it go on to its end; what it had to say."""
+        """Let it go on to its end, and return what it has written to stderr."""
         out, err = await self.process.communicate(b"\n")
         self.handled += [(int(p), int(o)) for _, p, o in map(str.split, out.decode().splitlines())]
         return err.decode()
@@ -184,7 +184,7 @@ async def test_killed_in_the_middle_of_a_period_nothing_is_lost_and_only_the_ope
 
 
 @both
-async def test_what_a_stopped_process_still_wants_to_commit_is_refused_once_another_has_gone_on(
+async def test_the_commit_of_a_stopped_process_is_refused_once_another_has_gone_on(
     kafka: local.Kafka, zk_root: str, storage: str
 ) -> None:
     """It is stopped in a handler for longer than its session lasts. Another replays the rest; then it goes on."""
@@ -229,9 +229,7 @@ async def test_a_commit_that_comes_too_late_counts_for_nothing(kafka: local.Kafk
 
 
 @both
-async def test_what_others_have_stored_never_hides_a_record_from_a_run(
-    kafka: local.Kafka, zk_root: str, storage: str
-) -> None:
+async def test_offsets_of_others_never_hide_a_record_from_a_run(kafka: local.Kafka, zk_root: str, storage: str) -> None:
     name = await topic(kafka, [at(m) for m in range(5)])
     await store_by_hand(kafka, zk_root, storage, name, {0: CommittedOffset(4, run=1, generation=99, by="another")})
     seen: list[Any] = []
@@ -292,7 +290,7 @@ async def test_a_node_that_cannot_be_read_stops_who_would_start_there(kafka: loc
 
 @both
 @pytest.mark.parametrize("assignment", ["group", "managed"])
-async def test_what_moves_in_the_middle_of_a_period_is_committed_before_it_is_released(
+async def test_a_partition_that_moves_in_the_middle_of_a_period_is_committed_before_it_is_released(
     kafka: local.Kafka, zk_root: str, storage: str, assignment: str
 ) -> None:
     """All records are of one period, so no cut helps: the next owner goes on where the last one stopped, record by record."""

@@ -9,7 +9,7 @@ import aiokcc
 from aiokcc import local
 from aiokcc.stores import SessionState
 from tests import kafka_topics
-from tests.integration.cli.commands import run
+from tests.integration.cli.commands import line_with, run, started
 from tests.kafka_topics import Row
 
 MINUTE = 60_000
@@ -46,7 +46,7 @@ async def test_three_members_replay_in_step_with_nothing_but_kafka(kafka: local.
 
 
 async def test_a_managed_group_hands_over_and_its_verbs_work(kafka: local.Kafka) -> None:
-    """One of two members is cancelled without a farewell to the other; that one takes its partitions over."""
+    """One of two members is cancelled and does not leave in good order; the other takes its partitions over."""
     topic = await kafka_topics.create_fresh(kafka.bootstrap, partitions=4)
     rows = [Row(p, FIRST + m * MINUTE + p, b"%d" % m) for p in range(4) for m in range(60)]
     await kafka_topics.write(kafka.bootstrap, topic, rows)
@@ -108,13 +108,15 @@ async def test_no_command_but_replay_makes_a_topic_for_a_mistyped_root(kafka: lo
             ("hold",),
             ("delete", "--yes"),
             ("describe",),
-            ("dashboard", "--listen", "127.0.0.1:0"),
             ("offsets", "show"),
             ("pipeline", "status"),
         ):
             refused = await run(*words, "--store", url)
             assert refused.code == 1, (words, refused)
             assert f"there is no group under /{root}; a member founds one when it connects" in refused.err, words
+        async with started("dashboard", "--listen", "127.0.0.1:0", "--store", url) as dashboard:
+            await line_with(dashboard, "the page waits")
+            await line_with(dashboard, "http://")
         assert set(await client.list_topics()) == before
     listed = await run("list", "--store", url)
     assert (listed.code, listed.out) == (0, f"There is no group under /{root}.\n"), listed.err

@@ -253,7 +253,7 @@ async def test_cancelling_while_kafka_and_the_store_are_away_is_quick(
         assert time.monotonic() - began < 15
 
 
-async def test_who_waits_longer_than_kafka_lets_a_consumer_be_silent_keeps_its_partitions(
+async def test_a_member_that_waits_longer_than_kafka_lets_a_consumer_be_silent_keeps_its_partitions(
     kafka: local.Kafka, zk_root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A consumer that is not polled for five minutes is taken out of Kafka's group by aiokafka; here after half a second."""

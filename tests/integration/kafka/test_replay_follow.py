@@ -40,7 +40,7 @@ async def test_stop_ends_in_good_order_and_the_next_goes_on_where_it_was(
 
 
 def until(replay: Replay, seen: list[Any], number: int) -> Callable[[Any], None]:
-    """A handler that stops the replay with its so-and-so-manieth record."""
+    """Return a handler that stops the replay when it has got this number of records."""
 
     def handle(record: Any) -> None:
         seen.append(record)
@@ -77,7 +77,7 @@ async def test_stop_without_commits_repeats_the_open_period_at_most(kafka: local
     assert [r.offset for r in second] == list(range(20, 60))
 
 
-async def test_stop_of_periods_ends_with_the_period_in_hand(kafka: local.Kafka, zk_root: str) -> None:
+async def test_stop_of_periods_ends_with_the_period_that_is_processed(kafka: local.Kafka, zk_root: str) -> None:
     """It is worked on for a while after the stop; it counts as done when the next one is asked for, and comes once."""
     name = await topic(kafka, [at(m, n) for m in range(4) for n in range(20)], [at(m) for m in range(4)])
     following: dict[str, Any] = {"store": zk_root, "end": None, "assignment": "fixed", "group_id": name}

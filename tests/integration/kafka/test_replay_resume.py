@@ -321,7 +321,7 @@ async def test_commit_false_commits_nothing(kafka: local.Kafka) -> None:
     assert await committed(kafka, f"group-{name}", name, 2) == [None, None]
 
 
-async def test_what_an_earlier_run_committed_under_the_same_group_does_not_hide_records(
+async def test_offsets_of_an_earlier_run_under_the_same_group_do_not_hide_records(
     kafka: local.Kafka, zk_root: str
 ) -> None:
     """A second run over the same history, stopped before its first commit, starts again at its own cut, not at the old end."""

@@ -215,7 +215,7 @@ async def test_a_marker_behind_the_records_of_another_transaction(kafka: local.K
     assert [r.offset for r in seen] == [0, 1, 2, 3]
 
 
-async def test_what_the_tests_write_in_a_transaction_counts_at_once(kafka: local.Kafka) -> None:
+async def test_records_that_the_tests_write_in_a_transaction_count_at_once(kafka: local.Kafka) -> None:
     """With a commit that was answered and a marker that was not written, the tests around this one fail now and then."""
     name = await topic(kafka, [])
     ends = []

@@ -167,7 +167,7 @@ async def test_a_kafka_group_member_that_fails_is_replaced(kafka: local.Kafka, z
     assert (error.topic, error.partition) == (topic, seen.records[499].partition)
 
 
-async def test_a_partition_in_nobodys_hands_blocks(kafka: local.Kafka, zk_root: str) -> None:
+async def test_an_unowned_partition_blocks(kafka: local.Kafka, zk_root: str) -> None:
     topic = await create_fresh(kafka.bootstrap, partitions=2)
     await write(kafka.bootstrap, topic, [row(n % 2, n / 4) for n in range(40)])
     seen = Seen()

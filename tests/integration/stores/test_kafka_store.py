@@ -756,7 +756,7 @@ class TestSnapshots:
 
 
 class TestClient:
-    async def test_who_connects_again_at_the_same_time_leaves_no_connection_behind(self, kafka: local.Kafka) -> None:
+    async def test_two_reconnections_at_the_same_time_leave_no_connection_behind(self, kafka: local.Kafka) -> None:
         """The follower drops all connections while the appender asks for the leader."""
         client = LogClient([kafka.bootstrap], kafka_topics.fresh_name("none"), {}, 5.0)
         before = asyncio.all_tasks()

@@ -53,7 +53,7 @@ def test_round_robin_gives_one_to_each_in_turn() -> None:
     }
 
 
-def test_round_robin_passes_over_who_may_not() -> None:
+def test_round_robin_skips_members_that_are_not_eligible() -> None:
     members = {"a": Subscription.check("orders"), "b": EVERYTHING}
     partitions = [*numbered("orders", 2), *numbered("payments", 2), *numbered("refunds", 1)]
     assert by_member(assign("round_robin", members, partitions, {})) == {
@@ -87,7 +87,7 @@ def test_sticky_moves_only_what_the_dead_had() -> None:
     assert set(moved(before, after)) == {str(p) for p, name in before.items() if name == "c"}
 
 
-def test_sticky_leaves_the_longer_share_with_who_has_it() -> None:
+def test_sticky_leaves_the_longer_share_with_the_member_that_has_it() -> None:
     partitions = numbered("orders", 5)
     before = dict(zip(partitions, "aabbb", strict=True))
     assert assign("sticky", everybody("ab"), partitions, before) == before
@@ -102,7 +102,7 @@ def test_the_example_of_the_sticky_assignor() -> None:
     assert len(moved(before, after)) == 3
 
 
-def test_sticky_hands_on_along_a_chain() -> None:
+def test_sticky_moves_partitions_along_a_chain_of_members() -> None:
     """The refunds go from b to c, and so b has room for orders of a."""
     members = {"a": Subscription.check("orders"), "b": EVERYTHING, "c": Subscription.check("refunds")}
     partitions = [*numbered("orders", 4), *numbered("refunds", 2)]
@@ -131,7 +131,7 @@ def test_a_limit_is_not_spent_on_what_others_can_take(assignor: str) -> None:
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
 @pytest.mark.parametrize("members", [{}, {"a": Subscription.check("refunds")}], ids=["nobody", "not-mine"])
-def test_what_nobody_may_take_is_in_nobodys_hands(assignor: str, members: Mapping[str, Subscription]) -> None:
+def test_a_partition_that_no_member_may_take_is_unassigned(assignor: str, members: Mapping[str, Subscription]) -> None:
     assert assign(assignor, members, numbered("orders", 3), {}) == {}
 
 
@@ -174,7 +174,7 @@ def test_a_weight_by_rack_keeps_partitions_near() -> None:
     assert assign("sticky", everybody("ab"), partitions, wrong, weight) == racks
 
 
-def test_what_is_balanced_by_weight_stays() -> None:
+def test_an_assignment_balanced_by_weight_stays() -> None:
     partitions = numbered("orders", 40)
 
     def weight(partition: Partition, _: str) -> float:
@@ -198,7 +198,7 @@ def test_an_unknown_assignor(name: object) -> None:
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.nan, math.inf, None, "1", True, 1e16], ids=brief)
-def test_a_weight_that_is_none(weight: float) -> None:
+def test_an_invalid_weight_is_refused(weight: float) -> None:
     with pytest.raises(UsageError, match=r"the weight of orders\.0 on a is .*; expected a number above 0"):
         assign("sticky", everybody("ab"), numbered("orders", 1), {}, lambda *_: weight)
 

@@ -26,7 +26,7 @@ def test_one_driver_has_all_another_stands_by_and_the_rest_is_shared(assignor: s
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_whoever_drives_goes_on_until_it_is_gone(assignor: str) -> None:
+def test_the_driver_keeps_the_partitions_until_it_is_gone(assignor: str) -> None:
     members = {"d1": REVENUE, "d2": REVENUE}
     driven = dict.fromkeys(ORDERS, "d2")
     assert assign(assignor, members, ORDERS, driven) == driven
@@ -35,7 +35,7 @@ def test_whoever_drives_goes_on_until_it_is_gone(assignor: str) -> None:
 
 
 @pytest.mark.parametrize("assignor", ASSIGNORS)
-def test_without_a_driver_they_go_to_who_subscribed_or_to_nobody(assignor: str) -> None:
+def test_without_a_driver_they_go_to_members_that_subscribed_or_to_none(assignor: str) -> None:
     driven = dict.fromkeys(ORDERS, "d1")
     assert set(assign(assignor, {"a": EVERYTHING}, ORDERS, driven).values()) == {"a"}
     assert assign(assignor, {"a": Subscription.check("payments")}, ORDERS, driven) == {}
@@ -66,11 +66,11 @@ def test_two_pipelines_that_want_the_same_partition() -> None:
     assert assign("sticky", {**members, "a": EVERYTHING}, [*ORDERS, *PAYMENTS], {ORDERS[0]: "d"})[PAYMENTS[0]] == "a"
 
 
-def test_a_pipeline_that_wants_what_there_is_not() -> None:
+def test_a_pipeline_that_wants_partitions_that_do_not_exist() -> None:
     assert colocate({"d": Subscription.check("refunds", pipeline="p")}, ORDERS, {}) == ({}, {})
 
 
-def test_what_a_registration_says_of_a_pipeline() -> None:
+def test_a_registration_names_its_pipeline() -> None:
     data = Registration("d-1", REVENUE, 0, "here").encode()
     raw = json.loads(data)
     assert (raw["subscription"], raw["pipeline"]) == ({"orders": None}, "revenue")

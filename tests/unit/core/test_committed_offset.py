@@ -44,7 +44,7 @@ def test_a_number_alone_is_an_offset() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"-1", b"x", b"1.5", b"55 by=me", b"55 run=1", b"9223372036854775808", b"\xff", b"1 run=- by=-"]
 )
-def test_what_cannot_be_read_is_an_error_that_says_what_can(data: bytes) -> None:
+def test_content_that_cannot_be_read_is_an_error_that_says_what_is_expected(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="offsets/orders/0 holds .*; expected an offset"):
         CommittedOffset.decode("offsets/orders/0", data)
 
@@ -63,7 +63,7 @@ def test_to_a_run_only_its_own_commits_count() -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 2**63, 1.0, "1", True, None])
-def test_what_cannot_be_an_offset(value: object) -> None:
+def test_an_invalid_offset_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="expected a whole number from 0 up"):
         check_offset(value)
 

@@ -106,7 +106,7 @@ def test_the_report_of_the_host_is_that_of_one_process(seed: int, lookahead: int
     assert compared
 
 
-def test_what_was_idle_under_an_earlier_floor_runs() -> None:
+def test_a_partition_that_was_idle_under_an_earlier_floor_runs() -> None:
     limit = Limit.first(0, PERIOD, 0, None)
     process, shared = member(PARTITIONS[:1], limit), member(PARTITIONS[:1], limit)
     process.idle(process.partitions[PARTITIONS[0]], limit, 7)

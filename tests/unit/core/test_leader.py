@@ -94,7 +94,7 @@ def test_a_record_at_the_limit_is_not_before_it() -> None:
     assert advance(leader).limit == Limit((20,))
 
 
-def test_nobody_there() -> None:
+def test_without_reports_the_limit_waits() -> None:
     waits(term(), "nobody has reported orders.0")
 
 
@@ -187,7 +187,7 @@ def test_finished_does_not_hold_the_others_back() -> None:
 # -- finished in a cut -----------------------------------------------------------------------------------------------------
 
 
-def test_who_has_finished_in_a_cut_may_leave() -> None:
+def test_a_member_that_has_finished_in_a_cut_may_leave() -> None:
     leader = term()
     hear(leader, "a", p0="finished@3")
     hear(leader, "b", p1="12@4")
@@ -202,7 +202,7 @@ def test_who_has_finished_in_a_cut_may_leave() -> None:
     assert advance(leader).limit is END
 
 
-def test_the_next_leader_knows_from_the_cut_who_has_finished() -> None:
+def test_the_next_leader_knows_from_the_cut_which_partitions_have_finished() -> None:
     leader = term()
     hear(leader, "a", p0="finished")
     hear(leader, "b", p1="12@4")
@@ -213,7 +213,7 @@ def test_the_next_leader_knows_from_the_cut_who_has_finished() -> None:
     assert cut_of(decision).find(P0) == Mark(None, finished=True)
 
 
-def test_what_has_finished_is_what_stands_in_the_cut_and_not_what_was_heard_meanwhile() -> None:
+def test_partitions_have_finished_by_the_cut_and_not_by_later_reports() -> None:
     leader = term(P0, P1)
     hear(leader, "a", p0="finished@3")
     hear(leader, "b", p1="12@4")
@@ -224,7 +224,7 @@ def test_what_has_finished_is_what_stands_in_the_cut_and_not_what_was_heard_mean
     assert leader.finished == {P0: ("a", Mark(3, finished=True))}
 
 
-def test_who_comes_back_with_a_finished_partition_is_waited_for() -> None:
+def test_the_limit_waits_for_a_member_that_comes_back_with_a_finished_partition() -> None:
     leader = term(limit=Limit((20,)))
     leader.finished = {P0: ("a", Mark(3, finished=True))}
     hear(leader, "a2", p0="15@2")
@@ -253,7 +253,7 @@ def test_hold_off_and_what_cannot_be_read() -> None:
     waits(leader, "released")
 
 
-def test_off_needs_nobodys_report() -> None:
+def test_off_needs_no_report() -> None:
     assert advance(term(request=OFF)).limit is OPEN
 
 
@@ -433,7 +433,7 @@ def who(leader: Leader, owners: dict[Partition, str] | None = None) -> list[Bloc
     return blockers(leader.limit, leader.generation, settings.partitions, leader.reports, leader.finished, owners or {})
 
 
-def test_who_blocks() -> None:
+def test_the_blockers() -> None:
     leader = term(P0, P1, P2)
     assert who(leader, {P1: "b"}) == [
         Blocker(P0, None, BlockerState.UNOWNED),
@@ -461,7 +461,7 @@ def test_a_finished_partition_blocks_only_if_somebody_runs_it_again() -> None:
     assert who(leader) == [Blocker(P0, "a2", BlockerState.RUNNING)]
 
 
-def test_two_who_report_the_same_partition_are_told() -> None:
+def test_a_partition_that_two_members_report_blocks() -> None:
     leader = term(P0)
     hear(leader, "a", p0="12@3")
     hear(leader, "b", p0="12@3")

@@ -19,7 +19,7 @@ limits = (
 periods = st.integers(1, 200) | st.sampled_from([60_000, 86_400_000, MAX_LIMIT])
 
 
-def test_without_a_start_nothing_passes_until_everybody_has_said_where_they_are() -> None:
+def test_without_a_start_nothing_passes_until_all_partitions_are_reported() -> None:
     assert Limit.first(None, 10, 2, None) == Limit((0,))
 
 
@@ -35,7 +35,7 @@ def test_a_gap_of_a_day_is_one_step() -> None:
     assert Limit((10_000,)).after(86_400_000 + 9_999, 1000, 0, None) == Limit((86_410_000,))
 
 
-def test_what_is_open_stays_where_it_is() -> None:
+def test_open_boundaries_stay_where_they_are() -> None:
     chain = Limit((10, 20, 30))
     assert chain.after(12, 10, 2, None) == Limit((20, 30, 40))
     assert chain.after(12, 7, 2, None) == Limit((20, 30, 35))
@@ -94,7 +94,7 @@ def test_modes_only_go_forward() -> None:
         assert not limit.precedes(limit)
 
 
-def test_what_passes() -> None:
+def test_the_greatest_timestamp_that_passes() -> None:
     assert Limit((10, 20)).value == 20
     assert Limit((10, 20)).floor == 10
     assert OPEN.value == MAX_LIMIT
@@ -140,7 +140,7 @@ def test_a_limit_is_readable() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_limit_is_corrupt(data: bytes) -> None:
+def test_an_invalid_limit_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/coordinator holds .*expected a limit in milliseconds"):
         Limit.decode("/g/coordinator", data)
 
@@ -169,7 +169,7 @@ def test_a_request_can_be_read_back(request_: Request) -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_request_is_corrupt(data: bytes) -> None:
+def test_an_invalid_request_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/period holds .*expected a period in milliseconds, 'hold' or 'off'"):
         Request.decode("/g/period", data)
 

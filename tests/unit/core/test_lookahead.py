@@ -60,7 +60,7 @@ def reported(member_progress: MemberProgress) -> Report:
 # -- the report ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
+def test_a_report_has_all_boundaries_that_every_partition_has_crossed() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=chain(10, 5))
     read(member_progress, a, 5, 12, 14, 25, 33, 41)
     read(member_progress, b, 11, 31, 38)
@@ -70,7 +70,7 @@ def test_a_report_tells_of_all_boundaries_that_every_lane_has_crossed() -> None:
     assert report.encode().splitlines()[4:] == [b"20 25 3,1;", b"30 31 4,1;"]
 
 
-def test_one_that_has_finished_has_crossed_what_comes_after() -> None:
+def test_a_finished_partition_has_crossed_all_later_boundaries() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=chain(10, 3))
     read(member_progress, a, 12, 25, 33)
     read(member_progress, b, 11)
@@ -135,7 +135,7 @@ def test_a_report_is_of_a_size_that_the_store_takes() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_boundary_is_corrupt(line: str) -> None:
+def test_an_invalid_boundary_is_corrupt(line: str) -> None:
     head = "3 10 11\norders:0,1;\n12,11;\n1,0;\n"
     assert Report.decode("/r", f"{head}20 25 3,1;".encode()) is not None
     with pytest.raises(CorruptNodeError, match="/r"):
@@ -143,13 +143,13 @@ def test_what_is_no_boundary_is_corrupt(line: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["idle", "running"])
-def test_who_is_not_past_the_floor_is_past_nothing(state: str) -> None:
+def test_a_partition_that_is_not_past_the_floor_has_crossed_no_boundary(state: str) -> None:
     minimum = "running" if state == "running" else "11"
     with pytest.raises(CorruptNodeError):
         Report.decode("/r", f"3 10 {minimum}\norders:0,1;\n{state},11;\n0,0;\n20 25 3,1;".encode())
 
 
-def test_what_a_report_says_of_a_floor() -> None:
+def test_the_crossing_of_a_floor_in_a_report() -> None:
     report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 35, Marks("3;")),))
     assert report.at(10) == Crossing(10, 12, Marks("1;"))
     assert report.at(20) == Crossing(20, 35, Marks("3;"))
@@ -162,7 +162,7 @@ def test_what_a_report_says_of_a_floor() -> None:
     assert done.at(20) == done.at(90) == Crossing(20, None, Marks("3!;")), "it has finished, and stays so"
 
 
-def test_it_is_not_written_again_for_what_it_says_already() -> None:
+def test_it_is_not_written_again_for_boundaries_that_nobody_can_use_yet() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
     read(member_progress, a, 12, 25, 33)
     read(member_progress, b, 11, 21)
@@ -178,7 +178,7 @@ def test_it_is_not_written_again_for_what_it_says_already() -> None:
     assert reported(member_progress).supersedes(written)
 
 
-def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
+def test_it_is_written_again_when_a_partition_was_added_or_forgotten() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
     read(member_progress, a, 12, 25, 33)
     read(member_progress, b, 11, 21)
@@ -188,7 +188,7 @@ def test_it_is_written_again_when_a_lane_has_come_or_gone() -> None:
     assert reported(member_progress).supersedes(written)
 
 
-def test_it_is_written_again_where_it_tells_of_others_only() -> None:
+def test_it_is_written_again_where_it_has_other_boundaries_only() -> None:
     """Blocked far behind the floor, which others have brought to a boundary that was not told."""
     member_progress, [a] = joined(P0, limit=chain(10, 4), gathers=20)
     read(member_progress, a, 95)
@@ -201,7 +201,7 @@ def test_it_is_written_again_where_it_tells_of_others_only() -> None:
     assert reported(member_progress).supersedes(written), "although its entries are the same"
 
 
-def test_while_a_lock_is_lacking_the_boundaries_of_the_others_are_told() -> None:
+def test_while_a_lock_is_missing_the_boundaries_of_the_other_partitions_are_reported() -> None:
     member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
     read(member_progress, a, 12, 25)
     read(member_progress, b, 11, 21)
@@ -258,7 +258,7 @@ def test_where_there_is_no_milestone_half_of_what_is_open_is_one() -> None:
     assert [c.boundary for c in reported(member_progress).further] == [42, 43]
 
 
-def test_who_cannot_go_on_is_not_waited_for() -> None:
+def test_a_report_does_not_wait_for_partitions_that_cannot_go_on() -> None:
     limit = chain(10, 4)
     member_progress, [a, b] = joined(P0, P1, limit=limit, gathers=20)
     read(member_progress, a, 12)
@@ -274,7 +274,7 @@ def test_who_cannot_go_on_is_not_waited_for() -> None:
     assert member_progress.due, "the one that was waited for is gone"
 
 
-def test_what_has_waited_long_enough_is_reported() -> None:
+def test_crossings_that_have_waited_long_enough_are_reported() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 8), gathers=40)
     member_progress.delay_over = True
     assert not member_progress.due, "there is nothing to report"
@@ -302,7 +302,7 @@ def test_a_report_is_made_now_or_soon_or_not_yet() -> None:
     assert member_progress.report_time is ReportTime.NOW
 
 
-def test_under_an_old_limit_even_who_still_runs_is_reported() -> None:
+def test_under_an_old_limit_even_running_partitions_are_reported() -> None:
     member_progress, [a, _] = joined(P0, P1, limit=chain(10, 8), gathers=40)
     read(member_progress, a, 12)
     member_progress.overdue = True
@@ -310,7 +310,7 @@ def test_under_an_old_limit_even_who_still_runs_is_reported() -> None:
     assert not member_progress.due, "it would not count"
 
 
-def test_what_is_withheld_is_not_due() -> None:
+def test_a_withheld_period_is_not_due() -> None:
     member_progress, [a] = joined(P0, limit=chain(10, 4))
     read(member_progress, a, 12)
     member_progress.withheld_from = 0
@@ -409,7 +409,7 @@ def test_a_gap_is_one_step_in_the_middle_too() -> None:
     assert decision.limit == chain(100, 5)
 
 
-def test_who_has_finished_stands_in_the_cut_of_the_boundary_before_which_he_has() -> None:
+def test_a_finished_partition_is_in_the_cut_of_the_boundary_before_which_it_finished() -> None:
     leader = term(chain(10, 5))
     hear(leader, "a", 10, "12@1", at(20, None, "2!"), at(30, None, "2!"))
     hear(leader, "b", 10, "11@0", at(20, 21, "2"), at(30, 41, "5"))
@@ -451,7 +451,7 @@ def test_idle_closes_one_boundary_only() -> None:
     assert advance(leader).limit == chain(20, 5)
 
 
-def test_the_clock_and_the_policies_have_their_say_at_each_boundary() -> None:
+def test_the_clock_and_the_policies_count_at_each_boundary() -> None:
     for caught_up, now, limit in (("follow", 15, chain(40, 5)), ("release", 25, chain(20, 5)), (50, 25, chain(20, 5))):
         leader = term(chain(10, 5), caught_up=caught_up)
         for member in "ab":
@@ -480,7 +480,7 @@ def test_one_transaction_takes_no_more_than_the_store_does() -> None:
     assert sum(len(step.cut or "") for step in decision.steps) < 800_000
 
 
-def test_who_has_said_it_before_does_not_block() -> None:
+def test_a_partition_that_has_crossed_the_floor_in_an_earlier_report_does_not_block() -> None:
     report = replace(report_of(3, 10, {"orders.0": "12@1"}), further=(Crossing(20, 25, Marks("3;")),))
     partitions = frozenset({P0})
     assert blockers(chain(20, 3), 3, partitions, {"a": report}, {}, {P0: "a"}) == []
@@ -488,7 +488,7 @@ def test_who_has_said_it_before_does_not_block() -> None:
     assert blocker.state == "running"
 
 
-def test_a_pipeline_that_is_far_ahead_vouches_for_no_boundary_that_it_does_not_tell() -> None:
+def test_a_report_that_is_far_ahead_proves_only_the_boundaries_that_it_has() -> None:
     leader = term(chain(10, 30), lookahead=29)
     member_progress, [progress] = joined(P0, limit=leader.limit)
     member_progress.walk(progress, [(end, end // 10) for end in range(10, 301, 10)], reached=140)
@@ -515,7 +515,7 @@ def test_a_pipeline_that_is_far_ahead_vouches_for_no_boundary_that_it_does_not_t
 # -- late records -------------------------------------------------------------------------------------------------------
 
 
-def test_what_closed_last_is_told_with_the_limit() -> None:
+def test_the_boundary_that_closed_last_is_in_the_limit() -> None:
     limit = chain(10, 3).after(12, 10, 2, None)
     assert (limit, limit.closed) == (chain(20, 3), 10)
     assert limit.encode() == b"40 30 20 after 10"
@@ -546,13 +546,21 @@ def test_a_record_of_any_closed_period_is_late() -> None:
     assert a.late_below == 30, "although it had seen nothing after 10"
 
 
+def test_a_record_behind_a_boundary_that_its_partition_has_crossed_is_late() -> None:
+    """Also while the boundary is open for others: which records are late does not depend on how far the others are."""
+    member_progress, [a, b] = joined(P0, P1, limit=chain(10, 4))
+    read(member_progress, a, 25)
+    assert (a.late_below, a.open_below) == (20, 30)
+    assert (b.late_below, b.open_below) == (0, 10)
+
+
 # -- both together ------------------------------------------------------------------------------------------------------
 
 logs = st.lists(st.integers(0, 200), max_size=30).map(sorted)
 
 
 @given(logs, logs, st.integers(0, 12), st.booleans(), st.lists(st.sampled_from([P0, P1]), max_size=60))
-def test_whatever_is_gathered_the_cuts_are_those_of_the_log(
+def test_the_cuts_are_those_of_the_log_whichever_boundaries_are_gathered(
     first: list[int], second: list[int], lookahead: int, gathers: bool, turns: list[Partition]
 ) -> None:
     """Two members read at any pace; whoever has something due reports. Each cut lies where the log says, and they tile."""

@@ -26,7 +26,7 @@ P0 = Partition("orders", 0)
         (10.0, 0.001, 15),
     ],
 )
-def test_it_is_as_much_as_pays(round_trip: float, work: float, lookahead: int) -> None:
+def test_the_lookahead_is_as_large_as_saves_time(round_trip: float, work: float, lookahead: int) -> None:
     assert lookahead_for(round_trip, work) == lookahead
 
 
@@ -72,7 +72,7 @@ def test_the_bound_in_event_time_is_a_number_of_periods() -> None:
         ({"lookahead": "some"}, 'nor "auto"'),
     ],
 )
-def test_what_is_wrong_is_said(settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Settings.check(period="1m", **settings)
 

@@ -101,7 +101,7 @@ def test_released_everything_passes_and_at_the_end_nothing() -> None:
     assert member_progress.report() is None
 
 
-def test_the_open_test_of_a_lane_is_never_wider_than_the_rule() -> None:
+def test_the_fast_test_of_a_partition_never_passes_more_than_the_rule() -> None:
     member_progress, [progress] = joined(P0, limit=Limit((10, 20, 30)))
     assert progress.open_below == 10, "the record that crosses 10 has to be noted down"
     assert member_progress.approach(progress, 12, 0)
@@ -179,7 +179,7 @@ def test_nobody_is_idle_when_there_is_no_gate(limit: Limit) -> None:
     assert not member_progress.idle(progress, limit, 0)
 
 
-def test_an_idle_lane_that_gets_a_record_runs_again() -> None:
+def test_an_idle_partition_that_gets_a_record_runs_again() -> None:
     member_progress, [progress] = joined(P0)
     member_progress.idle(progress, member_progress.limit, 5)
     assert member_progress.approach(progress, 7, 5)
@@ -207,7 +207,7 @@ def test_finished_is_final_and_changes_nothing_more() -> None:
         member_progress.approach(progress, 50, 5)
 
 
-def test_who_gives_up_waiting_has_not_arrived_any_more() -> None:
+def test_a_partition_whose_wait_was_cancelled_has_not_arrived() -> None:
     member_progress, [progress] = joined(P0, limit=Limit((10, 20)))
     assert not member_progress.approach(progress, 25, 3)
     assert entries(member_progress) == {"orders.0": "25@3"}
@@ -218,7 +218,7 @@ def test_who_gives_up_waiting_has_not_arrived_any_more() -> None:
     assert entries(member_progress) == {"orders.0": "22@2"}
 
 
-def test_who_gives_up_waiting_keeps_what_earlier_records_crossed() -> None:
+def test_a_partition_whose_wait_was_cancelled_keeps_its_earlier_crossings() -> None:
     member_progress, [progress] = joined(P0, limit=Limit((10, 20)))
     assert member_progress.approach(progress, 12, 1)
     assert not member_progress.approach(progress, 25, 2)
@@ -285,7 +285,7 @@ def test_a_release_closes_no_period() -> None:
     assert (progress.late_below, member_progress.add(P1).late_below) == (0, 0)
 
 
-def test_crossings_are_where_each_boundary_was_passed_however_far_ahead_the_lane_is() -> None:
+def test_crossings_are_where_each_boundary_was_passed_however_far_ahead_the_partition_is() -> None:
     member_progress, [progress] = joined(P0, limit=Limit((10, 20, 30)))
     for offset, ts in enumerate([3, 12, 14, 21, 29]):
         assert member_progress.approach(progress, ts, offset)
@@ -329,7 +329,7 @@ def test_the_generation_is_part_of_what_is_reported() -> None:
 # -- sessions and partitions come and go -----------------------------------------------------------------------------------
 
 
-def test_a_lost_session_shuts_everything_and_a_new_one_says_again_what_is_still_true() -> None:
+def test_a_lost_session_shuts_every_gate_and_a_new_one_reports_again_what_is_still_true() -> None:
     member_progress, [progress] = joined(P0)
     member_progress.approach(progress, 12, 1)
     member_progress.lose()
@@ -343,7 +343,7 @@ def test_a_lost_session_shuts_everything_and_a_new_one_says_again_what_is_still_
     assert (report.generation, shown(report)) == (4, {"orders.0": "12@1"})
 
 
-def test_a_new_lane_holds_the_report_back_from_its_claim_until_it_has_arrived() -> None:
+def test_a_new_partition_holds_the_report_back_from_its_claim_until_it_has_arrived() -> None:
     member_progress, [a] = joined(P0)
     member_progress.approach(a, 12, 1)
     b = member_progress.add(P1)
@@ -384,7 +384,7 @@ def test_a_lock_won_back_after_another_member_has_closed_periods(
     assert (member_progress.report() is None) is displaced, "where it stood is behind the cut, and goes into no other"
 
 
-def test_who_was_told_once_is_not_told_again_of_the_same_cut() -> None:
+def test_a_task_is_told_of_the_same_cut_only_once() -> None:
     member_progress, [a] = joined(P0, holder="us-1")
     member_progress.lose()
     member_progress.claim([P0], "us-2", cut_by("them", 1, 9))
@@ -401,7 +401,7 @@ def test_who_was_told_once_is_not_told_again_of_the_same_cut() -> None:
     assert member_progress.locate(a, 20), "it stands there"
 
 
-def test_a_finished_lane_that_was_overtaken_does_not_take_the_cut_back() -> None:
+def test_a_finished_partition_that_was_overtaken_does_not_take_the_cut_back() -> None:
     member_progress, [a] = joined(P0, holder="us-1")
     member_progress.finish(a, 3)
     member_progress.lose()
@@ -410,7 +410,7 @@ def test_a_finished_lane_that_was_overtaken_does_not_take_the_cut_back() -> None
     assert entries(member_progress) == {"orders.0": "finished@9"}
 
 
-def test_what_was_released_is_not_ours_to_report() -> None:
+def test_a_released_partition_is_not_reported() -> None:
     member_progress, [a, b] = joined(P0, P1)
     member_progress.approach(a, 12, 1)
     member_progress.forget(P1)

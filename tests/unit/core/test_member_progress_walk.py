@@ -51,7 +51,7 @@ def test_the_limit_need_not_stop_before_what_was_reached_and_finds_the_right_off
     assert (report.minimum, shown(report)) == (25, {"t.0": "30@1", "t.1": "25@7"})
 
 
-def test_who_has_finished_walks_no_further() -> None:
+def test_a_finished_partition_walks_no_further() -> None:
     member_progress, progress = progress_at(10)
     member_progress.walk(progress, [])
     member_progress.finish(progress, 5)

@@ -59,7 +59,7 @@ def test_topics_with_a_number_or_a_list() -> None:
     ],
     ids=brief,
 )
-def test_what_are_no_topics_says_so(given_topics: object, message: str) -> None:
+def test_invalid_topics_are_refused(given_topics: object, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_topics(given_topics)
     assert message in str(caught.value)
@@ -71,7 +71,7 @@ def test_a_partition_can_be_read_back_from_its_text(partition: Partition) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "orders", "orders.", ".3", "orders.x", "orders.-1", "orders.٣", "o.99999999999"])
-def test_what_is_no_partition_is_a_value_error(text: str) -> None:
+def test_an_invalid_partition_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Partition.parse(text)
 
@@ -113,7 +113,7 @@ def test_a_set_is_readable() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_set_is_corrupt(data: bytes) -> None:
+def test_an_invalid_set_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError) as caught:
         decode_partitions("/g/topic-partitions", data)
     assert caught.value.content == data

@@ -86,7 +86,7 @@ def test_integers_of_other_libraries_become_plain_ones() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_timestamp_says_so(ts: object, wrong: str) -> None:
+def test_an_invalid_timestamp_is_refused(ts: object, wrong: str) -> None:
     with pytest.raises(UsageError, match="^timestamp ") as caught:
         check_timestamp(ts)
     assert wrong in str(caught.value)
@@ -147,7 +147,7 @@ def test_durations(value: object, millis: int) -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_duration_says_so(value: object, message: str) -> None:
+def test_an_invalid_duration_is_refused(value: object, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_duration(value)
     assert message in str(caught.value)
@@ -240,7 +240,7 @@ def test_a_time_without_a_zone_is_refused_with_a_suggestion_that_works(value: ob
     ],
     ids=brief,
 )
-def test_what_is_no_time_says_so(value: object, message: str) -> None:
+def test_an_invalid_time_is_refused(value: object, message: str) -> None:
     with pytest.raises(UsageError, match="^start ") as caught:
         parse_time(value)
     assert message in str(caught.value)

@@ -99,7 +99,7 @@ class TestTheMachine:
         assert given(machine) == {**given(machine), first: "b", second: "b"}
         assert machine.topics["orders"].state is TopicState.STARTING
 
-    def test_what_a_dead_member_had_is_free_at_once(self) -> None:
+    def test_the_partitions_of_a_dead_member_are_free_at_once(self) -> None:
         machine = stable("a", "b")
         had = [n for n, m in given(machine).items() if m == "b"]
         del machine.members["b"]
@@ -118,15 +118,15 @@ class TestTheMachine:
         write(machine)
         assert given(machine) == dict.fromkeys(range(4), "b")
 
-    def test_what_is_free_is_placed_without_moving_anything_else(self) -> None:
-        """While a window gathers joins nothing moves; what a dead one leaves is urgent, and then all who are there count."""
+    def test_free_partitions_are_placed_without_moving_others(self) -> None:
+        """The partitions of the member that is gone are assigned to the others; these keep their own."""
         machine = stable("a", "b", "c", count=6)
         keep = {n: m for n, m in given(machine).items() if m != "c"}
         del machine.members["c"]
         write(machine)
         assert {n: given(machine)[n] for n in keep} == keep
 
-    def test_isolated_counts_as_closed_when_it_has_let_go(self) -> None:
+    def test_an_isolated_member_counts_as_closed_when_it_has_released_its_partitions(self) -> None:
         machine = stable("a", "b")
         machine.isolated = frozenset({"b"})
         write(machine)
@@ -136,7 +136,7 @@ class TestTheMachine:
         write(machine)
         assert given(machine) == dict.fromkeys(range(4), "a")
 
-    def test_who_is_merely_silent_keeps_what_it_has(self) -> None:
+    def test_a_silent_member_keeps_its_partitions(self) -> None:
         machine = stable("a", "b")
         machine.locked.clear()  # nobody has heard anything of anybody
         before = given(machine)
@@ -182,7 +182,7 @@ class TestTheMachine:
         assert isinstance(decision, Reassign)
         assert len(machine.topics["orders"].to_close) == 2
 
-    def test_partitions_that_join_are_given_and_those_that_leave_are_not_waited_for(self) -> None:
+    def test_partitions_that_join_are_assigned_and_those_that_leave_are_not_waited_for(self) -> None:
         machine = stable("a", "b")
         machine.partitions = partitions(5) | partitions(1, "late")
         decision = write(machine)
@@ -250,14 +250,14 @@ class TestTheWindow:
         machine.isolated = frozenset({"b"})
         assert isinstance(machine.decide(0), Await)
 
-    def test_who_joins_a_running_group_waits_for_the_window(self) -> None:
+    def test_a_member_that_joins_a_running_group_waits_for_the_window(self) -> None:
         machine = stable("a")
         machine.settings = GroupSettings.check(join_window=1)
         machine.members["b"] = EVERYTHING
         assert machine.decide(50) == Await("gathering members, 2 there", 51)
         assert isinstance(machine.decide(51), Reassign)
 
-    def test_who_joins_and_leaves_again_in_the_window_has_moved_nothing(self) -> None:
+    def test_a_member_that_joins_and_leaves_in_the_window_moves_nothing(self) -> None:
         machine = stable("a")
         machine.settings = GroupSettings.check(join_window=1)
         machine.members["b"] = EVERYTHING
@@ -286,7 +286,7 @@ class TestTheWindow:
         assert isinstance(machine.decide(10.3), Await)
         assert machine.topics["orders"] == had, "everybody goes on with what it had"
 
-    def test_who_did_not_come_back_is_removed(self) -> None:
+    def test_a_member_that_did_not_come_back_is_removed(self) -> None:
         had = TopicAssignment({0: "a", 1: "b", 2: "c", 3: "a"})
         machine = group(4, "a", "b", topics={"orders": had}, expect=3)
         machine.window_since = 10.0
@@ -360,7 +360,7 @@ class TestNodes:
     @pytest.mark.parametrize(
         "data", [b"x", b"a:", b"a:0", b"a:0;;", b"a:0;a:1;", b"a:0;b:0;", b":0;", b"a:-1;", b"a:99999999999;", b"\xff"]
     )
-    def test_an_assignment_that_is_none(self, data: bytes) -> None:
+    def test_an_invalid_assignment_is_corrupt(self, data: bytes) -> None:
         with pytest.raises(
             CorruptNodeError, match=r"assignments/orders holds .*; expected members and their partition"
         ):
@@ -381,7 +381,7 @@ class TestNodes:
             b"\xff\xfe\n\n",
         ],
     )
-    def test_a_state_that_is_none(self, data: bytes) -> None:
+    def test_an_invalid_state_is_corrupt(self, data: bytes) -> None:
         with pytest.raises(CorruptNodeError, match=r"state/orders holds .*; expected three lines"):
             decode_state("state/orders", data)
 
@@ -408,16 +408,16 @@ class TestSettings:
         ],
         ids=brief,
     )
-    def test_what_cannot_be_meant(self, wrong: dict[str, Any], message: str) -> None:
+    def test_invalid_arguments_are_refused(self, wrong: dict[str, Any], message: str) -> None:
         with pytest.raises(UsageError, match=re.escape(message)):
             check_group("managed", **wrong)
 
     @pytest.mark.parametrize("given", [{"expect": 2}, {"subscription": ["orders"]}, {"assignor": "range"}])
-    def test_what_means_something_in_a_managed_group_only(self, given: dict[str, Any]) -> None:
+    def test_settings_of_a_managed_group_are_refused_in_other_groups(self, given: dict[str, Any]) -> None:
         with pytest.raises(UsageError, match='only mean something with assignment="managed"'):
             check_group(None, **given)
 
-    def test_what_is_neither(self) -> None:
+    def test_an_unknown_assignment_is_refused(self) -> None:
         with pytest.raises(UsageError, match="assignment is 'kafka'"):
             check_group("kafka")
 

@@ -153,7 +153,7 @@ def test_an_empty_node_is_no_report_and_an_unused_slot_no_cut() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_report_is_corrupt(data: bytes) -> None:
+def test_an_invalid_report_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError) as caught:
         Report.decode("/g/progress/w-1", data)
     assert "/g/progress/w-1 holds" in str(caught.value)
@@ -226,7 +226,7 @@ def test_one_member_may_stand_in_two_lines() -> None:
     ],
     ids=brief,
 )
-def test_what_is_no_cut_is_corrupt(data: bytes) -> None:
+def test_an_invalid_cut_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/cuts/1 holds") as caught:
         Cut.decode("/g/cuts/1", data)
     assert "expected a first line 'number previous limit generation'" in str(caught.value)

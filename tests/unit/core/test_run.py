@@ -49,7 +49,7 @@ def test_settings_as_people_write_them() -> None:
     ],
     ids=brief,
 )
-def test_settings_that_cannot_be_meant(wrong: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Settings.check(**{"topics": {"orders": 2}, "period": "1m", **wrong})  # type: ignore[arg-type]
     assert message in str(caught.value)
@@ -123,7 +123,7 @@ def changed(**facts: object) -> bytes:
     ],
     ids=brief,
 )
-def test_what_is_no_run_is_corrupt(data: bytes) -> None:
+def test_an_invalid_run_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/run holds .*expected JSON with version, start, end"):
         Run.decode("/g/run", data, AGREED)
 
@@ -150,7 +150,7 @@ def test_any_bytes_are_a_stable_run_or_corrupt(data: bytes) -> None:
     assert Run.decode("/run", run.encode(), AGREED) == run
 
 
-def test_who_brings_the_groups_settings_may_join() -> None:
+def test_a_member_with_the_groups_settings_may_join() -> None:
     RUN.require(Settings.check(topics={"orders": [0, 1]}, period=60_000, start=SETTINGS.start, end=SETTINGS.end), "/g")
 
 
@@ -166,7 +166,7 @@ def test_who_brings_the_groups_settings_may_join() -> None:
     ],
     ids=brief,
 )
-def test_who_brings_other_settings_is_told_both_sides(mine: Settings, message: str) -> None:
+def test_a_member_with_other_settings_gets_an_error_that_names_both(mine: Settings, message: str) -> None:
     with pytest.raises(GroupMismatchError, match="^the group under /g runs with other settings: ") as caught:
         RUN.require(mine, "/g")
     assert message in str(caught.value)
@@ -203,7 +203,7 @@ def test_a_generation_can_be_read_back(number: int, leader: str, reason: str) ->
     ],
     ids=brief,
 )
-def test_what_is_no_generation_is_corrupt(data: bytes) -> None:
+def test_an_invalid_generation_is_corrupt(data: bytes) -> None:
     with pytest.raises(CorruptNodeError, match="^/g/generation holds .*expected 'number leader reason'"):
         Generation.decode("/g/generation", data)
 

@@ -94,7 +94,7 @@ def test_more_streams_than_there_can_be_partitions_is_no_limit() -> None:
     ],
     ids=brief,
 )
-def test_what_cannot_be_meant(topics: object, pattern: object, message: str) -> None:
+def test_invalid_arguments_are_refused(topics: object, pattern: object, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         Subscription.check(topics, pattern=pattern)
     assert message in str(caught.value)

@@ -87,7 +87,7 @@ async def group_of(url: str, **settings: Any) -> AsyncIterator[aiokcc.Group]:
 
 
 class TestWhatAPageGets:
-    async def test_who_blocks_in_words(self) -> None:
+    async def test_the_blockers_in_words(self) -> None:
         url = "memory://dashboard-blocks/replay"
         async with group_of(url), serving(url) as running, running.page() as page:
             view = await page.event("view", lambda view: view.get("verdict") == "blocked")

@@ -85,7 +85,7 @@ async def test_the_newest_of_each_partition_is_committed(member: Any) -> None:
     assert storage.commits == [("first session", {ORDERS: 2, OTHER: 1})]
 
 
-async def test_what_was_noted_in_one_session_is_not_committed_in_the_next(member: Any) -> None:
+async def test_offsets_noted_in_one_session_are_not_committed_in_the_next(member: Any) -> None:
     """In between somebody else may have gone further, and left again."""
     storage = FakeStorage()
     commits = committer(storage, member)

@@ -196,7 +196,7 @@ def test_a_topic_named_twice() -> None:
         ({"lateness": "1s"}, "with a pattern, give lateness by topic"),
     ],
 )  # fmt: skip
-def test_a_wrong_pattern_or_what_does_not_match_it(changed: dict[str, Any], message: str) -> None:
+def test_a_wrong_pattern_or_a_topic_that_does_not_match_it(changed: dict[str, Any], message: str) -> None:
     settings = {"bootstrap_servers": "h:1", "store": "zk://h:1/x", "period": "1m", "pattern": "orders-.*", **changed}
     with pytest.raises(aiokcc.UsageError, match=message):
         aiokcc.replay(*settings.pop("topics", ()), **settings)  # type: ignore[misc, arg-type]
@@ -291,7 +291,7 @@ class _Generates:
     ],
 )
 @pytest.mark.parametrize("method", ["run", "run_batches"])
-async def test_what_cannot_handle_records_is_refused_at_the_call(method: str, handler: Any, message: str) -> None:
+async def test_an_invalid_handler_is_refused_at_the_call(method: str, handler: Any, message: str) -> None:
     replay = Replay.__new__(Replay)  # nothing of it is looked at before
     with pytest.raises(aiokcc.UsageError, match=message):
         await getattr(replay, method)(handler)
@@ -315,7 +315,7 @@ def test_gssapi_without_its_package_says_what_to_install(monkeypatch: pytest.Mon
         check_consumer({"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "GSSAPI"})
 
 
-def test_a_mistyped_topic_is_told_the_nearest() -> None:
+def test_the_error_for_a_mistyped_topic_names_the_nearest() -> None:
     assert describe_missing(["orderz"], ["orders", "payments"]) == (
         "Kafka has no topic 'orderz'; did you mean 'orders'? It has orders, payments"
     )

@@ -180,7 +180,7 @@ class TestStart:
             await settle()
             assert ours.events == ["begin orders.0 at 0", "begin orders.1 at 0"]
 
-    async def test_what_is_being_read_stays_when_the_rest_is_cancelled(self, world: World) -> None:
+    async def test_partitions_that_are_being_read_stay_when_the_rest_is_cancelled(self, world: World) -> None:
         async with (
             world.connect(offsets=bounds, member="other") as other,
             process(world) as ours,

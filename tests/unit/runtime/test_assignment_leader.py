@@ -114,7 +114,7 @@ async def test_members_share_a_run(world: World) -> None:
     world.history.check(LOGS)
 
 
-async def test_nothing_is_given_while_joins_are_gathered(world: World) -> None:
+async def test_nothing_is_assigned_while_joins_are_gathered(world: World) -> None:
     async with member(world, "a", join_window=5), member(world, "b", join_window=5):
         await asyncio.sleep(4.9)
         assert owners(world) == {}
@@ -166,7 +166,7 @@ async def test_those_who_did_not_come_are_not_waited_for_longer_than_the_window(
         assert owners(world) == {"a": [0, 2, 4], "b": [1, 3, 5]}
 
 
-async def test_who_joins_later_gets_a_share_and_the_others_keep_theirs(world: World) -> None:
+async def test_a_member_that_joins_later_gets_a_share_and_the_others_keep_theirs(world: World) -> None:
     async with member(world, "a"), member(world, "b"):
         await asyncio.sleep(1.1)
         before = owners(world)
@@ -197,7 +197,7 @@ async def test_closing_before_starting(world: World) -> None:
     world.history.check(LOGS, complete=False)
 
 
-async def test_who_dies_is_replaced_at_once(world: World) -> None:
+async def test_the_partitions_of_a_member_that_dies_move_at_once(world: World) -> None:
     async with member(world, "a"), member(world, "b"), member(world, "c") as dead:
         await asyncio.sleep(1.1)
         assert owners(world)["c"] == [2, 5]
@@ -208,7 +208,7 @@ async def test_who_dies_is_replaced_at_once(world: World) -> None:
     world.history.check(LOGS, one_owner=False)
 
 
-async def test_who_leaves_is_replaced_at_once(world: World) -> None:
+async def test_the_partitions_of_a_member_that_leaves_move_at_once(world: World) -> None:
     async with member(world, "a"), member(world, "b"):
         async with member(world, "c"):
             await asyncio.sleep(1.1)
@@ -293,7 +293,7 @@ async def test_isolated_counts_as_closed(world: World) -> None:
     world.history.check(LOGS)
 
 
-async def test_nobody_is_given_anything_when_all_are_isolated(world: World) -> None:
+async def test_nothing_is_assigned_when_all_are_isolated(world: World) -> None:
     async with member(world, "a"), world.store.session() as operator:
         await asyncio.sleep(1.1)
         await operator.create("isolated/a")
@@ -305,7 +305,7 @@ async def test_nobody_is_given_anything_when_all_are_isolated(world: World) -> N
     world.history.check(LOGS)
 
 
-async def test_status_quo_while_the_store_is_away(world: World) -> None:
+async def test_partitions_stay_while_the_store_is_away(world: World) -> None:
     async with member(world, "a"), member(world, "b"):
         await asyncio.sleep(1.1)
         before, generation = owners(world), world.data("generation")

@@ -32,7 +32,7 @@ class Pair:
     led: aiokcc.Gate
     followed: aiokcc.Gate
     hand: Session
-    """Somebody with a shell."""
+    """The session of an operator, who edits nodes by hand."""
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +62,7 @@ def finish(p: Pair) -> None:
 
 
 @pytest.mark.parametrize("path", ["coordinator", "generation"])
-async def test_without_the_nodes_all_depends_on_everybody_is_told(world: World, path: str) -> None:
+async def test_without_a_node_that_all_depend_on_every_member_gets_an_error(world: World, path: str) -> None:
     with pytest.raises(MissingNodeError, match=f"/group/{path} was deleted"):
         async with pair(world) as p:
             await p.hand.delete(path, ANY_VERSION)
@@ -72,7 +72,9 @@ async def test_without_the_nodes_all_depends_on_everybody_is_told(world: World, 
 
 @pytest.mark.parametrize("path", ["coordinator", "generation"])
 @pytest.mark.parametrize("data", GARBAGE)
-async def test_garbage_where_all_depends_on_is_an_error_that_shows_it(world: World, path: str, data: bytes) -> None:
+async def test_an_unreadable_node_that_all_depend_on_is_an_error_that_shows_it(
+    world: World, path: str, data: bytes
+) -> None:
     if path == "generation" and data == b"9" * 30:
         data = b"9" * 30 + b" a b"
     with pytest.raises(CorruptNodeError, match=f"/group/{path} holds ") as raised:
@@ -191,7 +193,7 @@ async def test_the_status_survives_a_missing_or_damaged_cut(world: World) -> Non
         finish(p)
 
 
-async def test_a_damaged_cut_stops_who_would_have_to_go_on_from_it(world: World) -> None:
+async def test_a_damaged_cut_stops_a_member_that_would_go_on_from_it(world: World) -> None:
     async with pair(world) as p:
         await go_on(p)
         await p.hand.set("cuts/1", b"?", ANY_VERSION)
@@ -218,7 +220,9 @@ async def test_a_damaged_run_is_an_error_when_it_is_needed(world: World, data: b
 
 
 @pytest.mark.parametrize("data", [None, b"", b"orders", b"orders:0,0;", b"\xff" * 1000])
-async def test_a_damaged_set_is_an_error_for_who_joins_or_takes_over(world: World, data: bytes | None) -> None:
+async def test_a_damaged_set_is_an_error_for_a_member_that_joins_or_takes_over(
+    world: World, data: bytes | None
+) -> None:
     error = MissingNodeError if data is None else CorruptNodeError
     path = "topic-partitions"
     with pytest.raises(error, match=f"/group/{path}"):

@@ -68,7 +68,7 @@ async def test_a_limit_cut_short_is_not_taken_for_a_lower_one(
             finish(p)
 
 
-async def test_who_joins_while_the_limit_is_cut_short_waits_until_it_is_right(
+async def test_a_member_that_joins_while_the_limit_is_cut_short_waits_until_it_is_right(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with world.connect(member="a", lookahead=2), world.store.session() as hand:
@@ -80,7 +80,7 @@ async def test_who_joins_while_the_limit_is_cut_short_waits_until_it_is_right(
             assert world.data("coordinator") == right
 
 
-async def test_who_has_seen_no_other_limit_does_not_lead_by_one_behind_the_last_cut(world: World) -> None:
+async def test_a_member_does_not_lead_by_a_limit_behind_the_last_cut(world: World) -> None:
     async with world.connect(topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
         await gate.wait_until(5 * PERIOD, 1)
     async with world.store.session() as hand:
@@ -100,7 +100,7 @@ async def test_who_has_seen_no_other_limit_does_not_lead_by_one_behind_the_last_
 
 
 @pytest.mark.parametrize("data", [b"orders:0;", b"orders:1;", b"orders:0", b"other:0,1;"])
-async def test_a_set_cut_short_changes_nothing_for_who_runs(
+async def test_a_set_cut_short_changes_nothing_for_members_that_run(
     world: World, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with pair(world) as p:
@@ -174,7 +174,7 @@ async def test_a_damaged_registration_is_written_again(
     world.history.check(LOGS)
 
 
-async def test_who_follows_a_damaged_registration_of_the_same_id_waits_for_its_end(world: World) -> None:
+async def test_a_member_waits_for_the_end_of_a_damaged_registration_of_its_id(world: World) -> None:
     async with world.store.session() as hand:
         async with member(world, "a"):
             await asyncio.sleep(1.1)

@@ -26,7 +26,7 @@ class Candidate:
         self.leads = False
 
 
-async def test_nobody_but_the_next_in_line_is_told(world: World) -> None:
+async def test_only_the_next_candidate_is_notified(world: World) -> None:
     async with world.store.session() as session:
         await session.ensure("leader")
         candidates = []
@@ -110,7 +110,7 @@ async def test_leaders_that_die_one_after_the_other(world: World) -> None:
             gate.finish()
 
 
-async def test_a_leader_forgets_who_has_gone(world: World) -> None:
+async def test_a_leader_forgets_members_that_have_gone(world: World) -> None:
     """Members that come and go leave no watch behind."""
     async with world.connect(member="a") as a:
         await settle()

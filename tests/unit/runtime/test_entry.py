@@ -178,7 +178,7 @@ async def test_a_gates_timestamp_that_looks_like_seconds_is_told_once(
 # -- released
 
 
-async def test_what_is_released_is_told_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_released_partitions_are_logged_in_one_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with world.connect(topics={"orders": 3}, member="m") as c:
         async with c.gate("orders", 2), c.gate("orders", 0), c.gate("orders", 1):
@@ -188,7 +188,9 @@ async def test_what_is_released_is_told_in_one_line(world: World, caplog: pytest
     ]
 
 
-async def test_what_is_released_is_told_in_a_short_line(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_many_released_partitions_are_logged_in_a_short_line(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world.connect(topics={"orders": 100}, member="m") as c, contextlib.AsyncExitStack() as stack:
         for n in range(100):
             await stack.enter_async_context(c.gate("orders", n))
@@ -196,7 +198,9 @@ async def test_what_is_released_is_told_in_a_short_line(world: World, caplog: py
     assert "orders.19 and 80 more were released" in told
 
 
-async def test_what_is_released_is_told_while_the_block_goes_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_released_partitions_are_logged_while_the_block_goes_on(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     async with world.connect(member="m") as c:
         async with c.gate("orders", 1):
             pass
@@ -204,7 +208,9 @@ async def test_what_is_released_is_told_while_the_block_goes_on(world: World, ca
         assert "m: orders.1 was released before it had finished; the limit waits for its next owner" in caplog.text
 
 
-async def test_nothing_of_it_where_the_run_fails(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_released_partitions_are_not_logged_where_the_run_fails(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     with pytest.raises(ExceptionGroup):
         async with world.connect(member="m") as c, asyncio.TaskGroup() as tasks:
             tasks.create_task(world.consume(c, 0, [5 * PERIOD]))

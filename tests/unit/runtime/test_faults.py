@@ -409,7 +409,7 @@ async def test_a_lock_taken_by_another_while_we_were_away_is_an_error_at_the_gat
 # Finished partitions and lost sessions
 
 
-async def test_what_a_finished_partition_said_survives_a_lost_session(world: World) -> None:
+async def test_the_report_of_a_finished_partition_survives_a_lost_session(world: World) -> None:
     async with world.connect(member="b") as b, b.gate("orders", 1) as gate:
         async with world.connect(member="a") as a:
             async with a.gate("orders", 0) as short:

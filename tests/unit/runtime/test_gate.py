@@ -303,7 +303,7 @@ async def test_a_partition_outside_the_set_is_refused(world: World, topic: Any, 
         pytest.param(10**5000, "beyond 64 bits", id="enormous"),
     ],
 )
-async def test_what_cannot_be_a_timestamp_is_refused_and_nothing_is_lost(world: World, ts: Any, what: str) -> None:
+async def test_an_invalid_timestamp_is_refused_and_nothing_is_lost(world: World, ts: Any, what: str) -> None:
     async with world.connect(topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
         with pytest.raises(UsageError, match=what):
             await gate.wait_until(ts)
@@ -315,7 +315,7 @@ async def test_what_cannot_be_a_timestamp_is_refused_and_nothing_is_lost(world: 
 
 
 @pytest.mark.parametrize("offset", [-1, 1.5, True, "3", 2**63])
-async def test_what_cannot_be_an_offset_is_refused(world: World, offset: Any) -> None:
+async def test_an_invalid_offset_is_refused(world: World, offset: Any) -> None:
     async with world.connect(topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
         for use in (gate.wait_until(PERIOD, offset), gate.idle(offset=offset)):
             with pytest.raises(UsageError, match="offset"):

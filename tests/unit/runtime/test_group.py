@@ -54,7 +54,7 @@ RIGHT: dict[str, Any] = {"topics": {"orders": 2}, "period": "1m"}
         ({"hosts": "x"}, "takes no options"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_anything_is_connected(wrong: dict[str, Any], what: str) -> None:
+def test_invalid_arguments_are_refused_before_anything_is_connected(wrong: dict[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         aiokcc.connect("memory://unused", **{**RIGHT, **wrong})
 
@@ -323,7 +323,7 @@ async def test_a_leader_that_leaves_hands_over(world: World) -> None:
 # Leaving
 
 
-async def test_a_coordinator_that_was_left_says_so(world: World) -> None:
+async def test_a_group_that_was_left_says_so(world: World) -> None:
     async with world.connect() as c:
         gate = c.gate("orders", 0)
     with pytest.raises(UsageError, match="has left the group"):

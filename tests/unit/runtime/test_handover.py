@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,14 +17,11 @@ import pytest
 
 from aiokcc.core.partitions import Partition
 from aiokcc.core.run import Bounds
-from aiokcc.exception_groups import unwrapped
+from aiokcc.kafka import reader
 from aiokcc.kafka.consumer_policy import ConsumerPolicy
 from aiokcc.kafka.fetch_loop import FetchLoop
-from aiokcc.kafka.offset_committer import Committer, make_committer
 from aiokcc.kafka.partition_consumer import PartitionConsumer
 from aiokcc.kafka.partition_feed import PartitionFeed
-from aiokcc.kafka.partition_tasks import PartitionTasks, run_managed
-from aiokcc.kafka.reader import Steps
 from aiokcc.kafka.source_options import SourceOptions
 from aiokcc.kafka.summary import Summary
 from aiokcc.stores.memory import Call
@@ -41,7 +38,7 @@ RECORDS = 30
 class NoFetchLoop(FetchLoop):
     """Fetches nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
     def add(self, feeds: Mapping[Partition, PartitionFeed]) -> None:
@@ -50,21 +47,48 @@ class NoFetchLoop(FetchLoop):
     def remove(self, partitions: Any) -> None:
         pass
 
+    async def run(self) -> None:
+        await anyio.sleep_forever()
 
-class Reader:
-    """One process of a replay. Each partition has ten records in each period, up to the one that stays open."""
+
+class NoKafka:
+    """In place of aiokafka's consumer and of the cluster: starts and stops at once, and is asked nothing else."""
+
+    def __init__(self, **_: Any) -> None:
+        pass
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        pass
+
+    async def ask(self, question: Awaitable[None], what: str) -> None:
+        assert what == "connect to"
+        await question
+
+
+@pytest.fixture(autouse=True)
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "AIOKafkaConsumer", NoKafka)
+    monkeypatch.setattr(reader, "FetchLoop", NoFetchLoop)
+
+
+class Process:
+    """One process of a replay, with the product's reader. Each partition has ten records in each period, up to the one that
+    stays open.
+    """
 
     def __init__(self, world: World, name: str, *, commits: bool, periods: int) -> None:
         self._world = world
         self._source = SourceOptions(
-            topics=("orders",), bootstrap_servers="", managed=True, commit=commits, offset_storage="store"
+            topics=("orders",), bootstrap_servers="", end=10**13, managed=True, commit=commits, offset_storage="store"
         )
         self._periods = periods
         self._name = name
         self.begun: dict[int, tuple[float, int]] = {}
         """The time and the offset at which each partition began to run here."""
         self.ready = asyncio.Event()
-        self._until_stopped = anyio.CancelScope()
         self.task = asyncio.ensure_future(self._run())
 
     async def _run(self) -> None:
@@ -81,26 +105,10 @@ class Reader:
             clock=lambda: 0,  # the limit stays where the clock, and how far it may be ahead, let it be
             ahead=1000 * (self._periods - 1),
         ) as self.group:
-            own = self.group.membership
-            consumer: Any = None
-            cluster: Any = None
-            commits: Committer = make_committer(self._source, consumer, cluster, own, Summary())
-            own.add_listener(Steps(self.group, commits, Summary()))
-            partition_tasks: PartitionTasks | None = None
-            try:
-                async with unwrapped() as tasks:
-                    partition_tasks = PartitionTasks(
-                        self._source, ConsumerPolicy(), self.group, NoFetchLoop(), commits, Summary(), self._work, tasks
-                    )
-                    tasks.start_soon(commits.run)
-                    self.ready.set()
-                    with self._until_stopped:
-                        await run_managed(partition_tasks, self.group)
-                    await partition_tasks.leave()
-                    tasks.cancel_scope.cancel()
-            finally:
-                if partition_tasks is not None:
-                    await partition_tasks.close()
+            cluster: Any = NoKafka()
+            self._reader = reader.Reader(self._source, ConsumerPolicy(), cluster, self.group, frozenset(), Summary())
+            self.ready.set()
+            await self._reader.read(self._work)
 
     async def _work(self, consumer: PartitionConsumer) -> None:
         self.begun[consumer.partition.number] = (self._world.time(), consumer.next_offset)
@@ -112,33 +120,33 @@ class Reader:
         await consumer.gate.rest(lambda: False, lambda: (None, 0))  # released: until it is taken away
 
     def leave(self) -> None:
-        self._until_stopped.cancel()
+        self._reader.stop()
 
 
 @asynccontextmanager
-async def readers(world: World, *, commits: bool = True, periods: int = 3) -> AsyncIterator[list[Reader]]:
+async def processes(world: World, *, commits: bool = True, periods: int = 3) -> AsyncIterator[list[Process]]:
     """Three processes that have read all there is below the limit, the last part of it after the last commit."""
-    everybody: list[Reader] = []
+    everybody: list[Process] = []
     try:
         for name in "abc":
-            everybody.append(Reader(world, name, commits=commits, periods=periods))
+            everybody.append(Process(world, name, commits=commits, periods=periods))
             await everybody[-1].ready.wait()
         await asyncio.sleep(30)
-        assert sorted(n for reader in everybody for n in reader.begun) == list(range(PARTITIONS))
+        assert sorted(n for process in everybody for n in process.begun) == list(range(PARTITIONS))
         assert world.limit.value == 1000 * periods
         yield everybody
     finally:
-        for reader in everybody:
-            reader.leave()
-        await asyncio.gather(*(reader.task for reader in everybody))
+        for process in everybody:
+            process.leave()
+        await asyncio.gather(*(process.task for process in everybody))
 
 
-async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: str) -> tuple[float, set[int]]:
+async def handed_over(world: World, everybody: list[Process], goes: Process, how: str) -> tuple[float, set[int]]:
     """Returns the number of calls, one after another, until this member's partitions run elsewhere, and their new owners."""
     lost = set(goes.begun)
-    stay = [reader for reader in everybody if reader is not goes]
-    for reader in stay:
-        reader.begun.clear()
+    stay = [process for process in everybody if process is not goes]
+    for process in stay:
+        process.begun.clear()
     session, begun = world.session(goes.group), world.time()
     with world.server.intercept(before=lambda _: asyncio.sleep(TRIP)):
         if how == "leaves":
@@ -148,7 +156,7 @@ async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: 
             world.server.expire(session)
         await asyncio.sleep(60)
     world.server.thaw(session)
-    found = {number: start for reader in stay for number, start in reader.begun.items()}
+    found = {number: start for process in stay for number, start in process.begun.items()}
     assert found.keys() == lost, "all of them, and nothing else has moved"
     return (max(at for at, _ in found.values()) - begun) / TRIP, {offset for _, offset in found.values()}
 
@@ -171,8 +179,8 @@ async def handed_over(world: World, everybody: list[Reader], goes: Reader, how: 
 async def test_partitions_run_elsewhere_after_a_few_round_trips(
     world: World, how: str, leads: bool, commits: bool, periods: int, calls: int
 ) -> None:
-    async with readers(world, commits=commits, periods=periods) as everybody:
-        goes = next(reader for reader in everybody if (reader.group.epoch is not None) is leads)
+    async with processes(world, commits=commits, periods=periods) as everybody:
+        goes = next(process for process in everybody if (process.group.epoch is not None) is leads)
         taken, starts = await handed_over(world, everybody, goes, how)
         assert taken <= calls + 0.1
         cut = (periods - 1) * RECORDS // periods
@@ -181,7 +189,7 @@ async def test_partitions_run_elsewhere_after_a_few_round_trips(
 
 async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None:
     """There is no cut for the present limit then, and the last one has to be looked for."""
-    async with readers(world) as everybody, world.store.session() as operator:
+    async with processes(world) as everybody, world.store.session() as operator:
         node = world.node("period")
         assert node is not None
         await operator.set("period", b"off", node.version)
@@ -191,8 +199,8 @@ async def test_after_a_release_it_is_a_few_round_trips_too(world: World) -> None
         assert taken <= 9.1
 
 
-async def test_who_commits_for_the_first_time_has_nothing_to_read_before(world: World) -> None:
-    async with readers(world, periods=1) as everybody:
+async def test_the_first_commit_of_a_member_reads_nothing_before(world: World) -> None:
+    async with processes(world, periods=1) as everybody:
         calls: list[Call] = []
         session = everybody[1].group.membership.session
         with world.server.intercept(before=calls.append):
@@ -221,7 +229,7 @@ async def test_a_lock_that_is_no_longer_there_does_not_keep_us_from_leaving(worl
         assert owners(world).keys() == {"a", "b"}
 
 
-async def test_who_leaves_on_an_old_assignment_does_not_delete_the_lock_of_who_was_given_the_partition(
+async def test_a_member_that_leaves_on_an_old_assignment_does_not_delete_the_lock_of_the_new_owner(
     world: World,
 ) -> None:
     """Somebody has deleted its lock and given the partition to another by hand, and it has not heard of that."""

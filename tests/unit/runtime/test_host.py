@@ -21,6 +21,7 @@ from aiokcc.runtime.host.place import Listening
 from aiokcc.runtime.host.service import HostService
 from aiokcc.runtime.host.session import HostedSession
 from aiokcc.runtime.metrics import collect
+from aiokcc.runtime.options import GroupOptions
 from aiokcc.runtime.own_report import OwnReport
 from aiokcc.stores import SessionState
 from tests.history import ViolationError
@@ -519,12 +520,12 @@ async def test_a_deleted_node_fails_all_processes(world: World, host: MemoryPlac
                 await task
 
 
-async def test_what_does_not_go_together_is_refused() -> None:
+async def test_options_that_do_not_go_together_are_refused() -> None:
     settings = {"topics": {"orders": 2}, "period": 1000}
     with pytest.raises(UsageError, match="managed"):
         aiokcc.connect("memory://x", **settings, share_host=True, assignment="managed")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="grows"):
-        aiokcc.connect("memory://x", **settings, share_host=True, grows=True)  # type: ignore[arg-type]
+        GroupOptions.check(period=1000, share_host=True, grows=True)
     with pytest.raises(UsageError, match="True or False"):
         aiokcc.connect("memory://x", **settings, share_host="yes")  # type: ignore[arg-type]
 

@@ -43,7 +43,7 @@ async def test_an_isolated_member_stays_so_when_it_is_restarted(world: World) ->
             assert owners(world) == {"a": [0, 1, 2, 3, 4, 5]}
 
 
-async def test_nobody_knows_this_member(world: World) -> None:
+async def test_an_unknown_member_is_refused(world: World) -> None:
     async with member(world, "a"), member(world, "b"), world.store.session() as operator:
         await settle()
         with pytest.raises(UsageError, match=r"the group under /group has no member 'c'; it has a, b"):
@@ -68,14 +68,14 @@ async def test_there_is_no_group(world: World) -> None:
             await isolate(world.store, operator, "a", by="me", now=5)
 
 
-async def test_who_takes_what_it_likes_cannot_join_a_managed_group(world: World) -> None:
+async def test_a_member_that_claims_on_its_own_cannot_join_a_managed_group(world: World) -> None:
     async with member(world, "a"):
         with pytest.raises(aiokcc.GroupMismatchError, match="source is assignment=managed there and  here"):
             async with world.connect(topics={"orders": 6}):
                 pass
 
 
-async def test_status_tells_who_was_given_what_and_what_is_waited_for(world: World) -> None:
+async def test_status_shows_the_assignment_and_what_a_rebalance_waits_for(world: World) -> None:
     async with member(world, "a", takes=20) as a:
         await settle()
         status = await a.status()
@@ -106,7 +106,7 @@ async def test_status_tells_who_was_given_what_and_what_is_waited_for(world: Wor
             ]
 
 
-async def test_a_state_that_cannot_be_read_is_an_error_for_who_takes_over(world: World) -> None:
+async def test_a_state_that_cannot_be_read_is_an_error_for_a_leader_that_takes_over(world: World) -> None:
     async with member(world, "a"):
         await asyncio.sleep(1.1)
     async with world.store.session() as operator:
@@ -121,7 +121,7 @@ async def test_a_state_that_cannot_be_read_is_an_error_for_who_takes_over(world:
         assert any("/group/state/orders holds 'Sleeping'" in problem for problem in status.problems)
 
 
-async def test_an_assignment_that_cannot_be_read_changes_nothing_for_who_runs(world: World) -> None:
+async def test_an_assignment_that_cannot_be_read_changes_nothing_for_members_that_run(world: World) -> None:
     async with member(world, "a", takes=5), member(world, "b", takes=5), world.store.session() as operator:
         await asyncio.sleep(1.1)
         before = owners(world)

@@ -15,7 +15,7 @@ from tests.unit.world import World
 from tests.virtual import settle
 
 
-async def test_who_leaves_with_a_finished_partition_and_loses_its_session_waits_for_nobody(world: World) -> None:
+async def test_a_member_that_leaves_with_a_finished_partition_and_loses_its_session_does_not_wait(world: World) -> None:
     """Its report has gone with the session, and the next owner of the partition reports the end again."""
     said = asyncio.Event()
     async with world.connect(member="stays", assignment="managed") as stays:
@@ -58,7 +58,9 @@ async def leave_early(group: aiokcc.Group, *, topic: str = "orders") -> None:
 
 
 @pytest.mark.parametrize("lookahead", [0, 3])
-async def test_who_leaves_early_does_not_wait_for_a_cut_that_cannot_come(world: World, lookahead: int) -> None:
+async def test_a_member_that_leaves_early_does_not_wait_for_a_cut_that_cannot_come(
+    world: World, lookahead: int
+) -> None:
     begun = world.time()
     async with asyncio.timeout(100), world.connect(lookahead=lookahead) as c:
         await leave_early(c)
@@ -72,7 +74,7 @@ async def test_who_leaves_early_does_not_wait_for_a_cut_that_cannot_come(world: 
 @pytest.mark.parametrize(
     ("finished", "said"), [([0], "that orders.0 has finished;"), ([0, 2], "that orders.0, orders.2 have finished;")]
 )
-async def test_what_was_not_recorded_is_named_by_who_leaves(
+async def test_a_member_that_leaves_names_the_partitions_whose_end_is_not_recorded(
     world: World, caplog: pytest.LogCaptureFixture, finished: list[int], said: str
 ) -> None:
     caplog.set_level("INFO", "aiokcc.runtime")
@@ -86,7 +88,7 @@ async def test_what_was_not_recorded_is_named_by_who_leaves(
 
 
 @pytest.mark.parametrize("leads", ["who leaves", "who stays"])
-async def test_who_leaves_early_does_not_wait_for_others_that_cannot_go_on(world: World, leads: str) -> None:
+async def test_a_member_that_leaves_early_does_not_wait_for_others_that_cannot_go_on(world: World, leads: str) -> None:
     """Another member runs a partition; nobody takes the one that was released, so no cut can come."""
     async with asyncio.timeout(100):
         first, second = world.connect(member="a", topics={"orders": 3}), world.connect(member="b", topics={"orders": 3})
@@ -112,7 +114,7 @@ async def _finish_again(group: aiokcc.Group) -> None:
         await group.membership.moved.wait()
 
 
-async def test_who_hands_over_waits_until_the_next_owner_has_closed_the_period(world: World) -> None:
+async def test_a_member_that_hands_over_waits_until_the_next_owner_has_closed_the_period(world: World) -> None:
     """A standby claims what is released, so a cut can come, and what has finished stays finished."""
     async with world.connect(member="heir", claim_timeout=math.inf) as heir, asyncio.timeout(600):
         async with world.connect(member="leaves") as leaves:
@@ -130,7 +132,7 @@ async def test_who_hands_over_waits_until_the_next_owner_has_closed_the_period(w
         assert world.cuts()[-1].finished()[Partition("orders", 0)][0].startswith("leaves-")
 
 
-async def test_who_hands_over_to_somebody_who_then_dies_leaves(world: World) -> None:
+async def test_a_member_that_hands_over_to_one_that_dies_leaves(world: World) -> None:
     async with world.connect(member="heir", claim_timeout=math.inf) as heir, asyncio.timeout(600):
         async with world.connect(member="leaves") as leaves:
             async with leaves.gate("orders", 0) as done:
@@ -145,7 +147,7 @@ async def test_who_hands_over_to_somebody_who_then_dies_leaves(world: World) -> 
         assert world.owner(0) is None
 
 
-async def test_who_leaves_early_while_the_store_is_away_does_not_wait_for_it(world: World) -> None:
+async def test_a_member_that_leaves_early_does_not_wait_for_a_store_that_is_away(world: World) -> None:
     async with world.connect(member="other"):
         async with asyncio.timeout(100), world.connect() as c:
             async with c.gate("orders", 0) as empty:
@@ -161,7 +163,7 @@ async def test_who_leaves_early_while_the_store_is_away_does_not_wait_for_it(wor
         assert world.time() - begun <= 2 * TAKE_OVER_SECONDS
 
 
-async def test_who_has_finished_everything_waits_for_those_who_have_not_come_yet(world: World) -> None:
+async def test_a_member_that_has_finished_waits_for_members_that_have_not_joined_yet(world: World) -> None:
     """Nothing was released: a member that is started later brings the cut."""
     async with asyncio.timeout(600):
 
@@ -179,7 +181,9 @@ async def test_who_has_finished_everything_waits_for_those_who_have_not_come_yet
 
 
 @pytest.mark.parametrize("alone", [True, False])
-async def test_who_leaves_a_managed_group_early_leaves_what_has_finished_to_others(world: World, alone: bool) -> None:
+async def test_a_member_that_leaves_a_managed_group_early_leaves_finished_partitions_to_others(
+    world: World, alone: bool
+) -> None:
     """Partition 0 has finished, and the task of partition 1 is cancelled: both go to whoever stays."""
     finished = asyncio.Event()
     settings = {"assignment": "managed", "join_window": 0.1}

@@ -36,7 +36,7 @@ async def run(world: World, lookahead: int, *, takes: float = 0.001) -> None:
 
 
 @pytest.mark.parametrize(("lookahead", "at_once"), [(0, 1), (1, 1), (3, 2), (7, 4), (15, 8), (100, 8)])
-async def test_so_many_periods_close_in_one_round(world: World, lookahead: int, at_once: int) -> None:
+async def test_several_periods_close_in_one_round(world: World, lookahead: int, at_once: int) -> None:
     world.record_calls()
     await run(world, lookahead)
     rounds = PERIODS // at_once
@@ -61,7 +61,7 @@ async def test_every_period_has_its_cut_however_many_close_at_once(world: World)
 
 
 @pytest.mark.parametrize("takes", [0.2, 60])
-async def test_a_slow_handler_keeps_nobody_waiting_for_more(world: World, takes: float) -> None:
+async def test_the_report_does_not_wait_long_for_a_slow_handler(world: World, takes: float) -> None:
     """The next boundaries take long; the limit still moves soon after the first one was crossed."""
     seen: list[float] = []
 
@@ -111,7 +111,7 @@ async def test_a_record_of_a_period_that_has_closed_is_late(world: World, lookah
             await asyncio.wait([other])
 
 
-async def test_a_lane_that_wakes_up_after_the_report_was_due_does_not_hold_the_leader_back(world: World) -> None:
+async def test_a_partition_that_wakes_up_after_the_report_was_due_does_not_hold_the_leader_back(world: World) -> None:
     """Idle, so not waited for; then busy for a minute, past the floor and before the milestone."""
     moved: list[float] = []
     async with world.connect(topics={"orders": 3}, member="leads", lookahead=7) as first:

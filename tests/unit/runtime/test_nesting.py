@@ -28,14 +28,14 @@ def blocks(world: World) -> dict[str, Block]:
 
 @pytest.mark.parametrize("block", ["session", "connect", "gate"])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-async def test_what_comes_out_is_what_would_come_out_without_us(world: World, way: Any, block: str) -> None:
+async def test_an_error_comes_out_as_it_would_without_our_block(world: World, way: Any, block: str) -> None:
     assert await outcome(way, blocks(world)[block]) == await outcome(way, nothing)
     assert world.below("ids") == []  # and whoever was there has left
 
 
 @pytest.mark.parametrize("block", ["session", "connect", "gate"])
 async def test_the_users_error_comes_out(world: World, block: str) -> None:
-    """Said in full once, so that the test above cannot agree on something wrong."""
+    """The test above only compares two outcomes; here the expected one is written out."""
     with pytest.raises(ExceptionGroup) as raised:
         async with blocks(world)[block](), asyncio.TaskGroup() as tasks:
             tasks.create_task(_fail())
@@ -81,7 +81,7 @@ async def _gathered() -> None:
     [_in_a_task_group, _in_a_busy_task_group, _in_an_anyio_group, _under_a_timeout, _gathered],
     ids=lambda body: body.__name__,
 )
-async def test_what_ends_the_group_reaches_a_body_that_waits_for_something_else(world: World, body: Any) -> None:
+async def test_an_error_of_the_group_reaches_a_body_that_waits_for_something_else(world: World, body: Any) -> None:
     task = asyncio.current_task()
     assert task is not None
     async with world.store.session() as hand:

@@ -96,7 +96,7 @@ async def test_there_is_nothing_to_control_once_the_run_has_ended(world: World) 
 
 
 @pytest.mark.parametrize("period", [0, -1, "x", 1.5, None, True])
-async def test_a_period_that_cannot_be_meant_changes_nothing(world: World, period: object) -> None:
+async def test_an_invalid_period_changes_nothing(world: World, period: object) -> None:
     async with world.connect() as c:
         with pytest.raises(UsageError, match="period"):
             await c.set_period(period)  # type: ignore[arg-type]

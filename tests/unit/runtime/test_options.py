@@ -46,7 +46,7 @@ def test_a_managed_group_says_so_in_the_agreement() -> None:
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_who_writes_something_invalid_is_told_so_at_once(wrong: dict[str, Any], words: str) -> None:
+def test_an_invalid_option_is_refused_at_once(wrong: dict[str, Any], words: str) -> None:
     given = {"period": "1m", **wrong}
     for call in (
         GroupOptions.check,

@@ -135,7 +135,7 @@ async def test_without_a_driver_others_may_run_its_partitions_until_one_comes(wo
     assert told == ["a drives orders.0, orders.1", "a has stopped"]
 
 
-async def test_where_nobody_else_wants_them_they_are_in_nobodys_hands(world: World) -> None:
+async def test_where_no_other_member_wants_them_they_are_unassigned(world: World) -> None:
     async with consumer(world, "async", ["payments"]):
         async with driver(world, "a", []):
             await asyncio.sleep(2)
@@ -208,7 +208,7 @@ async def test_a_driver_that_has_not_heard_of_all_partitions_does_not_start(worl
         await participant.close()
 
 
-async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
+async def test_a_set_that_has_changed_and_changed_back_does_not_delay_the_driver(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver has read the larger set, and hears of nothing but the one that it knows."""
@@ -231,7 +231,7 @@ async def test_a_set_that_has_changed_and_changed_back_keeps_nobody_waiting(
         await participant.close()
 
 
-async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World) -> None:
+async def test_finished_partitions_are_released_too_when_a_driver_leaves(world: World) -> None:
     """Or whoever stands by would wait for it until this process leaves the group."""
     told: list[str] = []
     async with joining(world, "a", ORDERS) as group, driver(world, "b", told):
@@ -249,7 +249,7 @@ async def test_what_has_finished_goes_back_too_when_a_driver_leaves(world: World
         assert told == ["b drives orders.0, orders.1"]
 
 
-async def test_who_leaves_without_having_held_anything_is_given_nothing(world: World) -> None:
+async def test_a_driver_that_leaves_without_having_held_anything_is_assigned_nothing(world: World) -> None:
     """One that was refused, or stood by: where its block stays open for a while, nothing may be meant for it."""
     told: list[str] = []
     async with joining(world, "a", ORDERS) as refused:
@@ -264,7 +264,7 @@ async def test_who_leaves_without_having_held_anything_is_given_nothing(world: W
             assert told == ["b drives orders.0, orders.1"]
 
 
-async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(world: World) -> None:
+async def test_a_topic_that_leaves_before_its_locks_are_claimed_is_no_fault(world: World) -> None:
     async with joining(world, "a", Subscription.check(pipeline="p")) as group:
         participant = Participant(group, 60.0)
         member = participant.member
@@ -287,7 +287,7 @@ async def test_a_topic_that_leaves_before_its_locks_are_asked_for_is_no_fault(wo
     ],
     ids=["another", "the-same", "topics", "beside", "standby"],
 )  # fmt: skip
-async def test_who_does_not_fit_in(
+async def test_a_driver_that_conflicts_with_others_is_refused(
     world: World, mine: Subscription, topics: Any, error: type[Exception] | None, words: str
 ) -> None:
     async with driver(world, "a", []) as a:
@@ -308,7 +308,9 @@ async def test_who_does_not_fit_in(
                 await fits(a.group, ORDERS)  # who was there before is not concerned
 
 
-async def test_the_leader_says_which_pipeline_is_given_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_leader_logs_which_pipeline_is_assigned_nothing(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.WARNING, "aiokcc.runtime")
     told: list[str] = []
     async with driver(world, "a", told), driver(world, "b", told, Subscription.check(pipeline="everything")):

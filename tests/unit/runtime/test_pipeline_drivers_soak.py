@@ -130,7 +130,7 @@ class SparkThread:
 
 
 class Table(Sink):
-    """One driver's hand on what is published: it is refused once another has begun with a greater attempt."""
+    """One driver's access to what is published: it is refused once another has begun with a greater attempt."""
 
     exactly_once: ClassVar[bool] = True
 

@@ -111,7 +111,7 @@ async def test_without_offsets_the_position_is_not_known_and_it_is_told(world: W
         await gate.wait_until(4000)
 
 
-async def test_who_was_overtaken_within_the_open_period_goes_on(world: World) -> None:
+async def test_a_task_that_was_overtaken_within_the_open_period_goes_on(world: World) -> None:
     """Another member had the partition and closed nothing: nothing of it is closed, and what it did comes again."""
     async with frozen(world) as gate:
         settings = {"topics": {"orders": 1}}

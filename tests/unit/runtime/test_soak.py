@@ -1,6 +1,6 @@
 """Random faults on virtual time: members come and go, sessions end, the network stalls, partitions move.
 
-The history is checked. Every choice comes from one seed, so that a run that fails can be had again; SOAK_SEEDS sets how many.
+The history is checked. Every choice comes from one seed, so that a run that fails can be repeated; SOAK_SEEDS sets how many.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ async def test_a_partition_that_nobody_runs(world: World, said: pytest.LogCaptur
         waiting.cancel()
 
 
-async def test_it_is_told_also_where_anyio_knows_the_loop_in_tasks_only(
+async def test_it_is_logged_also_where_anyio_knows_the_loop_in_tasks_only(
     world: World, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So it is where the package sniffio is installed, which trio and other packages bring."""
@@ -106,7 +106,9 @@ async def test_a_hold_is_no_standstill(world: World, said: pytest.LogCaptureFixt
             task.cancel()
 
 
-async def test_who_has_caught_up_does_not_stand_still(world: World, said: pytest.LogCaptureFixture) -> None:
+async def test_a_partition_that_has_caught_up_does_not_stand_still(
+    world: World, said: pytest.LogCaptureFixture
+) -> None:
     async with world.connect(member="m") as c, c.gate("orders", 0) as a, c.gate("orders", 1) as b:
         idle = [asyncio.create_task(gate.idle()) for gate in (a, b)]
         await asyncio.sleep(600)
@@ -115,7 +117,7 @@ async def test_who_has_caught_up_does_not_stand_still(world: World, said: pytest
             task.cancel()
 
 
-async def test_nor_who_waits_for_the_clock(world: World, said: pytest.LogCaptureFixture) -> None:
+async def test_waiting_for_the_clock_is_no_standstill(world: World, said: pytest.LogCaptureFixture) -> None:
     async with (
         world.connect(member="m", clock=lambda: 0, ahead=0) as c,
         c.gate("orders", 0) as a,
@@ -128,7 +130,7 @@ async def test_nor_who_waits_for_the_clock(world: World, said: pytest.LogCapture
             task.cancel()
 
 
-async def test_the_status_says_so_too(world: World) -> None:
+async def test_the_status_shows_the_standstill_too(world: World) -> None:
     async with world.connect(member="m") as c, c.gate("orders", 0) as gate, world.store.session() as session:
         waiting = asyncio.create_task(gate.wait_until(5 * PERIOD))
         await asyncio.sleep(29)

@@ -95,7 +95,7 @@ async def test_a_partition_of_the_leader_that_is_far_ahead_does_not_block(world:
         far.finish(8)
 
 
-async def test_who_has_told_of_this_floor_before_does_not_block(world: World) -> None:
+async def test_a_partition_that_has_crossed_the_floor_in_an_earlier_report_does_not_block(world: World) -> None:
     async with world.connect(member="a", lookahead=7) as a, a.gate("orders", 0) as slow:
         await settle()
         async with world.connect(member="b", lookahead=7) as b, b.gate("orders", 1) as fast:
@@ -118,7 +118,7 @@ async def test_who_has_told_of_this_floor_before_does_not_block(world: World) ->
             fast.finish(9)
 
 
-async def test_who_is_slow_is_told_after_a_while_also_in_the_first_period(world: World) -> None:
+async def test_slow_partitions_are_shown_after_a_while_also_in_the_first_period(world: World) -> None:
     async with world.connect(topics={"orders": 3}, member="a") as a, a.gate("orders", 0) as led:
         await settle()
         async with world.connect(topics={"orders": 3}, member="b") as b:
@@ -170,7 +170,7 @@ async def test_an_unowned_partition_names_who_ran_it_last(world: World) -> None:
         assert {p.partition: p.state for p in status.partitions}["orders.1"] == "unowned"
 
 
-async def test_before_anybody_came(world: World) -> None:
+async def test_before_any_member_has_joined(world: World) -> None:
     async with world.store.session() as session:
         with pytest.raises(UsageError, match="there is no group under /group"):
             await read_status(world.store, session)
@@ -184,7 +184,9 @@ async def test_before_anybody_came(world: World) -> None:
 
 @pytest.mark.parametrize("path", ["coordinator", "period", "generation", "topic-partitions", "run", "cuts/1"])
 @pytest.mark.parametrize("data", [None, b"?", b"\xff" * 2000])
-async def test_what_cannot_be_read_is_listed_and_the_rest_is_told(world: World, path: str, data: bytes | None) -> None:
+async def test_nodes_that_cannot_be_read_are_listed_and_the_rest_is_shown(
+    world: World, path: str, data: bytes | None
+) -> None:
     async with world.connect(topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
         await gate.wait_until(PERIOD)
     async with world.store.session() as hand:

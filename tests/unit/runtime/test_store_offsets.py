@@ -92,7 +92,7 @@ async def test_an_offset_never_goes_back_within_a_run(world: World) -> None:
         assert stored(world).offset == 9
 
 
-async def test_what_another_run_or_an_operator_left_does_not_count_and_is_replaced(world: World) -> None:
+async def test_offsets_of_another_run_or_an_operator_do_not_count_and_are_replaced(world: World) -> None:
     async with world.store.session() as session:
         await write_offsets(
             world.store, session, {ORDERS: CommittedOffset(900, by="operator"), OTHER: CommittedOffset(800, run=1)}

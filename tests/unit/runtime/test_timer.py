@@ -118,7 +118,7 @@ async def test_pushing_a_deadline_back_does_not_wake_the_loop(wakes: Wakes) -> N
     limit.cancel()
 
 
-async def test_what_comes_may_cancel_what_is_due_as_well() -> None:
+async def test_a_callback_may_cancel_a_timer_that_is_due_as_well() -> None:
     came: list[str] = []
 
     def first() -> None:
@@ -133,7 +133,7 @@ async def test_what_comes_may_cancel_what_is_due_as_well() -> None:
     assert not third.pending
 
 
-async def test_what_comes_may_cancel_all_that_is_left(wakes: Wakes) -> None:
+async def test_a_callback_may_cancel_all_other_timers(wakes: Wakes) -> None:
     later = [timers().call_later(10 * n, pytest.fail) for n in range(1, 20)]
     timers().call_later(1, lambda: [timer.cancel() for timer in later])
     await asyncio.sleep(3600)
@@ -159,7 +159,7 @@ async def test_a_row_of_calls_without_a_delay_lets_others_run() -> None:
     assert turns == 50
 
 
-async def test_a_callback_that_fails_is_told_and_the_others_come() -> None:
+async def test_a_callback_that_fails_is_reported_and_the_others_are_called() -> None:
     told: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
     came: list[int] = []

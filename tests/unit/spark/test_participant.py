@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-import aiokcc
 from aiokcc.core import paths
 from aiokcc.core.partitions import Partition
 from aiokcc.core.report import Cut
@@ -17,6 +16,7 @@ from aiokcc.errors import PartitionOwnedError
 from aiokcc.spark.participant import Participant
 from aiokcc.spark.plan import CrossedPeriod, Place
 from aiokcc.stores import Store, open_store
+from tests.joining import joining
 
 PARTITIONS = [Partition("t", 0), Partition("t", 1)]
 
@@ -25,13 +25,13 @@ async def bounds() -> dict[Partition, Bounds]:
     return {p: Bounds(0, 10) for p in PARTITIONS}
 
 
-def joining(store: Store, member: str, **settings: Any) -> Any:
-    return aiokcc.connect(store, topics={"t": 2}, period="1m", start=0, offsets=bounds, member=member, **settings)
+def driver(store: Store, member: str, **settings: Any) -> Any:
+    return joining(store, topics={"t": 2}, period="1m", start=0, offsets=bounds, member=member, **settings)
 
 
 async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_again() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
-    async with joining(store, "one") as group:
+    async with driver(store, "one") as group:
         participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         await participant.ready()
@@ -46,7 +46,7 @@ async def test_after_a_lost_session_it_is_ready_as_soon_as_it_holds_its_locks_ag
 
 async def test_a_lock_that_another_member_took_meanwhile_raises_an_error() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
-    async with store.session(timeout=10) as somebody, joining(store, "one") as group:
+    async with store.session(timeout=10) as somebody, driver(store, "one") as group:
         participant = Participant(group, 0.2)
         await participant.open(PARTITIONS)
         store.server.expire(participant.member.session)
@@ -59,7 +59,7 @@ async def test_a_lock_that_another_member_took_meanwhile_raises_an_error() -> No
 async def test_many_published_periods_are_closed_in_few_steps_and_the_kept_cuts_are_right() -> None:
     store: Any = open_store(f"memory://{uuid.uuid4().hex}")
     minute, count = 60_000, 60
-    async with store.session(timeout=10) as session, joining(store, "one", lookahead=100) as group:
+    async with store.session(timeout=10) as session, driver(store, "one", lookahead=100) as group:
         participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         before = (await session.get(paths.COORDINATOR)).version
@@ -93,7 +93,7 @@ async def test_it_warns_of_released_partitions_unless_the_next_start_continues(
     caplog: pytest.LogCaptureFixture, is_done: bool
 ) -> None:
     caplog.set_level(logging.INFO)
-    async with joining(open_store(f"memory://{uuid.uuid4().hex}"), "one") as group:
+    async with driver(open_store(f"memory://{uuid.uuid4().hex}"), "one") as group:
         participant = Participant(group, 5.0)
         await participant.open(PARTITIONS)
         if is_done:

@@ -261,7 +261,7 @@ class TestOldLeader:
             assert not task.done()
             assert found.contacts == [False, True], "meanwhile nothing was relied on"
 
-    async def test_who_reads_from_it_is_not_in_contact(self) -> None:
+    async def test_a_session_that_reads_from_it_is_not_in_contact(self) -> None:
         """It answers without an error, and tells an end before what was read: whoever is silent there may be alive."""
         log = Log.new()
         writer = Client(log).open()

@@ -645,7 +645,7 @@ class TestGroupOfTwo:
         assert writer.machine.is_outvoted(writer.id)
         assert "There was no snapshot" in describe_difference(writer.machine, "topic", writer.id)
 
-    def test_who_began_with_a_snapshot_says_with_which(self) -> None:
+    def test_a_process_that_began_with_a_snapshot_names_it(self) -> None:
         log = Log.new()
         member = Client(log).open()
         member.mark()

@@ -31,7 +31,7 @@ def read(data: bytes, first: int) -> list[tuple[int, bytes | None, int]]:
     return [(entry.offset, entry.raw, entry.epoch) for entry in unpack_batches(data, first)]
 
 
-def test_what_is_written_is_read_again_with_its_leader() -> None:
+def test_records_are_read_again_with_their_leader() -> None:
     data = place(pack_batch([b"a", b"b"]), 5, 1) + place(pack_batch([b"c"]), 7, 2)
     assert read(data, 5) == [(5, b"a", 1), (6, b"b", 1), (7, b"c", 2)]
     assert list(unpack_batches(data, 7)) == [LogEntry(7, 0, b"c", 2)]
