@@ -46,7 +46,7 @@ def advance_ops(
     They are conditional on the versions of the generation ([check of generation] in docs/explanation/protocol.md) and of the
     operator's request ([check of period]); and, if the advance closes a boundary, of all ``reports`` of other members that the
     leader has read, by name ([check of reports]). The leader's own report needs no check: its session writes in order.
-    tests/unit/runtime/test_conditions.py has a test for each of these checks.
+    ``test_an_advance`` in tests/unit/runtime/test_conditions.py tries each of these checks; the node is its parameter.
     """
     # Each limit is a version of the node, and numbers its cut.
     numbered = list(enumerate(decision.steps, version))
