@@ -1,4 +1,4 @@
-"""What a feed puts into its channel while nothing changes: only time passes."""
+"""A feed while nothing changes and only time passes."""
 
 from __future__ import annotations
 
