@@ -26,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aiokcc.core.masking import mask_url
 from aiokcc.credentials import hide_secrets, remember_secret
 from aiokcc.dashboard.channel import Channel, encode_event
 from aiokcc.dashboard.control import control
@@ -244,8 +245,9 @@ class Dashboard:
                 if name in overview.groups:
                     return
                 if overview.is_known:
-                    where = overview.store.describe("")
-                    yield encode_event("view", {"missing": f"there is no group {name!r} under {where}", "where": where})
+                    where = mask_url(overview.store.url)
+                    missing = f"there is no group {name!r} under {overview.store.describe('')}"
+                    yield encode_event("view", {"missing": missing, "where": where})
 
     async def _known(self, request: Request) -> GroupFeed:
         """Return the feed of the group that is asked for, once it has a status. Raises UsageError if there is none."""

@@ -165,6 +165,7 @@ class TestWhatAPageGets:
             async with running.page("/events?group=three") as page:  # a bookmark of a group that is not there yet
                 seen = await page.event("view")
                 assert seen["missing"] == "there is no group 'three' under /all"
+                assert seen["where"] == url
                 assert list(running.dashboard.followers) == ["two"]  # nothing is followed for it
                 async with group_of(f"{url}/three"):
                     view = await page.event("view", lambda view: "verdict" in view)
