@@ -13,7 +13,8 @@ handler awaited for each record. ``confluent`` confluent-kafka's ``consume``, fr
 loop as well. ``quix`` Quix Streams' ``concat`` of two topics, which hands on records in the order of their timestamps
 within each partition number: from its first record, so that its start is not counted.
 
-A plan with ``metrics`` imports OpenTelemetry's SDK; if that is ``on``, it exports metrics every second.
+A plan with ``metrics``: ``served`` collects them every second, as the workers of ``aiokcc replay --metrics`` do; ``imported``
+only imports OpenTelemetry's SDK; ``on`` has it export them every second.
 
 ``resumed-replay`` and ``resumed-group`` may be killed and started again: aiokcc, and a plain aiokafka consumer group that
 commits by itself. The progress of each partition is in a file that survives the process.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import mmap
 import os
 import resource
@@ -37,6 +39,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import aiokcc
+from aiokcc.runtime.metrics import collect
 from benchmarks.worker import Requests
 
 _clock = time.monotonic_ns
@@ -354,10 +357,27 @@ def export_metrics(on: bool) -> None:
     metrics.set_meter_provider(MeterProvider([exporter]))
 
 
+async def collect_metrics() -> None:
+    """Collect all metrics every second and encode them, until cancelled."""
+    while True:
+        json.dumps([(each.name, each.value, dict(each.attributes)) for each in collect()])
+        await asyncio.sleep(1)
+
+
 async def serve(requests: Requests) -> None:
     """Serve requests until there are no more."""
+    collecting = asyncio.create_task(collect_metrics()) if requests.plan.get("metrics") == "served" else None
+    try:
+        await serve_all(requests)
+    finally:
+        if collecting is not None:
+            collecting.cancel()
+
+
+async def serve_all(requests: Requests) -> None:
+    """Serve requests until there are no more, with the metrics of OpenTelemetry's SDK if the plan has them."""
     plan = requests.plan
-    if plan.get("metrics"):
+    if plan.get("metrics") in {"imported", "on"}:
         export_metrics(plan["metrics"] == "on")
     if plan["way"] in RESUMED:
         await RESUMED[plan["way"]](requests)

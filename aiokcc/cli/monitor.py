@@ -141,6 +141,8 @@ class Monitor:
             case "joined":
                 self._first_joined_at = self._first_joined_at or now
                 self._joined.add(report.worker)
+                if self.probes is not None:
+                    self.probes.joined(report.worker)
                 self._total = facts["total"]
                 self._last_joined_at = now
                 self._status = {}  # the last one is older than this worker

@@ -27,27 +27,34 @@ class Probes:
 
     def __init__(self, processes: int) -> None:
         self._processes = processes
-        self._reports: dict[int, tuple[float, Mapping[str, Any]]] = {}
+        self._reports: dict[int, Mapping[str, Any]] = {}
+        self._heard: dict[int, float] = {}
         self._ended: set[int] = set()
+
+    def joined(self, worker: int) -> None:
+        """Note that a worker has joined: it reports from now on, also if it blocks its event loop before the first report."""
+        self._heard[worker] = time.monotonic()
 
     def receive(self, worker: int, facts: Mapping[str, Any]) -> None:
         """Take a worker's report: ``health``, and ``metrics`` as a list of name, value and attributes."""
-        self._reports[worker] = (time.monotonic(), facts)
+        self._heard[worker] = time.monotonic()
+        self._reports[worker] = facts
 
     def forget(self, worker: int) -> None:
         """Take out a worker that has ended: what it reported last is true no more, and nobody waits for its next report."""
         self._ended.add(worker)
+        self._heard.pop(worker, None)
         self._reports.pop(worker, None)
 
     def metrics(self) -> bytes:
         """Return the metrics of all workers, as Prometheus reads them."""
-        return prometheus_text(Observed(*each) for _, facts in self._reports.values() for each in facts["metrics"])
+        return prometheus_text(Observed(*each) for facts in self._reports.values() for each in facts["metrics"])
 
     def health(self) -> dict[str, Any]:
         """Return the health: ``live`` and ``ready`` if all workers that run are, and what each of them says."""
         now = time.monotonic()
-        silent = [n for n, (heard, _) in self._reports.items() if now - heard > _SILENT_SECONDS]
-        workers = [facts["health"] for _, facts in (self._reports[n] for n in sorted(self._reports))]
+        silent = sorted(worker + 1 for worker, heard in self._heard.items() if now - heard > _SILENT_SECONDS)
+        workers = [self._reports[worker]["health"] for worker in sorted(self._reports)]
         joined = bool(workers) and len(workers) + len(self._ended) >= self._processes
         live = not silent and all(worker["live"] for worker in workers)
         return {

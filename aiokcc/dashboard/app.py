@@ -26,6 +26,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aiokcc.core.masking import mask_url
 from aiokcc.credentials import hide_secrets, remember_secret
 from aiokcc.dashboard.channel import Channel, encode_event
 from aiokcc.dashboard.control import control
@@ -244,30 +245,37 @@ class Dashboard:
                 if name in overview.groups:
                     return
                 if overview.is_known:
-                    where = overview.store.describe("")
-                    yield encode_event("view", {"missing": f"there is no group {name!r} under {where}", "where": where})
+                    where = mask_url(overview.store.url)
+                    missing = f"there is no group {name!r} under {overview.store.describe('')}"
+                    yield encode_event("view", {"missing": missing, "where": where})
 
-    async def _known(self, request: Request) -> tuple[str, GroupFeed]:
-        """Return the group that is asked for and its feed, once it has a status. Raises UsageError if there is none."""
+    async def _known(self, request: Request) -> GroupFeed:
+        """Return the feed of the group that is asked for, once it has a status. Raises UsageError if there is none."""
         name = self._group(request)
+        if not name and self.overview.groups:
+            where, first = self._store.describe(""), self.overview.groups[0]
+            raise UsageError(
+                f"{where} is not a group; ask for one below it, such as {request.scope['path']}?group={first}"
+            )
         with self._following(name) as feed:
             with anyio.move_on_after(_FIRST_STATUS_SECONDS):
                 await feed.known()
             if feed.status is None:
                 raise UsageError(f"there is no group under {feed.store.describe('')}, or the store does not answer")
-            return name, feed
+            return feed
 
     async def _metrics(self, request: Request) -> Response:
         try:
-            name, feed = await self._known(request)
+            feed = await self._known(request)
         except UsageError as error:
             return PlainTextResponse(str(error), status_code=404)
-        text = prometheus_text(group_metrics(feed.present(), feed.health(), name or feed.store.root.strip("/")))
+        # The group has the name that its members give it: the whole path, also below a prefix.
+        text = prometheus_text(group_metrics(feed.present(), feed.health(), feed.store.root.strip("/")))
         return Response(text, media_type=CONTENT_TYPE)
 
     async def _healthz(self, request: Request) -> Response:
         try:
-            _, feed = await self._known(request)
+            feed = await self._known(request)
         except UsageError as error:
             return _refusal(404, str(error))
         health, status = feed.health(), feed.present()

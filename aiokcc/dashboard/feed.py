@@ -33,6 +33,8 @@ RETRY_SECONDS: Final = (1.0, 15.0)
 Neither can be watched."""
 _TABLES_SECONDS: Final = 1.0
 """The shortest time between two versions of the tables, which can be long."""
+_AGES_SECONDS: Final = 10.0
+"""The time between two versions of the tables where nothing changes but how long ago a member has joined."""
 
 
 class GroupFeed:
@@ -77,7 +79,8 @@ class GroupFeed:
                 self._retry = min(self._retry * 2, RETRY_SECONDS[1])
 
     def begin(self, since: int) -> Iterable[bytes]:
-        """Return what a page gets first: the kept samples that are newer than ``since``."""
+        """Return what a page gets first: the kept samples that are newer than ``since``. What it gets next is as of now."""
+        self._publish()  # without a page nobody does, while nothing changes
         yield encode_event("history", [sample.as_dict() for sample in self._history.since(since)])
 
     async def known(self) -> None:
@@ -166,7 +169,7 @@ class GroupFeed:
                 "members": [] if status.group is None else [(w.name, w.isolated) for w in status.group.workers],
             },
         )
-        if self._stale_tables and time.monotonic() - self._tables_at >= _TABLES_SECONDS:
+        if time.monotonic() - self._tables_at >= (_TABLES_SECONDS if self._stale_tables else _AGES_SECONDS):
             self._tables_at, self._stale_tables = time.monotonic(), False
             self.channel.set_state("tables", [_plain(table) for table in view.tables])
 

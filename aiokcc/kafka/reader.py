@@ -30,7 +30,7 @@ from aiokcc.kafka.partition_tasks import (
     run_managed,
 )
 from aiokcc.kafka.summary import lookahead_gain
-from aiokcc.kafka.telemetry import Telemetry
+from aiokcc.kafka.telemetry import OPERATION, Telemetry
 from aiokcc.kafka.topic_discovery import claim_new, discover
 from aiokcc.kafka.tracing import Tracing
 from aiokcc.runtime.listener import Listener
@@ -186,7 +186,7 @@ class Reader:
     def _observe(self, fetch_loop: FetchLoop, telemetry: Telemetry) -> Iterator[Observed]:
         """Yield what metrics tell of this process: what the summary counts anyway."""
         who, summary = self._member.measurements.labels, self._summary
-        yield Observed("messaging.client.consumed.messages", summary.records, {"messaging.system": "kafka", **who})
+        yield Observed("messaging.client.consumed.messages", summary.records, {**OPERATION, **who})
         yield Observed("aiokcc.records.late", summary.late, who)
         yield Observed("aiokcc.records.skipped", summary.skipped, who)
         yield Observed("aiokcc.records.dead_lettered", summary.dead_lettered, who)

@@ -7,7 +7,7 @@ next one is asked for, and the loop over its records knows nothing of it.
 from __future__ import annotations
 
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from aiokcc.runtime.metrics import Histogram, Observed
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from aiokcc.runtime.gate import Gate
     from aiokcc.runtime.member import Member
 
-__all__ = ["PartitionTelemetry", "Telemetry"]
+__all__ = ["OPERATION", "PartitionTelemetry", "Telemetry"]
+
+OPERATION: Final = {"messaging.system": "kafka", "messaging.operation.name": "process"}
+"""The attributes that OpenTelemetry's conventions ask for on each metric of messages."""
 
 
 class Telemetry:
@@ -33,8 +36,7 @@ class Telemetry:
         """Return the measurements of the partition that is read through this gate."""
         topic = gate.partition.topic
         if topic not in self._durations:
-            operation = {"messaging.system": "kafka", "messaging.operation.name": "process"}
-            attributes = {**self._member.measurements.labels, **operation, "messaging.destination.name": topic}
+            attributes = {**self._member.measurements.labels, **OPERATION, "messaging.destination.name": topic}
             self._durations[topic] = Histogram("messaging.process.duration", attributes)
         span = None if self._tracing is None else self._tracing.batch_span(gate.partition)
         return PartitionTelemetry(self._durations[topic], gate, span)

@@ -111,9 +111,9 @@ def _blocked(status: Status, lost: list[Blocking], stood: str) -> str:
     names = short_names(n for b in status.blocking for n in (b.member, b.last_member) if n is not None)
     if lost:
         first = lost[0]
-        state = "is unowned" if len(lost) == 1 else "are unowned"
+        state, them = ("is unowned", "it") if len(lost) == 1 else ("are unowned", "them")
         last = {names[b.last_member] for b in lost if b.last_member is not None}
-        before = f" (last run by {join_names(sorted(last))})" if last else " (nobody has run it yet)"
+        before = f" (last run by {join_names(sorted(last))})" if last else f" (nobody has run {them} yet)"
         which = first.partition if len(lost) == 1 else count(len(lost), "partition")
         return f"Blocked for {stood}: {which} {state}{before}."
     if len(status.blocking) == 1:

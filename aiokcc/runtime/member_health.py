@@ -103,7 +103,7 @@ async def read_health(member: Member, *, stuck_after: float = STANDSTILL_SECONDS
         with anyio.fail_after(_READ_SECONDS):
             status = await read_status(member.store, session)
     except (AiokccError, TimeoutError) as error:
-        return health(MemberState.AWAY, f"The status cannot be read: {error or 'the store does not answer'}")
+        return health(MemberState.AWAY, f"The status cannot be read: {str(error) or 'the store does not answer'}")
     verdict = assess(status, stuck_after=stuck_after, now=time.time())
     blocking = tuple(b.partition for b in status.blocking)
     mine = {str(partition) for partition, gate in member.gates.items() if gate.progress.owned}

@@ -1,4 +1,4 @@
-"""Finds the roots of groups in a store, and deletes one of them, together with everything below it.
+"""Finds the roots of groups in a store, and deletes one of them: all nodes of the group, and no other below its root.
 
 A root is a node with the children ``run`` and ``coordinator``. Deleting is safe against a member that joins at the same time:
 one transaction deletes all nodes of the run, at the version of ``run`` that was read, and with them the parents of the
@@ -35,6 +35,8 @@ __all__ = ["RootSummary", "delete_root", "find_roots", "summarize"]
 
 _MOST_LEVELS = 6
 _BATCH = 500
+_LEFT_BY_A_RUN = (paths.OFFSETS, paths.PIPELINES)
+"""The nodes of a group that are not of one run, so that the next run finds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
 
     ``version`` is that of ``run`` on which the decision rests. Raises UsageError if there is no group, or somebody is alive in
     it, or the run has changed since; CoordinationError if a new run was founded while the rest was deleted. If this is
-    cancelled, the run is deleted or not, as a whole; doing it again deletes the rest.
+    cancelled, the run is deleted or not, as a whole. Nodes that other programs have created below the root stay, and the
+    root with them.
     """
     run = await session.find(paths.RUN)
     if run is None:
@@ -98,7 +101,7 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
             f"the group under {store.describe('')} changed while it was to be deleted; nothing was deleted, try again"
         ) from error
     deleted = 1 + len(doomed)
-    rest = [path for name in sorted(await list_children(session, "")) for path in await below(session, name)]
+    rest = [path for name in _LEFT_BY_A_RUN for path in await nodes_below(session, name)]
     for batch in batched(rest, 600 + len(store.root), _BATCH):
         no_run = (Create(paths.RUN), Delete(paths.RUN, ANY_VERSION))
         try:
@@ -108,7 +111,9 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
                 f"the run under {store.describe('')} is deleted, but somebody has begun a new one there; the rest stays"
             ) from error
         deleted += len(batch)
-    with contextlib.suppress(AiokccError):  # another group may have its root below this one
+    with contextlib.suppress(
+        AiokccError
+    ):  # another group may have its root below this one, or another program its nodes
         await session.delete("", ANY_VERSION)
         deleted += 1
     return deleted
@@ -141,12 +146,3 @@ async def _refuse_if_alive(store: Store, session: Session) -> None:
             f"the group under {store.describe('')} is alive, with {', '.join(members[:5])}{' …' if len(members) > 5 else ''}; "
             f"nothing was deleted. Stop its members first; a killed one is gone when its session has expired"
         )
-
-
-async def below(session: Session, path: str) -> list[str]:
-    """Return a node and all nodes below it, the lowest first; nothing if it is the root of another group."""
-    names = await list_children(session, path)
-    if {paths.RUN, paths.COORDINATOR} <= set(names):
-        return []
-    found = [each for name in names for each in await below(session, f"{path}/{name}")]
-    return [*found, path]

@@ -7,8 +7,9 @@ from typing import Final
 
 from aiokcc.cli.confirm import YES, ask
 from aiokcc.cli.verb import Verb, open_existing
-from aiokcc.core.formatting import count
+from aiokcc.core.formatting import count, join_names
 from aiokcc.core.masking import mask_url
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.roots import delete_root
 
 __all__ = ["VERB"]
@@ -25,7 +26,9 @@ async def _run(options: argparse.Namespace) -> int:
     store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         number = await delete_root(store, session)
-    print(f"Deleted {store.root}: {count(number, 'node')}.")
+        others = await list_children(session, "")
+    kept = f" What does not belong to the group stays below it: {join_names(sorted(others))}." if others else ""
+    print(f"Deleted {store.root}: {count(number, 'node')}.{kept}")
     return 0
 
 
@@ -39,8 +42,8 @@ VERB: Final = Verb(
     description="""\
 Delete a group: its run, its cuts, the offsets that are committed in the store,
 and the records of its Spark pipelines. Refused while anybody is alive in it,
-also if somebody joins at this moment. Results of sinks, and offsets in Kafka,
-stay. This cannot be undone.
+also if somebody joins at this moment. Results of sinks, offsets in Kafka, and
+what others keep below the root stay. This cannot be undone.
 """,
     epilog="""\
 examples:

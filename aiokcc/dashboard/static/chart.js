@@ -133,10 +133,10 @@ export class Staircase {
     this.svg.replaceChildren();
     if (!width || !samples.length) return;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    const size = parseFloat(getComputedStyle(this.place).getPropertyValue("--label")) || 12;
+    const size = parseFloat(getComputedStyle(this.place).fontSize);
     const longest = Math.max(5, ...[...this.blocked].slice(0, 6).map((name) => name.length));
     const right = Math.min(width / 4, 16 + longest * size * 0.64);
-    const box = { left: 8 + size * 7, right: width - right, top: 14, bottom: height - 12 - size, size };
+    const box = { left: 8 + size * 7, right: width - right, top: 14, bottom: height - size * 2, size };
     let low = Infinity, high = -Infinity;
     for (const sample of samples) {
       high = Math.max(high, sample.limit);
@@ -160,16 +160,16 @@ export class Staircase {
   }
 
   drawAxes(box, scale, low, high, from, to) {
-    const rows = ticks(low, high, Math.max(3, (box.bottom - box.top) / 55));
+    const rows = ticks(low, high, Math.max(3, (box.bottom - box.top) / (box.size * 4.6)));
     for (const value of rows.found) {
       const y = scale.y(value);
       this.svg.append(element("line", { class: "grid", x1: box.left, x2: box.right, y1: y, y2: y }),
-        element("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, axisTime(value, rows.step)));
+        element("text", { x: box.left - 8, y: y + box.size / 3, "text-anchor": "end" }, axisTime(value, rows.step)));
     }
-    const columns = ticks(from, to, Math.max(3, (box.right - box.left) / 130));
+    const columns = ticks(from, to, Math.max(3, (box.right - box.left) / (box.size * 11)));
     for (const t of columns.found) {
       const clock = new Date(t).toLocaleTimeString([], { hour12: false });
-      this.svg.append(element("text", { x: scale.x(t), y: box.bottom + box.size + 6, "text-anchor": "middle" }, clock));
+      this.svg.append(element("text", { x: scale.x(t), y: box.bottom + box.size * 1.5, "text-anchor": "middle" }, clock));
     }
   }
 
@@ -199,11 +199,11 @@ export class Staircase {
     }
     const limit = samples.map((sample) => [scale.x(sample.t), scale.y(sample.limit)]);
     this.line("limit", steps(limit), {});
-    this.svg.append(element("text", { class: "limit-name", x: box.right + 6, y: limit.at(-1)[1] + 4 }, "limit"));
+    this.svg.append(element("text", { class: "limit-name", x: box.right + 6, y: limit.at(-1)[1] + box.size / 3 }, "limit"));
     const line = box.size * 1.3;
-    let free = limit.at(-1)[1] + 4 + line;
+    let free = limit.at(-1)[1] + box.size / 3 + line;
     for (const [name, y] of labels.sort((a, b) => a[1] - b[1]).slice(0, 6)) {
-      free = Math.max(free, Math.min(y + 4, box.bottom));
+      free = Math.max(free, Math.min(y + box.size / 3, box.bottom));
       this.svg.append(element("text", { class: "blocked", x: box.right + 6, y: free }, name));
       free += line;
     }

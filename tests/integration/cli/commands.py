@@ -37,7 +37,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 async def run(*words: str, **extra: str) -> Ended:
-    """Run a command to its end."""
+    """Run a command to its end. If the test is over before, the command is killed."""
     process = await asyncio.create_subprocess_exec(
         AIOKCC,
         *words,
@@ -46,7 +46,11 @@ async def run(*words: str, **extra: str) -> Ended:
         stderr=asyncio.subprocess.PIPE,
         env=environment(**extra),
     )
-    out, err = await process.communicate()
+    try:
+        out, err = await process.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
     assert "Traceback" not in err.decode() or "--verbose" in words, err.decode()
     return Ended(process.returncode, out.decode(), err.decode())
 

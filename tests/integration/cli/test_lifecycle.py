@@ -69,10 +69,13 @@ async def test_a_life(zk_root: str) -> None:
         refused = await run("delete", one, "--yes")
         assert refused.code == 1
         assert "is alive, with alive-" in refused.err
+    async with session_of(one) as session:
+        await session.ensure("settings/of/another/program")
     deleted = await run("delete", one, "--yes")
     assert deleted.code == 0, deleted.err
+    assert deleted.out.endswith("What does not belong to the group stays below it: settings.\n")
     async with session_of(one) as session:
-        assert await session.find("") is None, "offsets and the root itself are gone too"
+        assert await session.children("") == ("settings",), "offsets are gone too"
     again = await run("delete", one, "--yes")
     assert again.code == 1
     assert "there is no group under" in again.err

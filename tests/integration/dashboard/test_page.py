@@ -212,9 +212,12 @@ async def test_a_group_that_moves_is_not_called_blocked_and_groups_do_not_mix(zk
         await moving
 
 
-async def test_nothing_is_cut_off_on_a_wall(zk_root: str, window: Browser) -> None:
+@pytest.mark.parametrize(("width", "height"), [(2560, 1440), (3840, 2160)])
+async def test_a_wall_shows_everything_in_letters_that_can_be_read(
+    zk_root: str, window: Browser, width: int, height: int
+) -> None:
     async with group_of(zk_root) as group, dashboard(zk_root) as address:
-        await asyncio.to_thread(window.driver.set_window_size, 2560, 1440)
+        await asyncio.to_thread(window.driver.set_window_size, width, height)
         await window.open(address)
         async with waiting(group.orders, MINUTE):
             await group.slow()
@@ -225,6 +228,10 @@ async def test_nothing_is_cut_off_on_a_wall(zk_root: str, window: Browser) -> No
                     return box.left < edge.left || box.right > edge.right || box.bottom > edge.bottom;
                 }).map((text) => text.textContent)"""
             assert await window.run(outside) == []
+            letters = (
+                "return parseFloat(getComputedStyle(document.querySelector('#chart text')).fontSize) / screen.height"
+            )
+            assert await window.run(letters.replace("screen.height", str(height))) > 0.012
 
 
 class TestBadInput:

@@ -61,7 +61,19 @@ async def test_a_worker_that_is_silent_is_not_live(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(probe_server, "_SILENT_SECONDS", -1.0)
     answer = await get(probes, "/livez")
     assert answer.status_code == 503
-    assert answer.json()["silent"] == [0]
+    assert answer.json()["silent"] == [1]
+
+
+async def test_a_worker_that_is_silent_from_the_first_record_on_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler blocks the event loop before it has reported anything."""
+    probes = Probes(2)
+    monkeypatch.setattr(probe_server, "_SILENT_SECONDS", -1.0)
+    assert (await get(probes, "/livez")).status_code == 200, "it has not joined, which may take as long as it takes"
+    probes.joined(1)
+    answer = await get(probes, "/livez")
+    assert (answer.status_code, answer.json()["silent"]) == (503, [2])
+    probes.forget(1)
+    assert (await get(probes, "/livez")).status_code == 200
 
 
 async def test_other_paths_and_methods_are_refused() -> None:

@@ -24,6 +24,7 @@ from aiokcc.dashboard.app import Dashboard, DashboardOptions, _cookie, _read
 from aiokcc.dashboard.server import bind, check_token, serve
 from aiokcc.errors import NoAuthError, UsageError
 from aiokcc.runtime.follow import follow
+from aiokcc.runtime.metrics import collect
 
 TOPICS = {"orders": 2, "payments": 1}
 TOKEN = "a1b2c3d4e5f6a7b8c9"
@@ -165,6 +166,7 @@ class TestWhatAPageGets:
             async with running.page("/events?group=three") as page:  # a bookmark of a group that is not there yet
                 seen = await page.event("view")
                 assert seen["missing"] == "there is no group 'three' under /all"
+                assert seen["where"] == url
                 assert list(running.dashboard.followers) == ["two"]  # nothing is followed for it
                 async with group_of(f"{url}/three"):
                     view = await page.event("view", lambda view: "verdict" in view)
@@ -300,6 +302,25 @@ class TestMetrics:
             assert values["aiokcc_blocking"] == 3
             assert values["aiokcc_stuck"] == 0
             assert "aiokcc_limit_waiting_seconds" in values
+
+    async def test_a_group_below_a_prefix_has_the_name_that_its_members_give_it(self) -> None:
+        """Otherwise the values of the dashboard and of the processes are of two groups."""
+        url = "memory://dashboard-below/all"
+        async with group_of(f"{url}/one"), serving(url) as running:
+            async with running.page("/overview") as page:
+                await page.event("overview", lambda seen: seen["table"]["rows"])
+            answer = await running.client.get("/metrics?group=one")
+            scraped = {
+                sample.labels["group"]
+                for family in text_string_to_metric_families(answer.text)
+                for sample in family.samples
+            }
+            told = {observed.attributes["group"] for observed in collect() if observed.attributes["member"] == "one"}
+            assert scraped == told == {"all/one"}
+            for path in ("/metrics", "/healthz"):
+                answer = await running.client.get(path)
+                assert answer.status_code == 404
+                assert f"{path}?group=one" in answer.text
 
     async def test_health_is_503_once_the_group_is_stuck(self) -> None:
         url = "memory://dashboard-healthz/replay"

@@ -6,7 +6,10 @@ import asyncio
 import time
 from typing import Any
 
+import pytest
+
 import aiokcc
+from aiokcc.runtime import member_health
 from aiokcc.stores.memory import MemoryStore
 
 SETTINGS: dict[str, Any] = {"topics": {"orders": 2}, "start": 0, "period": "1m", "member": "one"}
@@ -61,6 +64,19 @@ async def test_without_the_store_it_is_live_but_not_ready() -> None:
         async with asyncio.timeout(5):
             while not (await group.health()).ready:  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
+
+
+async def test_a_status_that_takes_too_long_says_that_the_store_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(member_health, "read_status", never)
+    async with aiokcc.connect(MemoryStore("health-slow"), **SETTINGS) as group:
+        health = await group.health()
+        assert (health.state, health.live, health.ready) == ("away", True, False)
+        assert health.why == "The status cannot be read: the store does not answer"
 
 
 async def test_a_process_that_cannot_go_on_is_not_live() -> None:

@@ -73,6 +73,19 @@ async def test_a_deleted_root_leaves_nothing_and_another_root_below_it_stays(abo
     assert await nodes(below) == set()
 
 
+async def test_what_other_programs_keep_below_a_root_stays(above: MemoryStore) -> None:
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    await run_to_its_end(above.at("/team/a/deep/er"))
+    nested = await nodes(above.at("/team/a/deep"))
+    async with store.session() as session:
+        await session.ensure("offsets/orders")
+        await session.ensure("settings/of/another/program")
+        await delete_root(store, session)
+    others = {"/team/a", *(f"/team/a/{path}" for path in ("settings", "settings/of", "settings/of/another"))}
+    assert await nodes(store) == nested | others | {"/team/a/settings/of/another/program"}
+
+
 async def test_a_root_is_kept_while_somebody_is_alive_or_if_the_run_has_changed(above: MemoryStore) -> None:
     store = above.at("/team/a")
     async with store.session() as session:
