@@ -111,9 +111,7 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
                 f"the run under {store.describe('')} is deleted, but somebody has begun a new one there; the rest stays"
             ) from error
         deleted += len(batch)
-    with contextlib.suppress(
-        AiokccError
-    ):  # another group may have its root below this one, or another program its nodes
+    with contextlib.suppress(AiokccError):  # nodes of another group, or of another program, may be below it
         await session.delete("", ANY_VERSION)
         deleted += 1
     return deleted
