@@ -99,6 +99,8 @@ async def test_a_pipeline_is_run_shown_and_its_history_read(
     assert sorted(pandas.read_parquet(aiokcc.spark.files(out, as_of=0))["count"]) == [1, 2]
     history = await run("pipeline", "history", "--name", "counts", "--json", **environment)
     assert [(entry["batch"], entry.get("restatement")) for entry in json.loads(history.out)] == [(0, None), (0, 0)]
+    shown = await run("pipeline", "history", "--name", "counts", **environment)
+    assert "counts: 1 batch, 1 restatement" in shown.out
     late = await run("pipeline", "late", "--name", "counts", **environment)
     assert (late.code, late.out.strip()) == (0, "counts: no late records wait.")
 
