@@ -15,7 +15,7 @@ __all__ = ["FunctionJobs"]
 
 _GROUP: Final = "spark.jobGroup.id"
 _OF_PIPELINES: Final = "aiokcc-"
-"""What the job groups of pipelines begin with (:mod:`aiokcc.spark.spark_thread`)."""
+"""The beginning of the job groups of pipelines (:mod:`aiokcc.spark.spark_thread`)."""
 
 
 class FunctionJobs:
