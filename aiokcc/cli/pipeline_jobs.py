@@ -18,7 +18,7 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiokcc.spark import Summary
+    from aiokcc.spark import Sink, Summary
 
 __all__ = [
     "add_restate_arguments",
@@ -67,7 +67,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def check_run(options: argparse.Namespace) -> None:
     """Raise UsageError for arguments of ``run`` that are invalid whatever the store and Kafka hold."""
     _check_common(options)
-    _sink_place(options.sink)
+    _sink(options.sink)
     load_function(options.function, "a frame and its periods", 2)
 
 
@@ -83,19 +83,21 @@ def _check_common(options: argparse.Namespace) -> None:
             raise UsageError(f"--conf {setting}: expected NAME=VALUE, such as spark.driver.memory=4g")
 
 
-def _sink_place(text: str) -> tuple[str, str]:
+def _sink(text: str) -> Sink:
+    """Return the sink that ``--sink`` names. Raise UsageError if there is no such sink, or it cannot write to that place."""
     kind, _, place = text.partition(":")
     if kind not in ("parquet", "delta") or not place:
         raise UsageError(f"--sink {text}: expected parquet:DIRECTORY or delta:URI, such as parquet:out/revenue")
-    return kind, place
+    from aiokcc.spark import DeltaSink, ParquetSink
+
+    return ParquetSink(place) if kind == "parquet" else DeltaSink(place)
 
 
 async def run_pipeline(options: argparse.Namespace) -> int:
     """Run the pipeline and return 0, or 2 if it is refused. Raises AiokccError if it fails. Cancelling stops the job."""
     import aiokcc.spark
 
-    kind, place = _sink_place(options.sink)
-    sink = aiokcc.spark.ParquetSink(place) if kind == "parquet" else aiokcc.spark.DeltaSink(place)
+    sink = _sink(options.sink)
     function = load_function(options.function, "a frame and its periods", 2)
     end = None if options.follow else options.end
     async with _spark_session(options) as spark:
