@@ -218,6 +218,26 @@ APART: dict[str, Function] = {
         "select r.* from {records} r join (values (timestamp_millis(0))) t(p) on r.period = t.p"
     ),
     "session windows inside the period": lambda f: f.groupBy("period", F().session_window("period", "2 hours")).count(),
+    "WITH inside WITH": sql(
+        "with a as (with b as (select period, id, count(*) c from {records} group by period, id) "
+        "select period, max(c) m from b group by period) select r.*, a.m from {records} r join a using (period)"
+    ),
+    "window over a range of values": lambda f: f.withColumn(
+        "near", F().count("*").over(W().partitionBy("period").orderBy("offset").rangeBetween(-2, 0))
+    ),
+    "correlated subquery over a table": lambda f: f.sparkSession.sql(
+        "select *, (select max(vat) from {rates} r where r.country = f.country) vat from {records} f",
+        records=f,
+        rates=others(f),
+    ),
+    "the null side of a left join, joined again": lambda f: (
+        f.alias("a")
+        .join(f.where("id = 1").alias("b"), F().expr("a.period = b.period and a.offset = b.offset"), "left")
+        .select(F().col("b.period").alias("found"), "a.period", "a.id")
+        .alias("x")
+        .join(f.alias("c"), F().expr("x.found <=> c.period"))
+        .select("x.period", "x.id", "c.offset")
+    ),
     "groupBy of groupBy": lambda f: (
         f.groupBy("period", "country").count().groupBy("period").agg(F().max("count").alias("m"))
     ),
@@ -367,6 +387,26 @@ MIXES: dict[str, tuple[Function, str]] = {
         lambda f: f.withColumn("period", F().when(F().col("id") > 2, F().col("period"))).groupBy("period").count(),
         "not the frame's 'period' any more",
     ),
+    "WITH inside WITH": (
+        sql(
+            "with a as (with b as (select id, count(*) c from {records} group by id) select id, max(c) m from b group by id) "
+            "select r.*, a.m from {records} r join a using (id)"
+        ),
+        r"groupBy\(id\)",
+    ),
+    "each row in two periods": (
+        lambda f: f.withColumn("period", F().explode(F().expr("array(period, period + interval 1 hour)"))),
+        "not the one of the frame",
+    ),
+    "groupBy on the null side of a left join": (
+        lambda f: (
+            f.alias("a")
+            .join(f.where("id = 1").alias("b"), F().expr("a.period = b.period and a.offset = b.offset"), "left")
+            .groupBy(F().col("b.period").alias("found"))
+            .agg(F().min("a.period").alias("period"), F().count("*").alias("n"))
+        ),
+        r"groupBy\(.*\) does not have 'period'",
+    ),
     "groups in Python": (
         lambda f: f.groupBy("country").applyInPandas(lambda rows: rows.head(1), f.schema),
         r"groupBy\(country\).applyInPandas does not have 'period'",
@@ -374,6 +414,7 @@ MIXES: dict[str, tuple[Function, str]] = {
 }
 
 LABELLED_WRONG = {
+    "each row in two periods",
     "a computed period",
     "a frame without periods in a union",
     "the period of the right side of a left join",
