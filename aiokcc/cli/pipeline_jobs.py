@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -31,6 +32,8 @@ __all__ = [
 
 _REFUSED: Final = 2
 """The exit code if another start would be refused as well."""
+_ECHOES_OF_ERRORS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""The loggers of PySpark to which it writes errors that it raises."""
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -218,12 +221,21 @@ async def _spark_session(options: argparse.Namespace) -> AsyncIterator[Any]:
     """Give a Spark session, and stop it at the end of the block."""
     import aiokcc.spark
 
+    _quieten_pyspark()
     settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.conf)
     spark = await asyncio.to_thread(aiokcc.spark.session, app=options.name, master=options.master, **settings)
     try:
         yield spark
     finally:
         await asyncio.to_thread(spark.stop)
+
+
+def _quieten_pyspark() -> None:
+    """Keep PySpark from writing each analysis error to stderr, as JSON with Java's stack. The error is raised as well."""
+    from pyspark.logger import PySparkLogger
+
+    for name in _ECHOES_OF_ERRORS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_result(name: str, done: str, summary: Summary, to: str = "") -> None:

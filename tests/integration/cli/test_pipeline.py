@@ -59,6 +59,7 @@ async def test_a_pipeline_is_run_shown_and_its_history_read(
     failed = await run(*[word.replace(str(out), str(tmp_path / "other")) for word in words], "fails", **environment)
     assert failed.code == 1
     assert "kountry" in failed.err
+    assert "QueryContextLogger" not in failed.err, "PySpark has written the error, too"
 
     words[2] = "functions_of_pipeline:counted"
     refused = await run(*words, "another", **environment)
