@@ -85,8 +85,12 @@ def show() -> int:
     wait_for(write(kafka, topic, orders))
     with tempfile.TemporaryDirectory() as directory:
         out = str(Path(directory) / "revenue")
-        codes = [main(kafka, store, topic, out) for _ in range(2)]
-        print(f"{len(aiokcc.spark.files(out))} files")
+        codes = []
+        for night in ("first", "second"):
+            print(f"The {night} start, over two days of orders: ", end="", flush=True)
+            codes.append(main(kafka, store, topic, out))
+        print(f"The table has {len(aiokcc.spark.files(out))} files, one for each hour; its last rows are")
+        aiokcc.spark.read(aiokcc.spark.session(), out).orderBy(F.desc("period"), "country").show(4, truncate=False)
     return max(codes)
 
 

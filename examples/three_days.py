@@ -215,6 +215,7 @@ def main(given: list[str]) -> None:
     servers, store = start_services(given)
     topic = wait_for(create(servers, "orders", PARTITIONS))
     spark = open_spark()
+    print("Each line is a step, and the table that all readers see after it. Periods have four hours.", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         out = str(Path(directory) / "revenue")
         place = [servers, store, topic, out, sink]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 
 if TYPE_CHECKING:
-    from aiokcc.spark import Summary
+    from aiokcc.spark import Sink, Summary
 
 __all__ = [
     "add_restate_arguments",
@@ -31,6 +32,8 @@ __all__ = [
 
 _REFUSED: Final = 2
 """The exit code if another start would be refused as well."""
+_ECHOES_OF_ERRORS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""The loggers of PySpark to which it writes errors that it raises."""
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------
@@ -67,7 +70,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def check_run(options: argparse.Namespace) -> None:
     """Raise UsageError for arguments of ``run`` that are invalid whatever the store and Kafka hold."""
     _check_common(options)
-    _sink_place(options.sink)
+    _sink(options.sink)
     load_function(options.function, "a frame and its periods", 2)
 
 
@@ -83,19 +86,21 @@ def _check_common(options: argparse.Namespace) -> None:
             raise UsageError(f"--conf {setting}: expected NAME=VALUE, such as spark.driver.memory=4g")
 
 
-def _sink_place(text: str) -> tuple[str, str]:
+def _sink(text: str) -> Sink:
+    """Return the sink that ``--sink`` names. Raise UsageError if there is no such sink, or it cannot write to that place."""
     kind, _, place = text.partition(":")
     if kind not in ("parquet", "delta") or not place:
         raise UsageError(f"--sink {text}: expected parquet:DIRECTORY or delta:URI, such as parquet:out/revenue")
-    return kind, place
+    from aiokcc.spark import DeltaSink, ParquetSink
+
+    return ParquetSink(place) if kind == "parquet" else DeltaSink(place)
 
 
 async def run_pipeline(options: argparse.Namespace) -> int:
     """Run the pipeline and return 0, or 2 if it is refused. Raises AiokccError if it fails. Cancelling stops the job."""
     import aiokcc.spark
 
-    kind, place = _sink_place(options.sink)
-    sink = aiokcc.spark.ParquetSink(place) if kind == "parquet" else aiokcc.spark.DeltaSink(place)
+    sink = _sink(options.sink)
     function = load_function(options.function, "a frame and its periods", 2)
     end = None if options.follow else options.end
     async with _spark_session(options) as spark:
@@ -216,12 +221,21 @@ async def _spark_session(options: argparse.Namespace) -> AsyncIterator[Any]:
     """Give a Spark session, and stop it at the end of the block."""
     import aiokcc.spark
 
+    _quieten_pyspark()
     settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.conf)
     spark = await asyncio.to_thread(aiokcc.spark.session, app=options.name, master=options.master, **settings)
     try:
         yield spark
     finally:
         await asyncio.to_thread(spark.stop)
+
+
+def _quieten_pyspark() -> None:
+    """Keep PySpark from writing each analysis error to stderr, as JSON with Java's stack. The error is raised as well."""
+    from pyspark.logger import PySparkLogger
+
+    for name in _ECHOES_OF_ERRORS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _print_result(name: str, done: str, summary: Summary, to: str = "") -> None:

@@ -26,8 +26,9 @@ def format_elapsed(seconds: float) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """Returns the number with its noun: ``1 member``, ``1,024 partitions``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+    """Returns the number with its noun: ``1 member``, ``1,024 partitions``, ``2 batches``."""
+    plural = "es" if thing.endswith("ch") else "s"
+    return f"{number:,} {thing}{'' if number == 1 else plural}"
 
 
 def did_you_mean(word: str, choices: Iterable[str], *, quote: Callable[[str], str] = repr) -> str:

@@ -6,7 +6,7 @@ whether it does (:mod:`aiokcc.spark.separation`); no job runs for that. If an op
 refused. If the plan does not show it, each period is computed alone, and later jobs hold one period. That is so
 
 * if the result has no column ``period``;
-* if Python code gets many rows at once, as with ``mapInPandas``;
+* if Python code gets many rows at once, as with ``mapInPandas`` or a scalar UDF in pandas;
 * if the function runs a job itself, such as ``count()``, or looks at its second argument: what it learns there may go into the
   plan as a constant;
 * in a session of Spark Connect, whose client does not have the analysed plan.
@@ -24,21 +24,20 @@ from aiokcc.core.periods import format_time
 from aiokcc.errors import UsageError
 from aiokcc.spark.analysed_plan import analysed_plan
 from aiokcc.spark.batch import Batch
+from aiokcc.spark.function_jobs import FunctionJobs
 from aiokcc.spark.period_column import PERIOD
 from aiokcc.spark.period_rows import MixesPeriods, NotShownByPlan
 from aiokcc.spark.separation import RECORDS, check_separation
 from aiokcc.spark.spark_thread import is_remote
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from aiokcc.spark.sinks import Sink
 
 __all__ = ["Computation", "Periods", "WatchedPeriods", "checked_result", "is_frame", "type_name", "with_period"]
 
 log = logging.getLogger("aiokcc.spark")
-
-_GROUP: Final = "spark.jobGroup.id"
 
 
 @dataclass(frozen=True)
@@ -151,7 +150,7 @@ class Computation:
         if is_remote(spark):
             result = self._call(frame, periods)
             return result, self._missing(result) or "Spark Connect does not show the analysed plan to its client"
-        before = _job_count(spark)
+        jobs = FunctionJobs(spark)
         result = self._call(frame.alias(RECORDS), periods)
         if reason := self._missing(result):
             return result, reason
@@ -167,7 +166,7 @@ class Computation:
             return result, str(unknown)
         if periods.was_read:
             return result, "the function looks at its second argument, whose value depends on the job"
-        if _has_run_jobs(spark, before):
+        if jobs.were_run():
             return (
                 result,
                 "the function runs jobs of its own, such as count() or collect(), whose results the plan does not show",
@@ -220,17 +219,3 @@ def with_period(frame: DataFrame, start: int) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
     return frame.withColumn(PERIOD, F.timestamp_millis(F.lit(start)))
-
-
-def _job_count(spark: SparkSession) -> int:
-    return int(spark.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
-
-
-def _has_run_jobs(spark: SparkSession, before: int) -> bool:
-    """Return whether this thread's job group has run a job. It is a new group for each call of the function."""
-    context = spark.sparkContext
-    group = context.getLocalProperty(_GROUP)
-    if group is None or _job_count(spark) == before:
-        return False
-    context._jsc.sc().listenerBus().waitUntilEmpty()  # jobs are recorded a moment after they began
-    return len(context.statusTracker().getJobIdsForGroup(group)) > 0

@@ -40,6 +40,8 @@ _ROW_BY_ROW: Final = frozenset(
         "EventTimeWatermark",
     ]
 )
+_ROW_BY_ROW_UDFS: Final = (100, 101)
+"""The kinds of scalar Python UDFs that are called for each row. Others, such as those in pandas, get many rows in one call."""
 _LIMITS: Final = frozenset(["GlobalLimit", "LocalLimit", "Offset", "Tail", "LimitAll"])
 _PYTHON: Final = {
     "MapInPandas": "mapInPandas",
@@ -173,6 +175,9 @@ class _Judge:
                         f"{part.fields.get('name') or 'a UDF'}() is declared as not deterministic: its values may depend on "
                         f"other rows"
                     )
+                is_scalar = part.kind == "PythonUDF" and node.kind not in _PYTHON and node.kind not in _GROUPS_IN_PYTHON
+                if is_scalar and part.fields.get("evalType") not in _ROW_BY_ROW_UDFS:
+                    raise NotShownByPlan(f"{part.fields.get('name') or 'a UDF'}() gets many rows in one call")
                 inner = part.fields.get("plan")
                 if not isinstance(inner, list) or not _reads_records(inner):
                     continue

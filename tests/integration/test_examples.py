@@ -169,7 +169,9 @@ async def test_balances_are_carried_from_period_to_period(servers: tuple[str, st
 @pytest.mark.timeout(600)
 async def test_a_nightly_pipeline_is_started_twice() -> None:
     text = await output_of("-m", "examples.nightly")
-    assert "published 48 hours with 960 records\nnothing to do\n48 files\n" in text
+    assert "first start, over two days of orders: published 48 hours with 960 records\n" in text
+    assert "second start, over two days of orders: nothing to do\nThe table has 48 files" in text
+    assert text.count("|2026-03-03 23:00:00|") == text.count("|2026-03-03 22:00:00|") == 2
 
 
 @pytest.mark.long  # five sessions of Spark

@@ -141,12 +141,15 @@ async def _history(options: argparse.Namespace) -> int:
         for b in shown
     )
     columns = ("batch", "attempt", "version", "from", "to", "periods", "rows", "offsets")
-    print(
-        write_table(
-            Table(f"{pipeline.name}: {count(len(batches), 'batch')}", columns, rows, right=frozenset({0, 1, 5, 6}))
-        )
-    )
+    title = f"{pipeline.name}: {_count_batches(batches)}"
+    print(write_table(Table(title, columns, rows, right=frozenset({0, 1, 5, 6}))))
     return 0
+
+
+def _count_batches(entries: list[dict[str, Any]]) -> str:
+    restated = sum("restatement" in entry for entry in entries)
+    batches = count(len(entries) - restated, "batch")
+    return f"{batches}, {count(restated, 'restatement')}" if restated else batches
 
 
 def _title(entry: dict[str, Any]) -> str:

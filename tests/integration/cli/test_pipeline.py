@@ -59,6 +59,7 @@ async def test_a_pipeline_is_run_shown_and_its_history_read(
     failed = await run(*[word.replace(str(out), str(tmp_path / "other")) for word in words], "fails", **environment)
     assert failed.code == 1
     assert "kountry" in failed.err
+    assert "QueryContextLogger" not in failed.err, "PySpark has written the error, too"
 
     words[2] = "functions_of_pipeline:counted"
     refused = await run(*words, "another", **environment)
@@ -99,17 +100,25 @@ async def test_a_pipeline_is_run_shown_and_its_history_read(
     assert sorted(pandas.read_parquet(aiokcc.spark.files(out, as_of=0))["count"]) == [1, 2]
     history = await run("pipeline", "history", "--name", "counts", "--json", **environment)
     assert [(entry["batch"], entry.get("restatement")) for entry in json.loads(history.out)] == [(0, None), (0, 0)]
+    shown = await run("pipeline", "history", "--name", "counts", **environment)
+    assert "counts: 1 batch, 1 restatement" in shown.out
     late = await run("pipeline", "late", "--name", "counts", **environment)
     assert (late.code, late.out.strip()) == (0, "counts: no late records wait.")
 
 
-async def test_wrong_arguments_are_refused_before_spark_starts() -> None:
+@pytest.mark.parametrize(
+    ("sink", "said"),
+    [
+        ("csv:out", "expected parquet:DIRECTORY or delta:URI"),
+        ("parquet:s3://bucket/out", "is not on a POSIX file system"),
+    ],
+)
+async def test_wrong_arguments_are_refused_before_spark_starts(sink: str, said: str) -> None:
     ended = await run(
-        *("pipeline", "run", "json:dumps", "--name", "p", "--topic", "t", "--period", "1m", "--sink", "csv:out"),
+        *("pipeline", "run", "json:dumps", "--name", "p", "--topic", "t", "--period", "1m", "--sink", sink),
         *("--store", "memory://x", "--bootstrap-servers", "h:1"),
     )
-    assert ended.code == 2
-    assert "expected parquet:DIRECTORY or delta:URI" in ended.err
+    assert (ended.code, said in ended.err) == (2, True), ended.err
 
 
 async def test_a_restatement_without_times_is_refused_before_spark_starts() -> None:

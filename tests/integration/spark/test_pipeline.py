@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,6 +204,15 @@ def with_a_job(frame: DataFrame, periods: Periods) -> DataFrame:
     return frame.select("period").distinct().withColumn("count", F.lit(frame.count()))
 
 
+def with_a_job_in_a_thread(frame: DataFrame, periods: Periods) -> DataFrame:
+    """Count in a thread of the function, as one does to run several jobs at once."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    with ThreadPoolExecutor(1) as pool:
+        count = pool.submit(frame.count).result()
+    return frame.select("period").distinct().withColumn("count", F.lit(count))
+
+
 def with_the_argument(frame: DataFrame, periods: Periods) -> DataFrame:
     from pyspark.sql import functions as F  # noqa: N812
 
@@ -211,7 +221,12 @@ def with_the_argument(frame: DataFrame, periods: Periods) -> DataFrame:
 
 @pytest.mark.parametrize(
     ("function", "reason"),
-    [(in_pandas, "mapInPandas"), (with_a_job, "jobs of its own"), (with_the_argument, "its second argument")],
+    [
+        (in_pandas, "mapInPandas"),
+        (with_a_job, "jobs of its own"),
+        (with_a_job_in_a_thread, "jobs of its own"),
+        (with_the_argument, "its second argument"),
+    ],
 )
 async def test_what_the_plan_does_not_show_runs_one_period_per_job(
     spark: SparkSession,

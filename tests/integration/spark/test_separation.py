@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aiokcc.spark.analysed_plan import analysed_plan
+from aiokcc.spark.function_jobs import FunctionJobs
 from aiokcc.spark.period_rows import MixesPeriods, NotShownByPlan
 from aiokcc.spark.separation import RECORDS, check_separation
 
@@ -77,6 +78,23 @@ def mean() -> Any:
     return F().pandas_udf(compute, "double")
 
 
+def centred(*, iterates: bool = False) -> Any:
+    """Return a scalar UDF in pandas that gives each value's distance from the mean of the rows that it gets in one call."""
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+    def compute(values: pd.Series) -> pd.Series:
+        return values - values.mean()
+
+    def compute_each(values: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        return map(compute, values)
+
+    compute.__annotations__ = {"values": pd.Series, "return": pd.Series}
+    compute_each.__annotations__ = {"values": Iterator[pd.Series], "return": Iterator[pd.Series]}
+    return F().pandas_udf(compute_each if iterates else compute, "double")
+
+
 def viewed(frame: DataFrame, query: str) -> DataFrame:
     frame.createOrReplaceTempView("separation_records")
     return frame.sparkSession.sql(query)
@@ -130,6 +148,9 @@ APART: dict[str, Function] = {
     "exceptAll": lambda f: f.select("period", "id").exceptAll(halves(f)[0].select("period", "id")),
     "explode": lambda f: f.withColumn("each", F().explode(F().sequence(F().lit(0), F().col("id")))),
     "scalar UDF": lambda f: f.withColumn("twice", double()("id")),
+    "scalar UDF that gets its rows by Arrow": lambda f: f.withColumn(
+        "twice", F().udf(lambda n: n * 2, "long", useArrow=True)("id")
+    ),
     "pivot with values": lambda f: f.groupBy("period").pivot("country", ["NL", "BE"]).count(),
     "unpivot": lambda f: f.unpivot(["period"], ["id", "customer"], "what", "number"),
     "time windows inside the period": lambda f: f.groupBy("period", F().window("period", "2 hours", "1 hour")).count(),
@@ -197,6 +218,26 @@ APART: dict[str, Function] = {
         "select r.* from {records} r join (values (timestamp_millis(0))) t(p) on r.period = t.p"
     ),
     "session windows inside the period": lambda f: f.groupBy("period", F().session_window("period", "2 hours")).count(),
+    "WITH inside WITH": sql(
+        "with a as (with b as (select period, id, count(*) c from {records} group by period, id) "
+        "select period, max(c) m from b group by period) select r.*, a.m from {records} r join a using (period)"
+    ),
+    "window over a range of values": lambda f: f.withColumn(
+        "near", F().count("*").over(W().partitionBy("period").orderBy("offset").rangeBetween(-2, 0))
+    ),
+    "correlated subquery over a table": lambda f: f.sparkSession.sql(
+        "select *, (select max(vat) from {rates} r where r.country = f.country) vat from {records} f",
+        records=f,
+        rates=others(f),
+    ),
+    "the null side of a left join, joined again": lambda f: (
+        f.alias("a")
+        .join(f.where("id = 1").alias("b"), F().expr("a.period = b.period and a.offset = b.offset"), "left")
+        .select(F().col("b.period").alias("found"), "a.period", "a.id")
+        .alias("x")
+        .join(f.alias("c"), F().expr("x.found <=> c.period"))
+        .select("x.period", "x.id", "c.offset")
+    ),
     "groupBy of groupBy": lambda f: (
         f.groupBy("period", "country").count().groupBy("period").agg(F().max("count").alias("m"))
     ),
@@ -346,6 +387,26 @@ MIXES: dict[str, tuple[Function, str]] = {
         lambda f: f.withColumn("period", F().when(F().col("id") > 2, F().col("period"))).groupBy("period").count(),
         "not the frame's 'period' any more",
     ),
+    "WITH inside WITH": (
+        sql(
+            "with a as (with b as (select id, count(*) c from {records} group by id) select id, max(c) m from b group by id) "
+            "select r.*, a.m from {records} r join a using (id)"
+        ),
+        r"groupBy\(id\)",
+    ),
+    "each row in two periods": (
+        lambda f: f.withColumn("period", F().explode(F().expr("array(period, period + interval 1 hour)"))),
+        "not the one of the frame",
+    ),
+    "groupBy on the null side of a left join": (
+        lambda f: (
+            f.alias("a")
+            .join(f.where("id = 1").alias("b"), F().expr("a.period = b.period and a.offset = b.offset"), "left")
+            .groupBy(F().col("b.period").alias("found"))
+            .agg(F().min("a.period").alias("period"), F().count("*").alias("n"))
+        ),
+        r"groupBy\(.*\) does not have 'period'",
+    ),
     "groups in Python": (
         lambda f: f.groupBy("country").applyInPandas(lambda rows: rows.head(1), f.schema),
         r"groupBy\(country\).applyInPandas does not have 'period'",
@@ -353,6 +414,7 @@ MIXES: dict[str, tuple[Function, str]] = {
 }
 
 LABELLED_WRONG = {
+    "each row in two periods",
     "a computed period",
     "a frame without periods in a union",
     "the period of the right side of a left join",
@@ -459,3 +521,23 @@ def test_what_the_plan_does_not_show_is_neither_refused_nor_accepted(records: Da
     function, reason = UNKNOWN[name]
     with pytest.raises(NotShownByPlan, match=reason):
         check(function, records)
+
+
+@pytest.mark.parametrize(
+    ("group", "counts"),
+    [(None, True), ("of-the-function", True), ("aiokcc-1-1", True), ("aiokcc-1-2", False)],
+    ids=["of a thread", "of the function", "ours", "of another pipeline"],
+)
+def test_a_job_that_begins_meanwhile_counts_unless_it_is_of_another_pipeline(
+    spark: SparkSession, group: str | None, counts: bool
+) -> None:
+    context = spark.sparkContext
+    context.setLocalProperty("spark.jobGroup.id", "aiokcc-1-1")
+    try:
+        jobs = FunctionJobs(spark)
+        assert not jobs.were_run()
+        context.setLocalProperty("spark.jobGroup.id", group)  # type: ignore[arg-type]
+        assert spark.range(3).count() == 3
+        assert jobs.were_run() == counts
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

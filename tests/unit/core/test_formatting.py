@@ -20,6 +20,7 @@ def test_durations_counts_and_names() -> None:
         "0.0s",
     ]
     assert [count(n, "member") for n in (0, 1, 1024)] == ["0 members", "1 member", "1,024 members"]
+    assert [count(n, "batch") for n in (1, 2)] == ["1 batch", "2 batches"]
     assert [join_names("abcde"[:n]) for n in (0, 1, 2, 3, 5)] == [
         "",
         "a",
