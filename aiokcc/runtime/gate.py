@@ -158,20 +158,21 @@ class Gate:
             return self._next if self._next is not None else self.resume_offset
         return None if self.passed is None else self.passed + 1
 
-    def is_open(self, ts: int) -> bool:
-        """Returns whether a record with this timestamp may be processed now; False while a PositionLostError is due."""
+    def is_open(self, ts: int, offset: int | None = None) -> bool:
+        """Returns True if the task may process this record now. Then the record has passed, as after :meth:`wait_until`.
+
+        If it returns False, await :meth:`wait_until`, which may return at once: a record that is late, or that crosses an open
+        boundary, passes only there, because there is something to note. A loop over many records saves a coroutine for each::
+
+            if not gate.is_open(record.timestamp, record.offset):
+                await gate.wait_until(record.timestamp, record.offset)
+        """
         progress = self.progress
-        if type(ts) is int and progress.late_below <= ts < progress.open_below:
-            return boottime() < self.session.stop_at
-        ts = check_timestamp(ts)
-        limit = self._member.progress.limit
-        return (
-            progress.owned
-            and not progress.displaced
-            and progress.state is not PartitionState.FINISHED
-            and ts < limit.value
-            and boottime() < self.session.stop_at
-        )
+        if type(ts) is int and progress.late_below <= ts < progress.open_below and boottime() < self.session.stop_at:
+            self.passed = offset
+            return True
+        check_timestamp(ts)
+        return False
 
     @property
     def limit(self) -> int:
