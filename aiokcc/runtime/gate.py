@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from aiokcc.core.limit import Mode
 from aiokcc.core.marks import Span
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
-from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
+from aiokcc.core.periods import MAX_TIMESTAMP, SECONDS_END, check_timestamp, format_time, looks_like_seconds
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.gate_signal import GateSignal
 from aiokcc.runtime.progress_log import log_facts
@@ -250,7 +250,7 @@ class Gate:
 
     async def _wait(self, ts: int, offset: int | None) -> None:
         member_progress, progress = self._member.progress, self.progress
-        if type(ts) is int and looks_like_seconds(ts) and not self._member.warned_of_seconds:
+        if type(ts) is int and ts < SECONDS_END and looks_like_seconds(ts) and not self._member.warned_of_seconds:
             self._member.warned_of_seconds = True
             log.warning(
                 "%s: the timestamp %d is read as milliseconds, %s; it looks like seconds, %s: then multiply it by 1000",

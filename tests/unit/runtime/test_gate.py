@@ -62,9 +62,9 @@ class _Recorder(GateSignal):
         super().__init__()
         self._name, self._woken = name, woken
 
-    def _go_on(self) -> None:
+    def result(self) -> None:
         self._woken.append(self._name)
-        super()._go_on()
+        super().result()
 
 
 async def test_a_record_of_a_closed_period_passes_and_is_counted_as_late(world: World) -> None:

@@ -1,4 +1,4 @@
-"""What is sent while answers and events are handled leaves in one piece, before the event loop goes on."""
+"""Requests sent while answers and events are handled leave in one piece, before the event loop goes on."""
 
 from __future__ import annotations
 
