@@ -42,6 +42,10 @@ class Mode(enum.IntEnum):
     """The run is over: no record passes."""
 
 
+_GATED: Final = Mode.GATED
+"""To look it up in its class costs more than the rest of :attr:`Limit.floor`, up to Python 3.11."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The open boundaries, ascending; empty when the gate is open or the run is over."""
@@ -54,20 +58,20 @@ class Limit:
     @property
     def value(self) -> int:
         """Records below this pass. MAX_LIMIT when released, 0 at the end of the run."""
-        if self.mode is Mode.GATED:
+        if self.mode is _GATED:
             return self.boundaries[-1]
         return MAX_LIMIT if self.mode is Mode.OPEN else 0
 
     @property
     def floor(self) -> int:
         """The boundary that closes next."""
-        return self.boundaries[0] if self.mode is Mode.GATED else MAX_LIMIT
+        return self.boundaries[0] if self.mode is _GATED else MAX_LIMIT
 
     def precedes(self, other: Limit) -> bool:
         """Returns whether ``other`` is a later limit than this one. A stale read is not, and is dropped."""
         if self.mode is not other.mode:
             return self.mode < other.mode
-        return self.mode is Mode.GATED and (self.floor, self.value) < (other.floor, other.value)
+        return self.mode is _GATED and (self.floor, self.value) < (other.floor, other.value)
 
     def fits(self, lookahead: int, end: int | None, *, least: int | None = None) -> bool:
         """Returns whether a run with these settings can have this limit: one boundary and one for each period of lookahead.
@@ -75,7 +79,7 @@ class Limit:
         There are fewer only near the end of the run, and before the first reports. This detects a limit that was cut short by
         hand and can still be read. ``least``: the leader chooses a lookahead from this one up to ``lookahead``.
         """
-        if self.mode is not Mode.GATED or self.boundaries == (0,):
+        if self.mode is not _GATED or self.boundaries == (0,):
             return True
         if least is not None:
             return least < len(self.boundaries) <= lookahead + 1
@@ -120,7 +124,7 @@ class Limit:
 
     def encode(self) -> bytes:
         """Returns the node's content."""
-        if self.mode is Mode.GATED:
+        if self.mode is _GATED:
             after = f" after {self.closed}" if self.closed else ""
             return f"{' '.join(map(str, reversed(self.boundaries)))}{after}".encode()
         return self.mode.name.lower().encode()

@@ -32,6 +32,10 @@ from aiokcc.errors import UsageError
 __all__ = ["MemberProgress", "ReportTime"]
 
 _CLOSED: Final = Limit((0,))
+# To look them up in their classes costs as much as the rest of approach(), up to Python 3.11.
+_RUNNING: Final = PartitionState.RUNNING
+_BLOCKED: Final = PartitionState.BLOCKED
+_GATED: Final = Mode.GATED
 
 
 class ReportTime(Enum):
@@ -136,10 +140,10 @@ class MemberProgress:
         Raises UsageError if the partition has finished: a report of that cannot be taken back.
         """
         limit = self.limit
-        if progress.state is PartitionState.RUNNING and 0 <= progress.open_below <= ts and not progress.crossings:
+        if progress.state is _RUNNING and 0 <= progress.open_below <= ts and not progress.crossings:
             boundaries = limit.boundaries
-            if len(boundaries) == 1 and limit.mode is Mode.GATED:  # the usual case, faster
-                progress.ts, progress.offset, progress.state = ts, offset, PartitionState.BLOCKED
+            if len(boundaries) == 1 and limit.mode is _GATED:  # the usual case, faster
+                progress.ts, progress.offset, progress.state = ts, offset, _BLOCKED
                 progress.crossings[boundaries[0]] = (ts, offset)
                 self.missing -= 1
                 self._last_report = None
@@ -267,7 +271,7 @@ class MemberProgress:
         self._look_again()
         if self.chain_period:
             self.milestone_interval = milestone_interval(self.chain_period, len(limit.boundaries) - 1)
-        if limit.mode is Mode.GATED:  # a release closes nothing, and modes never go back
+        if limit.mode is _GATED:  # a release closes nothing, and modes never go back
             self.late_below = max(self.late_below, previous.floor, limit.closed)
             if len(limit.boundaries) == len(previous.boundaries) == 1:
                 self._step(previous.boundaries[0], limit.boundaries[0])
@@ -293,7 +297,7 @@ class MemberProgress:
     def _step(self, previous: int, value: int) -> None:
         """Does the work of :meth:`see` where both limits have one boundary: each period of a replay without lookahead."""
         late_below, missing = self.late_below, 0
-        blocked, running = PartitionState.BLOCKED, PartitionState.RUNNING
+        blocked, running = _BLOCKED, _RUNNING
         for progress in self.partitions.values():
             progress.late_below = late_below
             crossings, state = progress.crossings, progress.state
@@ -415,7 +419,7 @@ class MemberProgress:
 
         ``even_running`` also returns a report that does not count: it shows people which partition is slow.
         """
-        if self.generation is None or not self._owned or self.limit.mode is not Mode.GATED:
+        if self.generation is None or not self._owned or self.limit.mode is not _GATED:
             return None
         if not (self.ready or even_running):
             return None

@@ -4,7 +4,7 @@
 node                           kind                   content
 =============================  =====================  ==================================================================
 ``coordinator``                persistent             the limit
-``limits/<version>:<limit>``   persistent             the last limits, by their names: what members are told of
+``limits/<version>:<limit>:…`` persistent             the last limits, by their names: what members are told of
 ``period``                     persistent             the operator's request
 ``generation``                 persistent             the fence: ``3 worker-1 took office``
 ``run``                        persistent             the agreed settings of the run, as JSON

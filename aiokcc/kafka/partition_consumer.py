@@ -79,6 +79,8 @@ class PartitionConsumer:
         self._wake_timer: Timeout | None = None
         self._handle_batch: Callable[[], Awaitable[None]] | None = None
         """Hands the gathered batch to the handler; called before this task waits for anything."""
+        self._batch: list[Any] | None = None
+        """The gathered batch; None if records are handled one by one."""
         self.fetch_loop: FetchLoop
         """Fills :attr:`feed`; set before :meth:`run`."""
         self.telemetry: PartitionTelemetry | None = None
@@ -167,6 +169,8 @@ class PartitionConsumer:
         try:
             if self._lateness:
                 await self._run_with_lateness(handle)
+            elif self._batch is not None:
+                await self._gather_in_order(self._batch)
             else:
                 await self._run_in_order(handle)
             await self._end_batch()
@@ -220,6 +224,7 @@ class PartitionConsumer:
             self.next_offset = done if self._lateness else records[-1].offset + 1
 
         self._handle_batch = handle_batch
+        self._batch = batch
         await self.run(gather)
 
     async def may_start(self, record: Any) -> bool:
@@ -251,14 +256,25 @@ class PartitionConsumer:
                         if result is not None:
                             check_result(result, record)
             except BaseException:
-                if self._handle_batch is None:  # otherwise handle_batch, or the internal handler, counts them
-                    summary.records += len(chunk) - length_hint(records) - 1 - left_out
-                    self.next_offset = record.offset
+                summary.records += len(chunk) - length_hint(records) - 1 - left_out
+                self.next_offset = record.offset
                 raise
-            if self._handle_batch is None and chunk:
+            if chunk:
                 summary.records += len(chunk) - left_out
                 self.next_offset = chunk[-1].offset + 1
             del chunk, records  # before the next list is made: its memory is still in the cache, and does not pile up
+
+    async def _gather_in_order(self, batch: list[Any]) -> None:
+        """Gather the records of each period in ``batch``. They start when it is handled, so the clock is read there."""
+        progress, timestamp_of, gather = self.gate.progress, self._timestamp_of, batch.append
+        while (chunk := await self._next_records()) is not None:
+            for record in chunk:
+                ts = record.timestamp if timestamp_of is None else timestamp_of(record)
+                if (type(ts) is int and progress.late_below <= ts < progress.open_below) or await self._admit(
+                    record, ts
+                ):
+                    gather(record)
+            del chunk
 
     async def _run_with_lateness(self, handle: Handler) -> None:
         buffer, timestamp_of = self._buffer, self._timestamp_of

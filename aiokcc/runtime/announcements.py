@@ -27,8 +27,9 @@ _MOST: Final = 64
 class Announcements:
     """The announcements that the store holds, as far as the leader knows."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, leader: str) -> None:
         self._session = session
+        self._leader = leader
         self._paths: list[str] = []
         """Ascending by version."""
         self._latest = 0
@@ -40,8 +41,9 @@ class Announcements:
         names = await list_children(self._session, paths.LIMITS)
         if not names:
             await self._session.ensure(paths.LIMITS)
-        found = sorted((a.version, name) for name in names if (a := Announcement.parse(name)) is not None)
-        self._paths = [paths.limit(name) for name in names if Announcement.parse(name) is None]
+        parsed = {name: Announcement.parse(name, self._leader) for name in names}
+        found = sorted((a.version, name) for name, a in parsed.items() if a is not None)
+        self._paths = [paths.limit(name) for name, a in parsed.items() if a is None]
         self._paths += [paths.limit(name) for _, name in found]
         self._latest = found[-1][0] if found else 0
         self._check_number()
@@ -52,7 +54,7 @@ class Announcements:
 
     def create(self, version: int, limit: Limit, epoch: int) -> Create:
         """Returns the operation that announces a limit. The node holds the epoch of the leader: one writer, one content."""
-        return Create(paths.limit(Announcement(version, limit).name), str(epoch).encode())
+        return Create(paths.limit(Announcement(version, limit).name(self._leader)), str(epoch).encode())
 
     def created(self, created: Create, version: int) -> None:
         """Notes that the transaction was applied."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 from aiokcc.core.limit import Mode
 from aiokcc.core.marks import Span
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
-from aiokcc.core.periods import MAX_TIMESTAMP, check_timestamp, format_time, looks_like_seconds
+from aiokcc.core.periods import MAX_TIMESTAMP, SECONDS_END, check_timestamp, format_time, looks_like_seconds
 from aiokcc.errors import PositionLostError, RunEnded, SessionLostError, UsageError
 from aiokcc.runtime.gate_signal import GateSignal
 from aiokcc.runtime.progress_log import log_facts
@@ -158,20 +158,21 @@ class Gate:
             return self._next if self._next is not None else self.resume_offset
         return None if self.passed is None else self.passed + 1
 
-    def is_open(self, ts: int) -> bool:
-        """Returns whether a record with this timestamp may be processed now; False while a PositionLostError is due."""
+    def is_open(self, ts: int, offset: int | None = None) -> bool:
+        """Returns True if the task may process this record now. Then the record has passed, as after :meth:`wait_until`.
+
+        If it returns False, await :meth:`wait_until`, which may return at once: a record that is late, or that crosses an open
+        boundary, passes only there, because there is something to note. A loop over many records saves a coroutine for each::
+
+            if not gate.is_open(record.timestamp, record.offset):
+                await gate.wait_until(record.timestamp, record.offset)
+        """
         progress = self.progress
-        if type(ts) is int and progress.late_below <= ts < progress.open_below:
-            return boottime() < self.session.stop_at
-        ts = check_timestamp(ts)
-        limit = self._member.progress.limit
-        return (
-            progress.owned
-            and not progress.displaced
-            and progress.state is not PartitionState.FINISHED
-            and ts < limit.value
-            and boottime() < self.session.stop_at
-        )
+        if type(ts) is int and progress.late_below <= ts < progress.open_below and boottime() < self.session.stop_at:
+            self.passed = offset
+            return True
+        check_timestamp(ts)
+        return False
 
     @property
     def limit(self) -> int:
@@ -249,7 +250,7 @@ class Gate:
 
     async def _wait(self, ts: int, offset: int | None) -> None:
         member_progress, progress = self._member.progress, self.progress
-        if type(ts) is int and looks_like_seconds(ts) and not self._member.warned_of_seconds:
+        if type(ts) is int and ts < SECONDS_END and looks_like_seconds(ts) and not self._member.warned_of_seconds:
             self._member.warned_of_seconds = True
             log.warning(
                 "%s: the timestamp %d is read as milliseconds, %s; it looks like seconds, %s: then multiply it by 1000",

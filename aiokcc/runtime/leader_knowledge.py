@@ -66,7 +66,7 @@ class LeaderKnowledge:
         self._versions: dict[str, int] = {}
         """The versions of the reports by member."""
         self._scope = anyio.CancelScope()
-        self._announcements = Announcements(session)
+        self._announcements = Announcements(session, own_report.name)
         self._repairs_limit = False
         """True if the node holds a limit that no leader wrote: then the known one is written again."""
         self._announces_limit = False

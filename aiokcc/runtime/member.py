@@ -419,10 +419,9 @@ class Member:
             listener.limit_moved(closing)
         if self.member_session is not None:
             self.member_session.limit_moved()
+        running, over = PartitionState.RUNNING, limit.mode is Mode.END
         wake_together(
-            gate.signal
-            for gate in self.gates.values()
-            if limit.mode is Mode.END or (gate.busy and gate.progress.state is PartitionState.RUNNING)
+            [gate.signal for gate in self.gates.values() if over or (gate.busy and gate.progress.state is running)]
         )
         self.moved.set()
         self.report_if_due()

@@ -258,17 +258,14 @@ class MemberSession:
         """Takes the limit of an announcement. Returns False if the limit has to be read.
 
         That is the case if the watch is in place, for the first time or again, because announcements may have been missed;
-        and if the name is not what comes next.
+        and if the name was not written by the leader that we know.
         """
-        announcement = None if name is None else Announcement.parse(name)
+        announcement = None if name is None else Announcement.parse(name, self.generation.leader)
         version = self.member.version
-        if announcement is None or announcement.limit is None:
+        if announcement is None or announcement.limit is None or version is None:
             return False
-        if version is not None and announcement.version <= version:
-            return True  # a read was faster
-        if not announcement.follows(version):
-            return False
-        self.member.see(announcement.limit, announcement.version)
+        if announcement.version > version:  # otherwise a read was faster
+            self.member.see(announcement.limit, announcement.version)
         return True
 
     async def _see_set(self, node: object) -> None:

@@ -50,7 +50,7 @@ RULES: Final = frozenset(
         "generation in report",
         "one transaction",
         "whole limit",
-        "next version",
+        "checksum",
         "read when in place",
     }
 )
@@ -155,6 +155,8 @@ class Member:
     written: Report | None = None
     reporting: Write | None = None
     generation_version: int = -1
+    leader: str = "-"
+    """The member session that has written the generation that it has seen last."""
     overdue: bool = False
     """True once the deadline has passed: by the member's own clock the session may have expired."""
     taking: Write | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiokcc.core import paths
-from aiokcc.core.announcement import Announcement
+from aiokcc.core.announcement import Announcement, checksum
 from aiokcc.core.limit import Limit
 from aiokcc.core.partition_progress import PartitionProgress, PartitionState
 from aiokcc.core.partitions import Partition
@@ -107,13 +107,16 @@ class BarrierMembers(BarrierStore):
         """Let the next announcement arrive. A member that cannot tell the limit by it reads, and sees that later."""
         if not m.announced:
             return
-        announcement = Announcement.parse(m.announced.pop(0))
-        if announcement is None or (self.has("next version") and not announcement.follows(m.version)):
+        name = m.announced.pop(0)
+        if not self.has("checksum"):
+            stated = ":".join(name.split(":")[:2])
+            name = f"{stated}:{checksum(stated, m.leader)}"
+        announcement = Announcement.parse(name, m.leader)
+        if announcement is None or announcement.limit is None:
             self.read_limit(m)
         elif not self.has("whole limit"):
             self.see(m, Limit((m.progress.limit.value + self.settings.period,)), announcement.version)
-        else:
-            assert announcement.limit is not None
+        elif m.version is None or announcement.version > m.version:
             self.see(m, announcement.limit, announcement.version)
 
     def create_by_hand(self, path: str) -> None:
@@ -133,7 +136,7 @@ class BarrierMembers(BarrierStore):
         node = self.tree.read(paths.GENERATION)
         if m.session is not None and node.version > m.generation_version:
             m.generation_version = node.version
-            m.progress.generation = self.generation.number
+            m.progress.generation, m.leader = self.generation.number, self.generation.leader
         if m.term is not None and m.progress.generation != m.term.leader.generation:
             m.term = None  # somebody else has taken over, or we have ourselves, without knowing it yet
 

@@ -224,7 +224,9 @@ class BarrierModel(BarrierMembers):
                 [name for name in leader.reports if name != m.member_session] if self.has("check of reports") else []
             )
             ops += [Check(paths.progress(name), term.versions[name]) for name in others]
-        announcement = paths.limit(Announcement(leader.version + len(decision.steps), decision.limit).name)
+        announcement = paths.limit(
+            Announcement(leader.version + len(decision.steps), decision.limit).name(m.member_session)
+        )
         if self.has("one transaction"):
             ops.append(Create(announcement))
             announcement = ""

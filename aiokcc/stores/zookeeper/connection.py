@@ -4,8 +4,9 @@ The server answers the requests of a connection in the order in which it receive
 request in the queue. A reply with another xid means that the stream is broken. Watch events and answers to pings have xids of
 their own and can come in between.
 
-The first frame is written at once; more frames of the same turn of the event loop are written together. The system call costs
-more than the rest of a request, so a hundred concurrent requests are several times as fast as a hundred in sequence.
+What is sent while answers and events are handled is written in one piece after the last of them. Otherwise the first frame is
+written at once, and more frames of the same turn of the event loop are written together. The system call costs more than the
+rest of a request, so a hundred concurrent requests are several times as fast as a hundred in sequence.
 ``outbox`` has the frames that were not yet written: when the connection breaks, their requests were certainly not sent.
 
 A connection ends once: :meth:`abort` and ``connection_lost`` both call :meth:`_end`, which gives the queue back to the
@@ -71,6 +72,8 @@ class Connection(asyncio.Protocol):
         self._buffer = bytearray()
         self._need = 0
         self._flush_scheduled = False
+        self._reading = False
+        """True while answers and events are handled: what is sent meanwhile is written after them."""
         self._xid = 0
         self._ping_sent: float | None = None
         self._received_at = 0.0
@@ -118,18 +121,21 @@ class Connection(asyncio.Protocol):
         request.up_to_zxid = 0
         self.pending.append(request)
         frame = wire.frame(xid, request.payload)
-        if len(self.pending) == 1:
+        if len(self.pending) == 1 and not self._reading:
             self._transport.write(frame)
         else:
             self.outbox.append(frame)
-            if not self._flush_scheduled:
+            if not (self._reading or self._flush_scheduled):
                 self._flush_scheduled = True
-                self._loop.call_soon(self._flush)
+                self._loop.call_soon(self._flush_later)
+
+    def _flush_later(self) -> None:
+        self._flush_scheduled = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._flush_scheduled = False
         if self.outbox and not self.closed.is_set():
-            self._transport.write(b"".join(self.outbox))
+            self._transport.write(self.outbox[0] if len(self.outbox) == 1 else b"".join(self.outbox))
             self.outbox.clear()
 
     def ping(self) -> None:
@@ -166,6 +172,7 @@ class Connection(asyncio.Protocol):
                 return
             data = bytes(buffer)
             buffer.clear()
+        self._reading = True
         try:
             rest = self._read(data)
         except _MALFORMED as error:
@@ -178,6 +185,9 @@ class Connection(asyncio.Protocol):
             if rest < len(data) and not self.closed.is_set():
                 self._received_at = boottime()
                 buffer += memoryview(data)[rest:]
+        finally:
+            self._reading = False
+            self._flush()
 
     def _read(self, data: bytes) -> int:
         """Handle all complete frames; return where the rest begins. Set ``_need`` to the bytes that the next frame needs."""

@@ -7,6 +7,8 @@ import contextlib
 
 import pytest
 
+from aiokcc.core import paths
+from aiokcc.core.announcement import Announcement
 from aiokcc.core.limit import Limit
 from aiokcc.core.run import CUT_SLOTS
 from aiokcc.stores import ANY_VERSION
@@ -20,6 +22,11 @@ def reads(world: World, path: str) -> int:
     return sum(path in call.paths for call in world.calls if not call.writes)
 
 
+def stated(world: World) -> list[str]:
+    """Return the announcements without their checksums."""
+    return [name.rpartition(":")[0] for name in world.below("limits")]
+
+
 async def test_a_period_is_announced_and_nobody_reads_it(world: World) -> None:
     async with pair(world) as p:
         await go_on(p)
@@ -29,7 +36,7 @@ async def test_a_period_is_announced_and_nobody_reads_it(world: World) -> None:
         await go_on(p, 100 * PERIOD)  # a gap, in one step
         assert reads(world, "coordinator") == 0
         version = world.node("coordinator").version  # type: ignore[union-attr]
-        assert f"{version}:{100 * PERIOD}" in world.below("limits")
+        assert f"{version}:{100 * PERIOD}" in stated(world)
         finish(p)
 
 
@@ -40,7 +47,7 @@ async def test_a_member_that_is_alone_announces_nothing_until_another_one_joins(
         assert world.below("limits") == []
         async with world.connect(member="b") as b:
             await settle()
-            assert world.below("limits") == [f"4:{5 * PERIOD}"]
+            assert stated(world) == [f"4:{5 * PERIOD}"]
             assert b.limit == a.limit
             await asyncio.gather(led.wait_until(5 * PERIOD), second.wait_until(5 * PERIOD))
             await settle()
@@ -79,13 +86,44 @@ async def test_old_announcements_are_deleted(world: World) -> None:
 @pytest.mark.parametrize(
     "name", ["99", "99:9000000", "99:open", "99:end", "0:9000000", "nonsense", "1:x", ":1", "-1:5000"]
 )
-async def test_a_name_that_is_not_the_next_one_changes_nothing(world: World, name: str) -> None:
+async def test_a_name_that_no_leader_has_written_changes_nothing(world: World, name: str) -> None:
     async with pair(world) as p:
         await go_on(p)
         await p.hand.create(f"limits/{name}")
         await settle()
         assert p.follower.limit == p.leader.limit == world.limit.value
         await go_on(p, 3 * PERIOD)
+        finish(p)
+
+
+@pytest.mark.parametrize("text", ["9000000", "1000", "open", "end", "2000,1000", "3000", "3000:0123abcd", ""])
+@pytest.mark.parametrize("further", [1, 2, 8])
+async def test_not_even_the_name_of_the_next_advance(world: World, text: str, further: int) -> None:
+    """Somebody has looked at the names, and creates the one that comes next. Nobody goes past the store, and nobody waits."""
+    async with pair(world) as p:
+        await go_on(p)
+        version = world.node("coordinator").version  # type: ignore[union-attr]
+        await p.hand.create(f"limits/{version + further}:{text}")
+        await settle()
+        for period in range(3, 13):
+            assert p.follower.limit == p.leader.limit == world.limit.value
+            await go_on(p, period * PERIOD)
+        finish(p)
+
+
+async def test_the_name_of_a_former_leader_is_not_taken(world: World) -> None:
+    """It was made for a write that never came: a name that is copied, or that a damaged client creates later."""
+    async with pair(world) as p:
+        await go_on(p)
+        former = world.leader()
+        await world.expire(p.leader)
+        await go_on(p, 3 * PERIOD)
+        assert world.leader() != former
+        version = world.node("coordinator").version  # type: ignore[union-attr]
+        await p.hand.create(paths.limit(Announcement(version + 1, Limit((9 * PERIOD,))).name(former)))
+        await settle()
+        assert p.follower.limit == p.leader.limit == world.limit.value == 3 * PERIOD
+        await go_on(p, 4 * PERIOD)
         finish(p)
 
 
@@ -96,7 +134,8 @@ async def test_a_node_that_is_in_the_way_is_deleted(world: World) -> None:
         world.server.suspend(
             world.session(p.follower)
         )  # it is not told of the node, which has the very name of the next one
-        await p.hand.create(f"limits/{version + 1}:{3 * PERIOD}")
+        name = Announcement(version + 1, Limit((3 * PERIOD,))).name(world.leader())
+        await p.hand.create(paths.limit(name))
         world.server.resume(world.session(p.follower))
         await go_on(p, 3 * PERIOD)
         finish(p)

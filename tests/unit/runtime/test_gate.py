@@ -62,9 +62,9 @@ class _Recorder(GateSignal):
         super().__init__()
         self._name, self._woken = name, woken
 
-    def _go_on(self) -> None:
+    def result(self) -> None:
         self._woken.append(self._name)
-        super()._go_on()
+        super().result()
 
 
 async def test_a_record_of_a_closed_period_passes_and_is_counted_as_late(world: World) -> None:
@@ -418,3 +418,19 @@ async def test_a_deadlock_is_told_and_not_waited_for() -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(DeadlockError, match="every task waits"):
         loop.jump(None)  # type: ignore[attr-defined]
+
+
+async def test_a_record_that_is_open_has_passed_as_after_waiting(world: World) -> None:
+    """The position of an idle or finished partition is the one after it, and a late record is counted once."""
+    async with world.connect(topics={"orders": 1}) as c, c.gate("orders", 0) as gate:
+        await gate.wait_until(PERIOD, 1)
+        assert gate.is_open(PERIOD + 1, 2)
+        assert not gate.is_open(PERIOD - 1, 3), "it is late: that is noted by waiting"
+        assert gate.late == 0
+        await asyncio.wait_for(gate.wait_until(PERIOD - 1, 3), 1)
+        assert gate.late == 1
+        assert gate.is_open(PERIOD + 2, 4)
+        gate.finish()
+        await settle()
+        (mark,) = (mark for marks in world.cuts()[-1].marks.values() for mark in marks.values())
+        assert (mark.offset, mark.finished) == (5, True)

@@ -175,3 +175,33 @@ async def test_a_lock_that_another_has_taken_does_not_spoil_the_report(world: Wo
         await asyncio.sleep(60)
         assert world.limit.floor == 51 * PERIOD
         tasks.cancel_scope.cancel()
+
+
+async def test_a_loop_that_asks_first_crosses_each_boundary_where_it_stands(world: World) -> None:
+    """``is_open`` first and ``wait_until`` where it says no: the same cuts as with ``wait_until`` for each record."""
+
+    async def member(number: int) -> None:
+        log = LOGS[f"orders.{number}"]
+        async with (
+            world.connect(topics={"orders": 3}, member=f"m{number}", lookahead=5) as c,
+            c.gate("orders", number) as gate,
+        ):
+            for offset, ts in enumerate(log):
+                if not gate.is_open(ts, offset):
+                    await gate.wait_until(ts, offset)
+            gate.finish()
+
+    seen: list[Cut] = []
+    async with asyncio.timeout(3600):
+        tasks = asyncio.gather(*map(member, range(3)))
+        while not tasks.done():
+            await asyncio.sleep(0.001)
+            seen += world.cuts()
+        await tasks
+    crossed = {cut.limit: cut for cut in seen}
+    assert len(crossed) > 10
+    for limit, cut in crossed.items():
+        for name, log in LOGS.items():
+            mark = cut.find(world.partition(int(name[-1])))
+            assert mark is not None
+            assert mark.offset == sum(ts < limit for ts in log), f"{name} in the cut of {limit}"

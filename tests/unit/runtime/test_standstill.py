@@ -157,3 +157,12 @@ async def test_records_that_share_a_timestamp_are_no_standstill_of_their_task(
             await asyncio.sleep(1)
         gate.finish()
     assert [text for level, text in about_the_limit(said) if level == "WARNING"] == []
+
+
+async def test_a_task_that_asks_before_it_waits_is_no_standstill(world: World, said: pytest.LogCaptureFixture) -> None:
+    async with world.connect(topics={"orders": 1}, member="m") as c, c.gate("orders", 0) as gate:
+        for _ in range(100):  # a period that takes 500 seconds
+            assert gate.is_open(5)
+            await asyncio.sleep(5)
+        gate.finish()
+    assert about_the_limit(said) == []
