@@ -1,7 +1,7 @@
 """The nodes that a pipeline keeps in the store, under ``pipelines/<name>``, and how its writes are fenced.
 
 ==============  ====================================================================================================
-``definition``  topics, period, event time and sink, as JSON. The definition of a name does not change
+``definition``  topics, period, event time and sink, as JSON. It does not change once a batch is decided
 ``attempt``     a counter and the driver that took it. A driver takes it by a conditional write that adds one
 ``intent``      the batch that was decided last: see :class:`~aiokcc.spark.plan.Intent`
 ``published``   the number of the last batch that is published, and of the last one among these that had records
@@ -109,8 +109,9 @@ class Checkpoint:
         """Take over the pipeline: compare its definition, fence out earlier drivers by a new attempt, and read its state.
 
         The new attempt is greater than ``past``, too. ``ready`` waits until this driver may take over; it is called again after
-        a lost session, because another driver may have taken over meanwhile. Raise PipelineMismatchError if the name was used
-        with another definition. Cancelling is safe: an attempt that was taken stays taken.
+        a lost session, because another driver may have taken over meanwhile. A definition under which nothing was decided is
+        replaced. Raise PipelineMismatchError if batches were decided under another one. Cancelling is safe: an attempt that was
+        taken stays taken.
         """
         while True:
             if ready is not None:
@@ -126,6 +127,7 @@ class Checkpoint:
         self, session: Session, definition: Mapping[str, Any], who: str, from_scratch: bool, past: int
     ) -> None:
         text = json.dumps(definition, indent=1).encode()
+        redefines = False
         node = await session.find(self._definition)
         if node is None:
             await session.ensure(self._attempt.rpartition("/")[0])
@@ -138,19 +140,22 @@ class Checkpoint:
             )
             node = await session.get(self._definition)
         elif not from_scratch:
-            self._compare(node, definition)
+            redefines = await self._redefines(session, node, definition)
         held = await self._get(session, self._attempt)
         number = max(self._number(held), past) + 1
         self._attempt_version = await session.set(self._attempt, f"{number} {who}".encode(), held.version)
         self.attempt = number
         # Read after the fence: writes that our predecessor still has under way are refused from here on.
-        for written in (self._intent, self._published):
-            found = await self._get(session, written.path)
-            written.data, written.version = found.data, found.version
+        await self._read_state(session)
         if await session.find(self._run) is None:  # a pipeline that an earlier version started, without a run
             await session.commit(Check(self._attempt, self._attempt_version), Create(self._run, _new_run()))
         run = await self._get(session, self._run)
         self.run = run.data.decode(errors="replace")
+        if redefines:
+            self._decode()
+            if self._has_decided:  # by the driver that was fenced out
+                self._compare(node, definition)
+            await session.commit(Check(self._attempt, self._attempt_version), Set(self._definition, text, node.version))
         if from_scratch:
             new = _new_run()
             await session.commit(
@@ -163,17 +168,36 @@ class Checkpoint:
             self.run = new.decode()
             for written, data in ((self._intent, b""), (self._published, str(NOTHING).encode())):
                 written.data, written.version = data, written.version + 1
-        self._read()
+        self._decode()
 
     async def check(self, session: Session, definition: Mapping[str, Any], *, leave_out: Sequence[str] = ()) -> bool:
-        """Return whether the pipeline exists, without taking over. Raise PipelineMismatchError as :meth:`begin` does.
+        """Return whether the pipeline exists under this definition. Raise PipelineMismatchError as :meth:`begin` does.
 
         The parts of the definition that are named in ``leave_out`` are not compared.
         """
         node = await session.find(self._definition)
-        if node is not None:
+        return node is not None and not await self._redefines(session, node, definition, leave_out)
+
+    async def _redefines(
+        self, session: Session, node: Node, definition: Mapping[str, Any], leave_out: Sequence[str] = ()
+    ) -> bool:
+        """Return whether the definition is another one, and nothing was decided under the recorded one.
+
+        So it is after a first start that the sink refused. Raise PipelineMismatchError if something was decided.
+        """
+        try:
             self._compare(node, definition, leave_out)
-        return node is not None
+        except PipelineMismatchError:
+            await self._read_state(session)
+            self._decode()
+            if self._has_decided:
+                raise
+            return True
+        return False
+
+    @property
+    def _has_decided(self) -> bool:
+        return self.intent is not None or self.published != NOTHING
 
     async def is_complete(self, definition: Mapping[str, Any]) -> bool:
         """Return whether the pipeline has begun and all that was decided is published, without taking over.
@@ -184,14 +208,18 @@ class Checkpoint:
         session = await self._session()
         if not await self.check(session, definition):
             return False
-        for written in (self._intent, self._published):
-            written.data = (await self._get(session, written.path)).data
-        self._read()
+        await self._read_state(session)
+        self._decode()
         run = await session.find(self._run)
         self.run = "" if run is None else run.data.decode(errors="replace")
         return self.pending is None
 
-    def _read(self) -> None:
+    async def _read_state(self, session: Session) -> None:
+        for written in (self._intent, self._published):
+            found = await self._get(session, written.path)
+            written.data, written.version = found.data, found.version
+
+    def _decode(self) -> None:
         self.intent = Intent.decode(self._store.describe(self._intent.path), self._intent.data)
         node = Node(self._published.path, self._published.data, self._published.version)
         self.published = self._number(node)

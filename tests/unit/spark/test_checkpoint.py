@@ -96,9 +96,45 @@ async def test_another_definition_is_refused(
 ) -> None:
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
+    await first.record_intent(batch(0))
     with pytest.raises(PipelineMismatchError, match=f"{words}.*from_scratch=True"):
         await (await checkpoint(store, sessions)).begin({**DEFINITION, **change}, "two")
     await first.confirm()  # a driver that is refused fences nobody out
+
+
+async def test_a_definition_under_which_nothing_was_decided_is_replaced(store: Store, sessions: AsyncExitStack) -> None:
+    """The first start named a sink that refused it. The next one names the right one."""
+    first = await checkpoint(store, sessions)
+    await first.begin(DEFINITION, "one")
+    second = await checkpoint(store, sessions)
+    await second.begin({**DEFINITION, "sink": "there"}, "two")
+    assert (second.attempt, second.run) == (2, first.run)
+    with pytest.raises(FencedError):
+        await first.record_intent(batch(0))
+    await second.record_intent(batch(0))
+    with pytest.raises(PipelineMismatchError, match='sink was "there" and is "here"'):
+        await (await checkpoint(store, sessions)).begin(DEFINITION, "three")
+
+
+async def test_a_definition_is_not_replaced_if_its_driver_decides_meanwhile(
+    store: Store, sessions: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first driver was frozen, and writes right before the second one fences it out."""
+    first, second = await checkpoint(store, sessions), await checkpoint(store, sessions)
+    await first.begin(DEFINITION, "one")
+    redefines = second._redefines
+
+    async def decide_then(*arguments: Any) -> bool:
+        found = await redefines(*arguments)
+        await first.record_intent(batch(0))
+        return found
+
+    monkeypatch.setattr(second, "_redefines", decide_then)
+    with pytest.raises(PipelineMismatchError):
+        await second.begin({**DEFINITION, "sink": "there"}, "two")
+    third = await checkpoint(store, sessions)
+    await third.begin(DEFINITION, "three")
+    assert third.pending == batch(0)
 
 
 async def test_from_scratch_replaces_the_definition_and_the_state(store: Store, sessions: AsyncExitStack) -> None:
