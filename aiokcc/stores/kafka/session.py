@@ -30,7 +30,7 @@ from aiokcc.stores.checks import check_op, check_path, check_size
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.appender import Appender, Outgoing
 from aiokcc.stores.kafka.client import LogClient, LogError
-from aiokcc.stores.kafka.contact import Deadline, Patience
+from aiokcc.stores.kafka.contact import Deadline, Patience, SilentBefore
 from aiokcc.stores.kafka.follower import Follower, LogChangedError, LogTrimmedError
 from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.keeper import Keeper
@@ -64,6 +64,8 @@ IDLE_SECONDS: Final = 1.0
 """A session is idle if it has not written for so long; then it need not read each beat of the others at once."""
 CLOSE_TIMEOUT: Final = 1.0
 """Closing waits this many seconds until the session's end is in the log."""
+LONGEST_LOOK: Final = 30.0
+"""Opening waits at most so many seconds for sessions that seem to be over."""
 
 
 class KafkaSession(Session):
@@ -82,6 +84,8 @@ class KafkaSession(Session):
         self._nonce = os.urandom(16)
         self._deadline = Deadline(self.timeout)
         self._patience = Patience()
+        self._silent = SilentBefore()
+        self._none_silent = asyncio.Event()
         self._follower = Follower(client, topic, self._on_applied, self._on_read, self._on_contact, self._is_idle)
         self._appender = Appender(client, self._seal, self._settle)
         self._keeper = Keeper(client, topic, self._follower, self._appender, self._patience)
@@ -256,6 +260,7 @@ class KafkaSession(Session):
             outgoing.fail(lost)
         self._settle()
         self._watches.close()
+        self._none_silent.set()
 
     # -- What the log tells -----------------------------------------------------------------------------------------------
 
@@ -266,13 +271,10 @@ class KafkaSession(Session):
 
     def _on_applied(self, applied: Applied) -> None:
         record = applied.record
-        if applied.opened:
-            self._patience.hear(applied.opened, boottime())
-            session = self._follower.machine.sessions[applied.opened]
-            if session.nonce == self._nonce and not self.id:
-                self.id = applied.opened
-        elif record is not None and applied.counted:
-            self._patience.hear(record.session, boottime())
+        heard = applied.opened or (record.session if record is not None and applied.counted else 0)
+        if heard:
+            self._patience.hear(heard, boottime())
+        self._note_silent(applied, heard)
         if record is not None and self.id and self.id == (applied.opened or record.session):
             self._on_own(record, applied)
         if applied.changed:
@@ -282,6 +284,21 @@ class KafkaSession(Session):
             if ended == self.id:
                 by = "it was closed" if record is not None and record.session == self.id else "it has expired"
                 self._lose(by, read=True)
+
+    def _note_silent(self, applied: Applied, heard: int) -> None:
+        """Find out which session is ours, and which of the others seem to be over, until nothing is left to find out."""
+        if self.id and not self._silent.sessions:
+            return
+        self._silent.note(applied.timestamp, heard)
+        for ended in applied.ended:
+            self._silent.end(ended)
+        if applied.opened and not self.id:
+            sessions = self._follower.machine.sessions
+            if sessions[applied.opened].nonce == self._nonce:
+                self.id = applied.opened
+                self._silent.opened(self.id, sessions.values())
+        if self.id and not self._silent.sessions:
+            self._none_silent.set()
 
     def _on_own(self, record: Record, applied: Applied) -> None:
         outgoing = self._appender.take_sent(record)
@@ -334,6 +351,21 @@ class KafkaSession(Session):
             ) from None
         self._set_state(SessionState.CONNECTED)
         self._check_deadline()
+        await self._wait_for_silent()
+
+    async def _wait_for_silent(self) -> None:
+        """Wait until the sessions that seem to be over have ended, so that their nodes do not look like those of live ones."""
+        if (silent := self._silent.sessions) and self.state is not SessionState.LOST:
+            longest = max(silent.values())
+            log.info(
+                "sessions %s on %s have been silent for longer than their timeout of up to %g s; waiting until they are ended",
+                ", ".join(map(str, silent)),
+                self._topic,
+                longest,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(1.0 + 1.5 * longest, LONGEST_LOOK)):
+                    await self._none_silent.wait()
 
     async def run(self) -> None:
         """Follow the log, append what is queued, and show that the session is alive, until it is lost or this is cancelled."""

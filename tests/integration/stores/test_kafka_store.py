@@ -59,6 +59,15 @@ def freeze(session: KafkaSession) -> None:
     session._lost_timer.cancel()
 
 
+@asynccontextmanager
+async def killed(store: KafkaStore, timeout: float) -> AsyncIterator[KafkaSession]:
+    """Give a session whose process is killed at the end: its end is not in the log."""
+    async with opened(store, timeout) as session:
+        yield session
+        freeze(session)
+        await session._client.close()
+
+
 async def until_gone(session: Session, path: str) -> None:
     with session.watch() as watch:
         watch.add(path)
@@ -407,6 +416,29 @@ class TestSessions:
                 assert await session.until(SessionState.LOST) is SessionState.LOST
             with pytest.raises(SessionLostError, match="it has expired"):
                 await session.create("b")
+
+    async def test_who_comes_long_after_all_were_killed_finds_nobody(self, kafka: local.Kafka) -> None:
+        """Nobody was there to end their sessions. A command that comes then must not say that they are alive."""
+        store = new_store(kafka)
+        async with killed(store, 1.0) as one, killed(store, 1.0) as two:
+            await one.create("one", ephemeral=True)
+            await two.create("two", ephemeral=True)
+        await asyncio.sleep(1.2)
+        begun = boottime()
+        async with opened(open_again(store)) as newcomer:
+            assert boottime() - begun > 1.0, "it ends them by its own patience, not by the broker's clock"
+            assert await newcomer.children("") == ()
+
+    async def test_who_comes_while_others_live_does_not_wait(self, kafka: local.Kafka) -> None:
+        store = new_store(kafka)
+        async with opened(store, 2.0) as live, killed(store, 60.0) as slow:
+            await slow.create("slow", ephemeral=True)
+            await live.create("live", ephemeral=True)
+            await asyncio.sleep(2.5)
+            begun = boottime()
+            async with opened(open_again(store)) as newcomer:
+                assert boottime() - begun < 1.0
+                assert await newcomer.children("") == ("live", "slow")
 
     async def test_an_idle_session_stays(self, kafka: local.Kafka) -> None:
         store = new_store(kafka)
