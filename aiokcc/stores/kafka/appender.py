@@ -12,13 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from aiokcc.errors import StoreError, TooLargeError
 from aiokcc.stores.kafka.client import LogClient, LogError, TooLargeForTopicError
 from aiokcc.stores.kafka.records import Kind, Record, encode
 from aiokcc.stores.kafka.topic import PERMISSIONS
-from aiokcc.stores.port import Op, OpResult, boottime
+from aiokcc.stores.port import Op, boottime
 
 __all__ = ["Appender", "Outgoing"]
 
@@ -34,7 +34,7 @@ class Outgoing:
 
     kind: Kind
     body: bytes = b""
-    future: asyncio.Future[list[OpResult]] | None = None
+    future: asyncio.Future[Any] | None = None
     ops: tuple[Op, ...] = ()
     path: str = ""
     is_transaction: bool = False

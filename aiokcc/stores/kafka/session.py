@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -155,12 +155,12 @@ class KafkaSession(Session):
     # -- Writes -----------------------------------------------------------------------------------------------------------
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
-        (created,) = await self._write(Create(path, data, ephemeral, sequential))
+        created = await self._write(Create(path, data, ephemeral, sequential))
         assert isinstance(created, str)
         return created
 
     async def set(self, path: str, data: bytes, version: int) -> int:
-        (written,) = await self._write(Set(path, data, version))
+        written = await self._write(Set(path, data, version))
         assert isinstance(written, int)
         return written
 
@@ -168,24 +168,41 @@ class KafkaSession(Session):
         await self._write(Delete(path, version))
 
     async def commit(self, *ops: Op) -> list[OpResult]:
-        return await self._write(*ops, is_transaction=True)
+        if not ops:
+            self._check_usable()
+            await checkpoint()
+            return []
+        results: list[OpResult] = await self._submit(self._outgoing(ops, is_transaction=True))
+        return results
+
+    def send_set(self, path: str, data: bytes, version: int) -> asyncio.Future[int] | None:
+        return self._send(Set(path, data, version), is_transaction=False)
+
+    def send_commit(self, *ops: Op) -> asyncio.Future[list[OpResult]] | None:
+        return self._send(*ops, is_transaction=True) if ops else None
+
+    def _send(self, *ops: Op, is_transaction: bool) -> asyncio.Future[Any] | None:
+        """Queue a write, if it can be sent now. A single operation's answer is its result, a transaction's a list."""
+        if self.state is not SessionState.CONNECTED:
+            return None
+        return self._submit(self._outgoing(ops, is_transaction=is_transaction))
 
     async def ensure(self, path: str) -> None:
         check_path(path)
         await self._submit(Outgoing(Kind.ENSURE, path.encode(), path=path))
 
-    async def _write(self, *ops: Op, is_transaction: bool = False) -> list[OpResult]:
+    async def _write(self, op: Op) -> OpResult:
+        result: OpResult = await self._submit(self._outgoing((op,), is_transaction=False))
+        return result
+
+    def _outgoing(self, ops: tuple[Op, ...], *, is_transaction: bool) -> Outgoing:
         for op in ops:
             check_op(op)
         check_size(self._root, *ops)
-        if not ops:
-            self._check_usable()
-            await checkpoint()
-            return []
         body = records.encode_ops([_with_unique_id(op) for op in ops])
-        return await self._submit(Outgoing(Kind.WRITE, body, None, ops, ops[0].path, is_transaction))
+        return Outgoing(Kind.WRITE, body, None, ops, ops[0].path, is_transaction)
 
-    def _submit(self, outgoing: Outgoing) -> asyncio.Future[list[OpResult]]:
+    def _submit(self, outgoing: Outgoing) -> asyncio.Future[Any]:
         self._check_usable()
         outgoing.future = self._loop.create_future()
         self._pending.append(outgoing)
@@ -203,7 +220,8 @@ class KafkaSession(Session):
         if outgoing.future is None or outgoing.future.done():
             return
         if applied.error is None:
-            outgoing.future.set_result(applied.results)
+            is_single = outgoing.ops and not outgoing.is_transaction
+            outgoing.future.set_result(applied.results[0] if is_single else applied.results)
         elif outgoing.ops:
             index = applied.index if outgoing.is_transaction else None
             outgoing.future.set_exception(applied.error(outgoing.ops[applied.index].path, index))
