@@ -137,12 +137,13 @@ class Appender:
             try:
                 await self._client.append([outgoing.raw for outgoing in batch])
                 return
-            except TooLargeForTopicError:
-                if len(batch) == 1:
-                    self._refuse(batch[0])
+            except TooLargeForTopicError as error:
+                if not failures:
+                    await self._send_smaller(batch)
                     return
-                await self._send_one_by_one(batch)
-                return
+                # An attempt before this one may be in the log, if the topic has taken larger ones until now.
+                failures += 1
+                log.debug("an append failed (attempt %d): %s", failures, error)
             except PermissionError as error:
                 raise StoreError(
                     f"Kafka does not let us write to the topic {self._client.topic!r} ({error}); {PERMISSIONS}"
@@ -158,8 +159,11 @@ class Appender:
             # What was read back meanwhile is in the log, although the broker has not said so.
             batch = [outgoing for outgoing in batch if not outgoing.done]
 
-    async def _send_one_by_one(self, batch: list[Outgoing]) -> None:
-        """Send records that are too large together, each with a new number: none of them is in the log."""
+    async def _send_smaller(self, batch: list[Outgoing]) -> None:
+        """Send records that are too large together, each with a new number: none of them is in the log. Refuse a single one."""
+        if len(batch) == 1:
+            self._refuse(batch[0])
+            return
         for outgoing in reversed(batch):
             self._take_number_back(outgoing)
         for outgoing in batch:

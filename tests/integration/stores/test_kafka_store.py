@@ -391,7 +391,9 @@ class TestSessions:
             await asyncio.sleep(0)
             began = boottime()
         assert boottime() - began < 3
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(
+            (OutcomeUnknownError, SessionLostError)
+        ):  # whether it was sent depends on the answer to the first
             await write
         private_kafka.thaw()
         async with opened(store) as again:
@@ -483,6 +485,37 @@ class TestSessions:
         assert not left
         errors = [write.exception() for write in writes]
         assert [type(error) for error in errors] == [OutcomeUnknownError, SessionLostError, SessionLostError]
+
+    async def test_a_write_that_is_too_large_at_its_second_attempt_was_perhaps_taken_at_the_first(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The answer was lost, and then the topic was told to take smaller records: the log knows what has become of it."""
+        async with opened(new_store(kafka)) as session:
+            append, fetch = session._client.append, session._client.fetch
+            attempts, refused, is_held = 0, asyncio.Event(), asyncio.Event()
+
+            async def take_once(values: Sequence[bytes]) -> None:
+                nonlocal attempts
+                attempts += 1
+                if attempts > 1:
+                    refused.set()
+                    raise TooLargeForTopicError
+                await append(values)
+                raise LogError("the answer was lost")
+
+            async def read_later(offset: int, wait: float) -> LogSlice:
+                is_held.set()
+                await refused.wait()
+                return await fetch(offset, wait)
+
+            monkeypatch.setattr(session._client, "fetch", read_later)
+            await is_held.wait()
+            monkeypatch.setattr(session._client, "append", take_once)
+            async with asyncio.timeout(PATIENCE):
+                assert await session.create("a", b"1") == "a"
+            monkeypatch.setattr(session._client, "append", append)
+            assert await session.set("a", b"2", 0) == 1
+            assert session.state is SessionState.CONNECTED
 
     async def test_many_idle_sessions_read_their_beats_together(
         self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
@@ -631,6 +664,28 @@ class TestSnapshots:
                 assert mine.owner == other.id
                 assert newcomer._follower.start >= 200
             assert session.state is other.state is SessionState.CONNECTED
+
+    async def test_a_large_tree_is_written_down_less_often(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every session writes its whole state down at each mark, so marks cost as much as the tree is large."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        async with opened(new_store(kafka), 2.0) as session:
+            machine = session._follower.machine
+
+            async def count_marks() -> int:
+                offsets = set()
+                for number in range(200):
+                    await session.set("", b"%d" % number, ANY_VERSION)
+                    offsets.add(machine.mark.offset if machine.mark is not None else -1)
+                return len(offsets) - 1
+
+            assert await count_marks() >= 3
+            await session.create("large", os.urandom(100 * keeper.STATE_PER_RECORD))
+            await count_marks()  # until a mark has the large state
+            assert machine.mark is not None
+            assert len(machine.mark.content) > 100 * keeper.STATE_PER_RECORD
+            assert await count_marks() <= 2
 
     async def test_a_member_that_does_not_read_keeps_the_log_from_being_trimmed(
         self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
