@@ -52,7 +52,7 @@ from aiokcc.stores.port import (
 )
 from aiokcc.stores.state_waiters import StateWaiters
 
-__all__ = ["KafkaSession"]
+__all__ = ["KafkaSession", "TrimmedWhileOpeningError"]
 
 T = TypeVar("T")
 
@@ -66,6 +66,10 @@ CLOSE_TIMEOUT: Final = 1.0
 """Closing waits this many seconds until the session's end is in the log."""
 LONGEST_LOOK: Final = 30.0
 """Opening waits at most so many seconds for sessions that seem to be over."""
+
+
+class TrimmedWhileOpeningError(StoreUnreachableError):
+    """The others have trimmed the log past the place where a newcomer was, before it had a session. It may begin again."""
 
 
 class KafkaSession(Session):
@@ -399,7 +403,10 @@ class KafkaSession(Session):
             is_live = self.id and boottime() < self._deadline.lost_at
             # The others trim the log without us if we have no session, or none any more: we may begin again.
             was_trimmed = isinstance(error, LogTrimmedError) and not is_live
-            self._fail(StoreUnreachableError(str(error)) if was_trimmed else self._history.refuse(str(error)))
+            if was_trimmed and not self._opened.done():
+                self._opened.set_exception(TrimmedWhileOpeningError(str(error)))
+            else:
+                self._fail(StoreUnreachableError(str(error)) if was_trimmed else self._history.refuse(str(error)))
         except* StoreError as group:
             self._fail(main_error(group))
 

@@ -841,6 +841,33 @@ class TestSnapshots:
                 assert newcomer._follower.machine.chain == session._follower.machine.chain
             assert len(late) == 3
 
+    async def test_a_newcomer_that_is_slow_to_open_its_session_begins_again(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It had read the log, and has no session yet, so nobody waits for it. It does not fail."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 20)
+        store = new_store(kafka)
+        async with opened(store, 2.0) as session:
+            await session.create("count")
+            open_slowly, late = KafkaSession.open, 0
+
+            async def open_late(self: KafkaSession, connect_timeout: float | None) -> None:
+                nonlocal late
+                await open_slowly(self, connect_timeout)
+                if late < 2:
+                    late += 1
+
+                    async def is_trimmed() -> bool:
+                        await session.set("count", b"", ANY_VERSION)
+                        return session._follower.start > self._follower.machine.position
+
+                    await until(is_trimmed)
+
+            monkeypatch.setattr(KafkaSession, "open", open_late)
+            async with opened(open_again(store), 2.0) as newcomer:
+                assert (await newcomer.get("count")).version == (await session.get("count")).version
+            assert late == 2
+
 
 class TestClient:
     async def test_who_connects_again_at_the_same_time_leaves_no_connection_behind(self, kafka: local.Kafka) -> None:
