@@ -77,6 +77,8 @@ class Appender:
         self._next_other = 1
         self.last_sent = boottime()
         """The first send time of the last record."""
+        self.last_problem = ""
+        """The reason why the last append failed; empty if it did not."""
         self.sent: dict[tuple[bool, int], Outgoing] = {}
         """The records that were sent and not yet read back, by whether they are writes, and number."""
 
@@ -136,6 +138,7 @@ class Appender:
         while batch:
             try:
                 await self._client.append([outgoing.raw for outgoing in batch])
+                self.last_problem = ""
                 return
             except TooLargeForTopicError as error:
                 if not failures:
@@ -149,7 +152,7 @@ class Appender:
                     f"Kafka does not let us write to the topic {self._client.topic!r} ({error}); {PERMISSIONS}"
                 ) from None
             except LogError as error:
-                failures += 1
+                failures, self.last_problem = failures + 1, str(error)
                 log.debug("an append failed (attempt %d): %s", failures, error)
             await asyncio.sleep(min(_RETRY_SECONDS * failures, 1.0))
             try:

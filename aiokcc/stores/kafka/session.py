@@ -369,7 +369,7 @@ class KafkaSession(Session):
         except TimeoutError:
             raise StoreUnreachableError(
                 f"Kafka at {self._client.servers} did not take a record within {connect_timeout:g} s; does the topic "
-                f"{self._topic!r} have enough replicas in sync? {self._follower.last_problem}".strip()
+                f"{self._topic!r} have enough replicas in sync? {self._last_problem}".strip()
             ) from None
         self._set_state(SessionState.CONNECTED)
         self._check_deadline()
@@ -435,10 +435,15 @@ class KafkaSession(Session):
         left = self._deadline.lost_at - boottime()
         if left <= 0:
             self._lose(
-                f"none of its records was read back for {self.timeout:g} s ({self._follower.last_problem or 'no answer'})"
+                f"none of its records was read back for {self.timeout:g} s ({self._last_problem or 'no answer'})"
             )
         elif self.state is not SessionState.LOST:
             self._lost_timer = self._loop.call_later(left, self._check_deadline)
+
+    @property
+    def _last_problem(self) -> str:
+        """The reason why our records are not taken, or why they cannot be read back; empty if no reason is known."""
+        return self._appender.last_problem or self._follower.last_problem
 
     async def close(self) -> None:
         """Close the session: append its end, for at most CLOSE_TIMEOUT seconds. Closing twice changes nothing."""

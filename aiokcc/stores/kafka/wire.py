@@ -173,7 +173,7 @@ class _OwnRequest:
 
     def parse_response_header(self, buffer: BytesIO) -> _Correlation:
         """Return the number of the request that is answered."""
-        return _Correlation(*_CORRELATION.unpack_from(buffer.getbuffer()))
+        return _Correlation(*_CORRELATION.unpack_from(buffer.getvalue()))
 
     @property
     def RESPONSE_TYPE(self) -> Self:  # noqa: N802 - the connection calls it so

@@ -517,6 +517,19 @@ class TestSessions:
             assert await session.set("a", b"2", 0) == 1
             assert session.state is SessionState.CONNECTED
 
+    async def test_a_session_that_ends_because_nothing_is_taken_says_why(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Reads go on while too few replicas are in sync, so only the answers to appends tell."""
+        async with opened(new_store(kafka), 1.0) as session:
+
+            async def refuse(values: Sequence[bytes]) -> None:
+                raise LogError("NotEnoughReplicasError")
+
+            monkeypatch.setattr(session._client, "append", refuse)
+            with pytest.raises(OutcomeUnknownError, match=r"read back for 1 s \(NotEnoughReplicasError\)"):
+                await session.create("a")
+
     async def test_many_idle_sessions_read_their_beats_together(
         self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
