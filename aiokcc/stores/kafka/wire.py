@@ -11,6 +11,7 @@ Nobody promises that the client stays as it is, so :func:`check_aiokafka` compar
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 import struct
@@ -136,7 +137,14 @@ def _too_new(name: str, lowest: int) -> StoreError:
     )
 
 
-class _Correlation(NamedTuple):
+class _RequestHeader(NamedTuple):
+    raw: bytes
+
+    def encode(self) -> bytes:
+        return self.raw
+
+
+class _ResponseHeader(NamedTuple):
     correlation_id: int
 
 
@@ -158,22 +166,18 @@ class _OwnRequest:
         self._version = usable[-1]
         return self
 
-    def build_request_header(self, correlation_id: int, client_id: str) -> Self:
-        """Keep what the header consists of; :meth:`encode` is called for the header first, and then for the body."""
+    def build_request_header(self, correlation_id: int, client_id: str) -> _RequestHeader:
+        """Return the header."""
         client = client_id.encode()
-        self._parts = [
-            self._encode(),
-            _REQUEST.pack(self.API_KEY, self._version, correlation_id, len(client)) + client,
-        ]
-        return self
+        return _RequestHeader(_REQUEST.pack(self.API_KEY, self._version, correlation_id, len(client)) + client)
 
     def encode(self) -> bytes:
-        """Return the header, and at the second call the body."""
-        return self._parts.pop()
+        """Return the body."""
+        raise NotImplementedError
 
-    def parse_response_header(self, buffer: BytesIO) -> _Correlation:
+    def parse_response_header(self, buffer: BytesIO) -> _ResponseHeader:
         """Return the number of the request that is answered."""
-        return _Correlation(*_CORRELATION.unpack_from(buffer.getvalue()))
+        return _ResponseHeader(*_CORRELATION.unpack_from(buffer.getvalue()))
 
     @property
     def RESPONSE_TYPE(self) -> Self:  # noqa: N802 - the connection calls it so
@@ -186,9 +190,6 @@ class _OwnRequest:
             return self._decode(buffer.getvalue())
         except struct.error as error:
             raise kafka_errors.KafkaError(f"an answer to {self._name} cannot be read: {error}") from error
-
-    def _encode(self) -> bytes:
-        raise NotImplementedError
 
     def _decode(self, data: bytes) -> Any:
         raise NotImplementedError
@@ -212,7 +213,7 @@ class AppendRequest(_OwnRequest):
     def __init__(self, topic: bytes, batch: bytes, timeout: int) -> None:
         self._topic, self._batch, self._timeout = topic, batch, timeout
 
-    def _encode(self) -> bytes:
+    def encode(self) -> bytes:
         # No transaction; acknowledged by all replicas in sync; one topic, one partition.
         head = self._HEAD.pack(-1, -1, self._timeout, 1, len(self._topic))
         return b"".join((head, self._topic, self._PARTITION.pack(1, 0, len(self._batch)), self._batch))
@@ -249,7 +250,7 @@ class ReadRequest(_OwnRequest):
     def __init__(self, topic: bytes, offset: int, wait: int, most: int) -> None:
         self._topic, self._offset, self._wait, self._most = topic, offset, wait, most
 
-    def _encode(self) -> bytes:
+    def encode(self) -> bytes:
         # We are no replica; one byte is enough to be answered; what is in a transaction is read, too.
         head = self._HEAD.pack(-1, self._wait, 1, self._most, 0)
         topic = struct.pack(">ih", 1, len(self._topic)) + self._topic
@@ -276,9 +277,12 @@ def split_frames(connection: Any) -> None:
     """Let a connection of aiokafka handle each answer where its bytes arrive.
 
     aiokafka has a task that waits for four bytes, then for the rest, and then wakes the caller: two turns of the event loop
-    more. The task stays, and learns of the connection's end.
+    more. The task stays, and learns of the connection's end. A connection that is built in another way, or that waits for an
+    answer already, stays as it is.
     """
-    reader = connection._reader
+    reader = getattr(connection, "_reader", None)
+    if not isinstance(reader, asyncio.StreamReader) or getattr(connection, "_requests", True):
+        return
     rest = bytearray()
 
     def feed(data: bytes) -> None:
@@ -301,7 +305,7 @@ def split_frames(connection: Any) -> None:
             at = end
         rest += data[at:]
 
-    reader.feed_data = feed
+    reader.feed_data = feed  # type: ignore[assignment, method-assign]
 
 
 class TopicClient(AIOKafkaClient):  # type: ignore[misc]
@@ -314,7 +318,7 @@ class TopicClient(AIOKafkaClient):  # type: ignore[misc]
     async def _get_conn(self, node_id: int, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
         before = self._conns.get((node_id, group))
         connection = await super()._get_conn(node_id, group=group, no_hint=no_hint)
-        if connection is not None and connection is not before and not connection._requests:
+        if connection is not None and connection is not before:
             split_frames(connection)
         return connection
 

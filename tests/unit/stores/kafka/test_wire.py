@@ -5,6 +5,7 @@ Batches of records: what is written is read again, and what others write in othe
 
 from __future__ import annotations
 
+import asyncio
 import io
 import struct
 from collections import deque
@@ -63,17 +64,19 @@ def test_the_highest_version_that_both_know_is_taken() -> None:
 
 
 class Connection:
-    """The parts of a connection of aiokafka that a request and :func:`split_frames` meet."""
+    """The parts of a connection of aiokafka that a request and :func:`split_frames` meet, with requests that were sent."""
 
-    def __init__(self) -> None:
-        self._reader: Any = self
-        self.feed_data: Any = None
-        self.requests: deque[Any] = deque()
+    def __init__(self, *sent: Any) -> None:
+        self._reader: Any = asyncio.StreamReader()
+        self._requests: deque[Any] = deque()
+        split_frames(self)
+        self._requests.extend(sent)
+        self.feed_data = self._reader.feed_data
         self.answers: list[Any] = []
         self.error: Exception | None = None
 
     def _handle_frame(self, data: bytes) -> None:
-        request, buffer = self.requests.popleft(), io.BytesIO(data)
+        request, buffer = self._requests.popleft(), io.BytesIO(data)
         assert request.parse_response_header(buffer).correlation_id == 77
         self.answers.append(request.RESPONSE_TYPE.decode(buffer))
 
@@ -89,13 +92,10 @@ def answer_of(version: int, key: int, *parts: Any) -> bytes:
 
 
 @pytest.mark.parametrize("version", range(3, 8))
-def test_the_answer_to_an_append_is_its_error_code(version: int) -> None:
+async def test_the_answer_to_an_append_is_its_error_code(version: int) -> None:
     more = () if version < 5 else (0,)
     raw = answer_of(version, APPEND, [("log", [(0, 6, 5, 1, *more)])], 0)
-    request = AppendRequest(b"log", b"", 1).prepare({APPEND: (3, version)})
-    connection = Connection()
-    connection.requests.append(request)
-    split_frames(connection)
+    connection = Connection(AppendRequest(b"log", b"", 1).prepare({APPEND: (3, version)}))
     connection.feed_data(raw)
     assert connection.answers == [6]
 
@@ -108,33 +108,36 @@ READS = {
 
 @pytest.mark.parametrize("version", READS)
 @pytest.mark.parametrize("size", [1, 3, 50, 10_000])
-def test_answers_to_reads_come_in_pieces_of_any_size(version: int, size: int) -> None:
+async def test_answers_to_reads_come_in_pieces_of_any_size(version: int, size: int) -> None:
     raw = answer_of(version, READ, *READS[version]) * 3
-    connection = Connection()
-    connection.requests.extend(ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, version)}) for _ in range(3))
-    split_frames(connection)
+    connection = Connection(*(ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, version)}) for _ in range(3)))
     for at in range(0, len(raw), size):
         connection.feed_data(raw[at : at + size])
     assert connection.answers == [ReadAnswer(3, 9, 2, b"batches")] * 3
 
 
-def test_an_error_for_the_whole_read_and_an_answer_without_records() -> None:
+async def test_an_error_for_the_whole_read_and_an_answer_without_records() -> None:
     request = ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, 11)})
-    connection = Connection()
-    connection.requests.extend((request, request))
-    split_frames(connection)
+    connection = Connection(request, request)
     connection.feed_data(answer_of(11, READ, 0, 71, 0, []))
     connection.feed_data(answer_of(11, READ, 0, 0, 0, [("log", [(0, 0, 9, 9, 2, None, -1, None)])]))
     assert connection.answers == [ReadAnswer(71, 0, 0, b""), ReadAnswer(0, 9, 2, b"")]
 
 
-def test_an_answer_that_cannot_be_read_breaks_the_connection() -> None:
-    connection = Connection()
-    connection.requests.append(ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, 5)}))
-    split_frames(connection)
+async def test_an_answer_that_cannot_be_read_breaks_the_connection() -> None:
+    connection = Connection(ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, 5)}))
     connection.feed_data(struct.pack(">ii", 6, 77) + b"xx" + b"more")
     assert "cannot be read" in str(connection.error)
     assert not connection.answers
+
+
+async def test_a_connection_that_waits_for_an_answer_or_is_built_in_another_way_stays_as_it_is() -> None:
+    connection = Connection()
+    connection._reader = reader = asyncio.StreamReader()
+    connection._requests.append(None)
+    split_frames(connection)
+    assert reader.feed_data == asyncio.StreamReader.feed_data.__get__(reader)
+    split_frames(object())
 
 
 def place(batch: bytes, offset: int, epoch: int = 0) -> bytes:
