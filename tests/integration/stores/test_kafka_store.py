@@ -778,6 +778,7 @@ class TestSnapshots:
     ) -> None:
         """A snapshot that the topic does not take leaves the log as it is; a write that it does not take fails alone."""
         monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        monkeypatch.setattr(keeper, "STATE_PER_RECORD", 2**20)
         store = new_store(kafka)
         async with opened(store, 2.0) as session:
             await session.create("large", os.urandom(200_000))
