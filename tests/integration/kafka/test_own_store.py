@@ -108,7 +108,6 @@ async def test_no_command_but_replay_makes_a_topic_for_a_mistyped_root(kafka: lo
             ("hold",),
             ("delete", "--yes"),
             ("describe",),
-            ("dashboard", "--listen", "127.0.0.1:0"),
             ("offsets", "show"),
             ("pipeline", "status"),
         ):
