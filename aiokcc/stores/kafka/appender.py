@@ -12,13 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from aiokcc.errors import StoreError, TooLargeError
 from aiokcc.stores.kafka.client import LogClient, LogError, TooLargeForTopicError
 from aiokcc.stores.kafka.records import Kind, Record, encode
 from aiokcc.stores.kafka.topic import PERMISSIONS
-from aiokcc.stores.port import Op, OpResult, boottime
+from aiokcc.stores.port import Op, boottime
 
 __all__ = ["Appender", "Outgoing"]
 
@@ -35,7 +35,7 @@ class Outgoing:
 
     kind: Kind
     body: bytes = b""
-    future: asyncio.Future[list[OpResult]] | None = None
+    future: asyncio.Future[Any] | None = None
     ops: tuple[Op, ...] = ()
     path: str = ""
     is_transaction: bool = False
@@ -78,6 +78,8 @@ class Appender:
         self._next_other = 1
         self.last_sent = boottime()
         """The first send time of the last record."""
+        self.last_problem = ""
+        """The reason why the last append failed; empty if it did not."""
         self.sent: dict[tuple[bool, int], Outgoing] = {}
         """The records that were sent and not yet read back, by whether they are writes, and number."""
 
@@ -137,19 +139,21 @@ class Appender:
         while batch:
             try:
                 await self._client.append([outgoing.raw for outgoing in batch])
+                self.last_problem = ""
                 return
-            except TooLargeForTopicError:
-                if len(batch) == 1:
-                    self._refuse(batch[0])
+            except TooLargeForTopicError as error:
+                if not failures:
+                    await self._send_smaller(batch)
                     return
-                await self._send_one_by_one(batch)
-                return
+                # An attempt before this one may be in the log, if the topic has taken larger ones until now.
+                failures += 1
+                log.debug("an append failed (attempt %d): %s", failures, error)
             except PermissionError as error:
                 raise StoreError(
                     f"Kafka does not let us write to the topic {self._client.topic!r} ({error}); {PERMISSIONS}"
                 ) from None
             except LogError as error:
-                failures += 1
+                failures, self.last_problem = failures + 1, str(error)
                 log.debug("an append failed (attempt %d): %s", failures, error)
             await asyncio.sleep(min(_RETRY_SECONDS * failures, 1.0))
             try:
@@ -159,8 +163,11 @@ class Appender:
             # What was read back meanwhile is in the log, although the broker has not said so.
             batch = [outgoing for outgoing in batch if not outgoing.done]
 
-    async def _send_one_by_one(self, batch: list[Outgoing]) -> None:
-        """Send records that are too large together, each with a new number: none of them is in the log."""
+    async def _send_smaller(self, batch: list[Outgoing]) -> None:
+        """Send records that are too large together, each with a new number: none of them is in the log. Refuse a single one."""
+        if len(batch) == 1:
+            self._refuse(batch[0])
+            return
         for outgoing in reversed(batch):
             self._take_number_back(outgoing)
         for outgoing in batch:

@@ -14,15 +14,16 @@ from typing import Any, Final, NamedTuple
 from aiokcc.errors import StoreError, UsageError
 from aiokcc.stores.kafka.wire import (
     FAILURES,
+    AppendRequest,
     ConnectionGroup,
     CreateTopicsRequest,
     DeleteRecordsRequest,
     DescribeConfigsRequest,
-    FetchRequest,
     LogEntry,
     MetadataRequest,
     OffsetRequest,
-    ProduceRequest,
+    ReadAnswer,
+    ReadRequest,
     Refusal,
     TopicClient,
     TopicPartition,
@@ -95,6 +96,7 @@ class LogClient:
         self.servers = ",".join(servers)
         """The servers, for messages."""
         self._topic = self.topic = topic
+        self._name = topic.encode()
         self._timeout = request_timeout
         self._settings = dict(settings)
         self._client: Any = None
@@ -147,35 +149,19 @@ class LogClient:
 
         Raises LogError if that is not known, and TooLargeForTopicError if nothing was appended for that reason.
         """
-        request = ProduceRequest(
-            transactional_id=None,
-            required_acks=-1,
-            timeout=int(self._timeout * 1000),
-            topics=[(self._topic, [(0, pack_batch(values))])],
-        )
-        answer = await self._send(await self._leader(), request)
-        self._check(answer.topics[0][1][0][1])
+        request = AppendRequest(self._name, pack_batch(values), int(self._timeout * 1000))
+        self._check(await self._ask(await self._leader(), request))
 
     async def fetch(self, offset: int, wait: float) -> LogSlice:
         """Return the records from an offset on; wait up to so many seconds if there is none.
 
         Raises OutOfRangeError and LogError.
         """
-        request = FetchRequest(
-            max_wait_time=int(wait * 1000),
-            min_bytes=1,
-            max_bytes=FETCH_BYTES,
-            isolation_level=0,
-            topics=[(self._topic, [(0, offset, FETCH_BYTES)])],
-        )
-        answer = await self._send(await self._leader(), request, ConnectionGroup.COORDINATION)
-        if getattr(answer, "error_code", 0):
-            self._check(answer.error_code)
-        found = answer.topics[0][1][0]
-        self._check(found[1])
-        end, start, data = found[2], found[4], found[-1]
+        request = ReadRequest(self._name, offset, int(wait * 1000), FETCH_BYTES)
+        answer: ReadAnswer = await self._ask(await self._leader(), request, ConnectionGroup.COORDINATION)
+        self._check(answer.code)
         try:
-            return LogSlice(list(unpack_batches(bytes(data), offset)) if data else [], start, end)
+            return LogSlice(list(unpack_batches(answer.data, offset)), answer.start, answer.end)
         except kafka_errors.KafkaError as error:
             raise LogError(str(error)) from error
 
@@ -279,9 +265,12 @@ class LogClient:
             raise LogError("no broker is known")
         return int(node)
 
-    async def _send(self, node: int, request: Any, group: Any = ConnectionGroup.DEFAULT) -> Any:
+    async def _send(self, node: int, request: Any) -> Any:
+        return await self._ask(node, VersionedRequest(request))
+
+    async def _ask(self, node: int, request: Any, group: Any = ConnectionGroup.DEFAULT) -> Any:
         try:
-            return await self._client.send(node, VersionedRequest(request), group=group)
+            return await self._client.send(node, request, group=group)
         except FAILURES as error:
             raise LogError(str(error) or type(error).__name__) from error
 

@@ -1,4 +1,4 @@
-"""The two rules that need a clock. Pure: times are passed in.
+"""The two rules that need a clock, and a hint. Pure: times are passed in.
 
 * **[patience]** An observer ends a session only after it has waited the session's whole timeout since it *read* the last record
   of it. What it has not read it does not know, so time counts only up to the send time of the last read that was answered and
@@ -6,6 +6,10 @@
 * **[deadline]** A session may be relied on until the *first* send time of its last record that was *read back as counted* + 2/3
   of its timeout. The broker's acknowledgement proves nothing: the record may not count. The time of a later attempt proves
   nothing: the first may be the one that others have read.
+
+If all processes of a group were killed, nobody is there to end their sessions: whoever comes an hour later finds their nodes.
+The times of the records say that they have been silent for long. Such a clock may be wrong, so :class:`SilentBefore` ends no
+session: whoever opens one waits until **[patience]** has ended them, or until they are heard.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from aiokcc.stores.kafka.state import LogSession
 from aiokcc.stores.port import STOP_FRACTION
 
-__all__ = ["Deadline", "Patience"]
+__all__ = ["Deadline", "Patience", "SilentBefore"]
 
 
 class Patience:
@@ -80,3 +84,34 @@ class Deadline:
     def lost_at(self) -> float:
         """The time after which the session is lost: others may have ended it."""
         return self.confirmed + self._timeout
+
+
+class SilentBefore:
+    """Tells which sessions had been silent for longer than their timeout when ours was opened, by the broker's clock."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._heard: dict[int, int] = {}
+        self.sessions: dict[int, float] = {}
+        """Those that have neither ended nor been heard since, with their timeouts in seconds."""
+
+    def note(self, timestamp: int, session: int) -> None:
+        """Note the time of a record, and the session that it was counted for (0: none)."""
+        if self._first is None:
+            self._first = timestamp
+        if session:
+            self._heard[session] = timestamp
+            self.sessions.pop(session, None)
+
+    def opened(self, own: int, sessions: Iterable[LogSession]) -> None:
+        """Note that the record just noted has opened our own session. These are the live ones."""
+        now = self._heard[own]
+        for session in sessions:
+            # What is in the snapshot with which we began was heard before the first record that we have read.
+            if now - self._heard.get(session.id, self._first or 0) >= session.timeout:
+                self.sessions[session.id] = session.timeout / 1000
+        self._heard.clear()
+
+    def end(self, session: int) -> None:
+        """Note that a session has ended."""
+        self.sessions.pop(session, None)

@@ -29,6 +29,9 @@ log = logging.getLogger("aiokcc.stores")
 MARK_RECORDS: Final = 2000
 """A mark and a snapshot follow after so many records, or after so many bytes as below."""
 MARK_BYTES: Final = 2**20
+STATE_PER_RECORD: Final = 128
+"""With a large state the next mark waits until a record has come for so many bytes of it: every session has to write the state
+down at each mark, and to compare the snapshot."""
 _PART_BYTES: Final = 500_000
 CHECK_SECONDS: Final = 60.0
 """The topic's settings are looked at this often: Kafka does not notify of a change of them."""
@@ -67,8 +70,9 @@ class Keeper:
     def _mark(self) -> None:
         machine = self._follower.machine
         since = machine.mark.offset if machine.mark is not None else 0
-        largest = max(MARK_BYTES, 4 * len(machine.mark.content) if machine.mark is not None else 0)
-        if machine.records_since_mark >= MARK_RECORDS or machine.bytes_since_mark >= largest:
+        size = len(machine.mark.content) if machine.mark is not None else 0
+        has_many = machine.records_since_mark >= max(MARK_RECORDS, size // STATE_PER_RECORD)
+        if has_many or machine.bytes_since_mark >= max(MARK_BYTES, 4 * size):
             if self._marked <= since:  # none is under way
                 self._marked = machine.position
                 self._appender.put(Outgoing(Kind.MARK))

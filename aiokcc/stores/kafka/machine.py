@@ -61,6 +61,8 @@ class Applied:
     """The effects of one record."""
 
     offset: int
+    timestamp: int = 0
+    """The record's time on the broker's clock, in milliseconds since the epoch."""
     record: Record | None = None
     """The record; None if it is not of this log, or cannot be read."""
     counted: bool = False
@@ -170,7 +172,7 @@ class Machine:
         Raises ForeignLogError if it should be the GENESIS and is not, and UnknownFormatError if a newer version wrote it.
         """
         assert offset >= self.position, "a record is applied once"
-        applied = Applied(offset)
+        applied = Applied(offset, timestamp)
         content = b""
         if self.genesis is None:
             applied.record = self._begin(raw)

@@ -1,6 +1,6 @@
 """The records of the log, as bytes. Pure: no clock, no I/O.
 
-Every record begins with the same header, whatever its version: a mark of ours, the format version, and the genesis, which is
+Every record begins with the same bytes, whatever its version: a mark of ours, the format version, and the genesis, which is
 the name of the log. So a reader of any version can tell three cases apart:
 
 * The bytes are not ours, or they name another log: the record changes nothing (:func:`decode` returns None).
@@ -120,13 +120,15 @@ def decode(raw: bytes | None, genesis: bytes | None) -> Record | None:
 
     Raises UnknownFormatError if it is of this log and of another version.
     """
-    if raw is None or len(raw) < _HEADER:
+    if raw is None or len(raw) < _PREFIX.size:
         return None
     magic, version, log = _PREFIX.unpack_from(raw)
     if magic != _MAGIC or (genesis is not None and log != genesis):
         return None
     if version != VERSION:
         raise UnknownFormatError(version)
+    if len(raw) < _HEADER:
+        return None
     kind, session, seq, position, chain = _WRITER.unpack_from(raw, _PREFIX.size)
     try:
         return Record(log, Kind(kind), session, seq, position, chain, bytes(raw[_HEADER:]))
@@ -137,7 +139,10 @@ def decode(raw: bytes | None, genesis: bytes | None) -> Record | None:
 def is_of_another_log(raw: bytes | None, genesis: bytes | None) -> bool:
     """Return whether a record is of a log of ours with another genesis."""
     return (
-        raw is not None and len(raw) >= _HEADER and raw[:_MARK] == _MAGIC and raw[_MARK + 1 : _PREFIX.size] != genesis
+        raw is not None
+        and len(raw) >= _PREFIX.size
+        and raw[:_MARK] == _MAGIC
+        and raw[_MARK + 1 : _PREFIX.size] != genesis
     )
 
 

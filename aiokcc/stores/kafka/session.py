@@ -19,7 +19,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 from anyio.lowlevel import checkpoint
@@ -30,7 +30,7 @@ from aiokcc.stores.checks import check_op, check_path, check_size
 from aiokcc.stores.kafka import records
 from aiokcc.stores.kafka.appender import Appender, Outgoing
 from aiokcc.stores.kafka.client import LogClient, LogError
-from aiokcc.stores.kafka.contact import Deadline, Patience
+from aiokcc.stores.kafka.contact import Deadline, Patience, SilentBefore
 from aiokcc.stores.kafka.follower import Follower, LogChangedError, LogTrimmedError
 from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.keeper import Keeper
@@ -52,7 +52,7 @@ from aiokcc.stores.port import (
 )
 from aiokcc.stores.state_waiters import StateWaiters
 
-__all__ = ["KafkaSession"]
+__all__ = ["KafkaSession", "TrimmedWhileOpeningError"]
 
 T = TypeVar("T")
 
@@ -64,6 +64,12 @@ IDLE_SECONDS: Final = 1.0
 """A session is idle if it has not written for so long; then it need not read each beat of the others at once."""
 CLOSE_TIMEOUT: Final = 1.0
 """Closing waits this many seconds until the session's end is in the log."""
+LONGEST_LOOK: Final = 30.0
+"""Opening waits at most so many seconds for sessions that seem to be over."""
+
+
+class TrimmedWhileOpeningError(StoreUnreachableError):
+    """The others have trimmed the log past the place where a newcomer was, before it had a session. It may begin again."""
 
 
 class KafkaSession(Session):
@@ -82,6 +88,8 @@ class KafkaSession(Session):
         self._nonce = os.urandom(16)
         self._deadline = Deadline(self.timeout)
         self._patience = Patience()
+        self._silent = SilentBefore()
+        self._none_silent = asyncio.Event()
         self._follower = Follower(client, topic, self._on_applied, self._on_read, self._on_contact, self._is_idle)
         self._appender = Appender(client, self._seal, self._settle)
         self._keeper = Keeper(client, topic, self._follower, self._appender, self._patience)
@@ -151,12 +159,12 @@ class KafkaSession(Session):
     # -- Writes -----------------------------------------------------------------------------------------------------------
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
-        (created,) = await self._write(Create(path, data, ephemeral, sequential))
+        created = await self._write(Create(path, data, ephemeral, sequential))
         assert isinstance(created, str)
         return created
 
     async def set(self, path: str, data: bytes, version: int) -> int:
-        (written,) = await self._write(Set(path, data, version))
+        written = await self._write(Set(path, data, version))
         assert isinstance(written, int)
         return written
 
@@ -164,24 +172,41 @@ class KafkaSession(Session):
         await self._write(Delete(path, version))
 
     async def commit(self, *ops: Op) -> list[OpResult]:
-        return await self._write(*ops, is_transaction=True)
+        if not ops:
+            self._check_usable()
+            await checkpoint()
+            return []
+        results: list[OpResult] = await self._submit(self._outgoing(ops, is_transaction=True))
+        return results
+
+    def send_set(self, path: str, data: bytes, version: int) -> asyncio.Future[int] | None:
+        return self._send(Set(path, data, version), is_transaction=False)
+
+    def send_commit(self, *ops: Op) -> asyncio.Future[list[OpResult]] | None:
+        return self._send(*ops, is_transaction=True) if ops else None
+
+    def _send(self, *ops: Op, is_transaction: bool) -> asyncio.Future[Any] | None:
+        """Queue a write, if it can be sent now. A single operation's answer is its result, a transaction's a list."""
+        if self.state is not SessionState.CONNECTED:
+            return None
+        return self._submit(self._outgoing(ops, is_transaction=is_transaction))
 
     async def ensure(self, path: str) -> None:
         check_path(path)
         await self._submit(Outgoing(Kind.ENSURE, path.encode(), path=path))
 
-    async def _write(self, *ops: Op, is_transaction: bool = False) -> list[OpResult]:
+    async def _write(self, op: Op) -> OpResult:
+        result: OpResult = await self._submit(self._outgoing((op,), is_transaction=False))
+        return result
+
+    def _outgoing(self, ops: tuple[Op, ...], *, is_transaction: bool) -> Outgoing:
         for op in ops:
             check_op(op)
         check_size(self._root, *ops)
-        if not ops:
-            self._check_usable()
-            await checkpoint()
-            return []
         body = records.encode_ops([_with_unique_id(op) for op in ops])
-        return await self._submit(Outgoing(Kind.WRITE, body, None, ops, ops[0].path, is_transaction))
+        return Outgoing(Kind.WRITE, body, None, ops, ops[0].path, is_transaction)
 
-    def _submit(self, outgoing: Outgoing) -> asyncio.Future[list[OpResult]]:
+    def _submit(self, outgoing: Outgoing) -> asyncio.Future[Any]:
         self._check_usable()
         outgoing.future = self._loop.create_future()
         self._pending.append(outgoing)
@@ -199,7 +224,8 @@ class KafkaSession(Session):
         if outgoing.future is None or outgoing.future.done():
             return
         if applied.error is None:
-            outgoing.future.set_result(applied.results)
+            is_single = outgoing.ops and not outgoing.is_transaction
+            outgoing.future.set_result(applied.results[0] if is_single else applied.results)
         elif outgoing.ops:
             index = applied.index if outgoing.is_transaction else None
             outgoing.future.set_exception(applied.error(outgoing.ops[applied.index].path, index))
@@ -256,6 +282,7 @@ class KafkaSession(Session):
             outgoing.fail(lost)
         self._settle()
         self._watches.close()
+        self._none_silent.set()
 
     # -- What the log tells -----------------------------------------------------------------------------------------------
 
@@ -266,13 +293,10 @@ class KafkaSession(Session):
 
     def _on_applied(self, applied: Applied) -> None:
         record = applied.record
-        if applied.opened:
-            self._patience.hear(applied.opened, boottime())
-            session = self._follower.machine.sessions[applied.opened]
-            if session.nonce == self._nonce and not self.id:
-                self.id = applied.opened
-        elif record is not None and applied.counted:
-            self._patience.hear(record.session, boottime())
+        heard = applied.opened or (record.session if record is not None and applied.counted else 0)
+        if heard:
+            self._patience.hear(heard, boottime())
+        self._note_silent(applied, heard)
         if record is not None and self.id and self.id == (applied.opened or record.session):
             self._on_own(record, applied)
         if applied.changed:
@@ -282,6 +306,21 @@ class KafkaSession(Session):
             if ended == self.id:
                 by = "it was closed" if record is not None and record.session == self.id else "it has expired"
                 self._lose(by, read=True)
+
+    def _note_silent(self, applied: Applied, heard: int) -> None:
+        """Find out which session is ours, and which of the others seem to be over, until nothing is left to find out."""
+        if self.id and not self._silent.sessions:
+            return
+        self._silent.note(applied.timestamp, heard)
+        for ended in applied.ended:
+            self._silent.end(ended)
+        if applied.opened and not self.id:
+            sessions = self._follower.machine.sessions
+            if sessions[applied.opened].nonce == self._nonce:
+                self.id = applied.opened
+                self._silent.opened(self.id, sessions.values())
+        if self.id and not self._silent.sessions:
+            self._none_silent.set()
 
     def _on_own(self, record: Record, applied: Applied) -> None:
         outgoing = self._appender.take_sent(record)
@@ -330,10 +369,25 @@ class KafkaSession(Session):
         except TimeoutError:
             raise StoreUnreachableError(
                 f"Kafka at {self._client.servers} did not take a record within {connect_timeout:g} s; does the topic "
-                f"{self._topic!r} have enough replicas in sync? {self._follower.last_problem}".strip()
+                f"{self._topic!r} have enough replicas in sync? {self._last_problem}".strip()
             ) from None
         self._set_state(SessionState.CONNECTED)
         self._check_deadline()
+        await self._wait_for_silent()
+
+    async def _wait_for_silent(self) -> None:
+        """Wait until the sessions that seem to be over have ended, so that their nodes do not look like those of live ones."""
+        if (silent := self._silent.sessions) and self.state is not SessionState.LOST:
+            longest = max(silent.values())
+            log.info(
+                "sessions %s on %s have been silent for longer than their timeout of up to %g s; waiting until they are ended",
+                ", ".join(map(str, silent)),
+                self._topic,
+                longest,
+            )
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(1.0 + 1.5 * longest, LONGEST_LOOK)):
+                    await self._none_silent.wait()
 
     async def run(self) -> None:
         """Follow the log, append what is queued, and show that the session is alive, until it is lost or this is cancelled."""
@@ -349,7 +403,10 @@ class KafkaSession(Session):
             is_live = self.id and boottime() < self._deadline.lost_at
             # The others trim the log without us if we have no session, or none any more: we may begin again.
             was_trimmed = isinstance(error, LogTrimmedError) and not is_live
-            self._fail(StoreUnreachableError(str(error)) if was_trimmed else self._history.refuse(str(error)))
+            if was_trimmed and not self._opened.done():
+                self._opened.set_exception(TrimmedWhileOpeningError(str(error)))
+            else:
+                self._fail(StoreUnreachableError(str(error)) if was_trimmed else self._history.refuse(str(error)))
         except* StoreError as group:
             self._fail(main_error(group))
 
@@ -378,10 +435,15 @@ class KafkaSession(Session):
         left = self._deadline.lost_at - boottime()
         if left <= 0:
             self._lose(
-                f"none of its records was read back for {self.timeout:g} s ({self._follower.last_problem or 'no answer'})"
+                f"none of its records was read back for {self.timeout:g} s ({self._last_problem or 'no answer'})"
             )
         elif self.state is not SessionState.LOST:
             self._lost_timer = self._loop.call_later(left, self._check_deadline)
+
+    @property
+    def _last_problem(self) -> str:
+        """The reason why our records are not taken, or why they cannot be read back; empty if no reason is known."""
+        return self._appender.last_problem or self._follower.last_problem
 
     async def close(self) -> None:
         """Close the session: append its end, for at most CLOSE_TIMEOUT seconds. Closing twice changes nothing."""

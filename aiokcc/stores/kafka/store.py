@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,7 +18,7 @@ from aiokcc.stores.checks import DEFAULT_ROOT, check_path, check_root, check_tim
 from aiokcc.stores.kafka.client import LogClient
 from aiokcc.stores.kafka.history import LogHistory
 from aiokcc.stores.kafka.roots import list_roots
-from aiokcc.stores.kafka.session import KafkaSession
+from aiokcc.stores.kafka.session import KafkaSession, TrimmedWhileOpeningError
 from aiokcc.stores.kafka.topic import PREFIX, check_name, name_topic
 from aiokcc.stores.port import Session, Store, boottime
 
@@ -102,15 +103,26 @@ class KafkaStore(Store):
     @asynccontextmanager
     async def _opened(self, timeout: float, connect_timeout: float | None) -> AsyncIterator[Session]:
         self._history.check()
-        client = LogClient(self.servers, self.topic, self._settings, min(max(1.5, timeout / 3), 30.0))
-        session = KafkaSession(client, self.topic, self.root, self._history, timeout, create=self._create)
-        async with Background(closing=session.close) as background:
-            begun = boottime()
-            await session.open(connect_timeout)
-            background.tasks.start_soon(session.run)
-            left = None if connect_timeout is None else max(0.1, connect_timeout - (boottime() - begun))
-            await session.wait_opened(left)
-            yield session
+        until = math.inf if connect_timeout is None else boottime() + connect_timeout
+        left, is_open = connect_timeout, False
+        while not is_open:
+            client = LogClient(self.servers, self.topic, self._settings, min(max(1.5, timeout / 3), 30.0))
+            session = KafkaSession(client, self.topic, self.root, self._history, timeout, create=self._create)
+            try:
+                async with Background(closing=session.close) as background:
+                    await session.open(left)
+                    background.tasks.start_soon(session.run)
+                    await session.wait_opened(_left(until))
+                    is_open = True
+                    yield session
+            except TrimmedWhileOpeningError:
+                if is_open or boottime() >= until:
+                    raise
+                left = _left(until)
+
+
+def _left(until: float) -> float | None:
+    return None if until == math.inf else max(0.1, until - boottime())
 
 
 def _parse(url: str) -> tuple[list[str], str, dict[str, str]]:

@@ -1,11 +1,13 @@
 """The Kafka store's watch: the watched paths that have changed since they were last reported.
 
 A watch is local: a change is marked when its record is applied, and its content is read from the session's own tree when it is
-reported. So nothing is asked of the broker, and no creation is lost when the connection breaks.
+reported. So nothing is asked of the broker, and no creation is lost when the connection breaks. A listener is told while the
+record is applied.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from anyio.lowlevel import checkpoint
@@ -81,14 +83,14 @@ class KafkaWatch(Watch):
         if not self._closed and key not in self._paths:
             self._paths[key] = path
             self._table.by_key.setdefault(key, {})[self] = None
-            self.mark(key)
+            self._mark_later(key)
 
     def add_created(self, path: str) -> None:
         full = full_path(check_path(path))
         if not self._closed and full not in self._creations:
             self._creations[full] = path
             self._table.creations.setdefault(full, {})[self] = None
-            self.mark(Created(path))
+            self._mark_later(Created(path))
 
     def remove(self, path: str) -> None:
         full = full_path(check_path(path))
@@ -102,9 +104,30 @@ class KafkaWatch(Watch):
             _discard(self._table.creations, full, self)
 
     def mark(self, key: Key | Created) -> None:
-        """Note a change that is to be reported."""
+        """Note a change that is to be reported, unless the listener takes it."""
+        if self._unreported or not self._is_taken(key):
+            self._unreported[key] = None
+            self.wakeup.notify_all()
+
+    def _mark_later(self, key: Key | Created) -> None:
+        """Note a change, and tell the listener in a turn of its own: its owner is busy adding paths."""
         self._unreported[key] = None
         self.wakeup.notify_all()
+        if self.listener is not None:
+            asyncio.get_running_loop().call_soon(self._offer)
+
+    def _offer(self) -> None:
+        """Offer the unreported changes to the listener. ``changes()`` reports the first that it does not take, and the rest."""
+        while self._unreported:
+            key = next(iter(self._unreported))
+            del self._unreported[key]  # before the call: it may write, and this path may change again
+            if not self._is_taken(key):
+                self._unreported = {key: None} | self._unreported
+                return
+
+    def _is_taken(self, key: Key | Created) -> bool:
+        listener = self.listener
+        return listener is not None and self._session.state is SessionState.CONNECTED and listener(self._read(key))
 
     def mark_created(self, parent: str, name: str) -> None:
         """Note a creation that is to be reported."""
@@ -125,15 +148,15 @@ class KafkaWatch(Watch):
             await self.wakeup.wait()
 
     def _take(self) -> list[Change]:
-        taken: list[Change] = []
-        for key in self._unreported:
-            if isinstance(key, Created):
-                taken.append(key)
-            else:
-                path, names = self._paths[key], key[1]
-                taken.append(Change(path, self._session.peek_children(path) if names else self._session.peek(path)))
+        taken = [self._read(key) for key in self._unreported]
         self._unreported.clear()
         return taken
+
+    def _read(self, key: Key | Created) -> Change:
+        if isinstance(key, Created):
+            return key
+        path, names = self._paths[key], key[1]
+        return Change(path, self._session.peek_children(path) if names else self._session.peek(path))
 
     def close(self) -> None:
         if not self._closed:

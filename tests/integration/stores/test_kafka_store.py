@@ -59,6 +59,15 @@ def freeze(session: KafkaSession) -> None:
     session._lost_timer.cancel()
 
 
+@asynccontextmanager
+async def killed(store: KafkaStore, timeout: float) -> AsyncIterator[KafkaSession]:
+    """Give a session whose process is killed at the end: its end is not in the log."""
+    async with opened(store, timeout) as session:
+        yield session
+        freeze(session)
+        await session._client.close()
+
+
 async def until_gone(session: Session, path: str) -> None:
     with session.watch() as watch:
         watch.add(path)
@@ -382,7 +391,9 @@ class TestSessions:
             await asyncio.sleep(0)
             began = boottime()
         assert boottime() - began < 3
-        with pytest.raises(OutcomeUnknownError):
+        with pytest.raises(
+            (OutcomeUnknownError, SessionLostError)
+        ):  # whether it was sent depends on the answer to the first
             await write
         private_kafka.thaw()
         async with opened(store) as again:
@@ -407,6 +418,29 @@ class TestSessions:
                 assert await session.until(SessionState.LOST) is SessionState.LOST
             with pytest.raises(SessionLostError, match="it has expired"):
                 await session.create("b")
+
+    async def test_who_comes_long_after_all_were_killed_finds_nobody(self, kafka: local.Kafka) -> None:
+        """Nobody was there to end their sessions. A command that comes then must not say that they are alive."""
+        store = new_store(kafka)
+        async with killed(store, 1.0) as one, killed(store, 1.0) as two:
+            await one.create("one", ephemeral=True)
+            await two.create("two", ephemeral=True)
+        await asyncio.sleep(1.2)
+        begun = boottime()
+        async with opened(open_again(store)) as newcomer:
+            assert boottime() - begun > 1.0, "it ends them by its own patience, not by the broker's clock"
+            assert await newcomer.children("") == ()
+
+    async def test_who_comes_while_others_live_does_not_wait(self, kafka: local.Kafka) -> None:
+        store = new_store(kafka)
+        async with opened(store, 2.0) as live, killed(store, 60.0) as slow:
+            await slow.create("slow", ephemeral=True)
+            await live.create("live", ephemeral=True)
+            await asyncio.sleep(2.5)
+            begun = boottime()
+            async with opened(open_again(store)) as newcomer:
+                assert boottime() - begun < 1.0
+                assert await newcomer.children("") == ("live", "slow")
 
     async def test_an_idle_session_stays(self, kafka: local.Kafka) -> None:
         store = new_store(kafka)
@@ -451,6 +485,50 @@ class TestSessions:
         assert not left
         errors = [write.exception() for write in writes]
         assert [type(error) for error in errors] == [OutcomeUnknownError, SessionLostError, SessionLostError]
+
+    async def test_a_write_that_is_too_large_at_its_second_attempt_was_perhaps_taken_at_the_first(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The answer was lost, and then the topic was told to take smaller records: the log knows what has become of it."""
+        async with opened(new_store(kafka)) as session:
+            append, fetch = session._client.append, session._client.fetch
+            attempts, refused, is_held = 0, asyncio.Event(), asyncio.Event()
+
+            async def take_once(values: Sequence[bytes]) -> None:
+                nonlocal attempts
+                attempts += 1
+                if attempts > 1:
+                    refused.set()
+                    raise TooLargeForTopicError
+                await append(values)
+                raise LogError("the answer was lost")
+
+            async def read_later(offset: int, wait: float) -> LogSlice:
+                is_held.set()
+                await refused.wait()
+                return await fetch(offset, wait)
+
+            monkeypatch.setattr(session._client, "fetch", read_later)
+            await is_held.wait()
+            monkeypatch.setattr(session._client, "append", take_once)
+            async with asyncio.timeout(PATIENCE):
+                assert await session.create("a", b"1") == "a"
+            monkeypatch.setattr(session._client, "append", append)
+            assert await session.set("a", b"2", 0) == 1
+            assert session.state is SessionState.CONNECTED
+
+    async def test_a_session_that_ends_because_nothing_is_taken_says_why(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Reads go on while too few replicas are in sync, so only the answers to appends tell."""
+        async with opened(new_store(kafka), 1.0) as session:
+
+            async def refuse(values: Sequence[bytes]) -> None:
+                raise LogError("NotEnoughReplicasError")
+
+            monkeypatch.setattr(session._client, "append", refuse)
+            with pytest.raises(OutcomeUnknownError, match=r"read back for 1 s \(NotEnoughReplicasError\)"):
+                await session.create("a")
 
     async def test_many_idle_sessions_read_their_beats_together(
         self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
@@ -600,6 +678,28 @@ class TestSnapshots:
                 assert newcomer._follower.start >= 200
             assert session.state is other.state is SessionState.CONNECTED
 
+    async def test_a_large_tree_is_written_down_less_often(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Every session writes its whole state down at each mark, so marks cost as much as the tree is large."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        async with opened(new_store(kafka), 2.0) as session:
+            machine = session._follower.machine
+
+            async def count_marks() -> int:
+                offsets = set()
+                for number in range(200):
+                    await session.set("", b"%d" % number, ANY_VERSION)
+                    offsets.add(machine.mark.offset if machine.mark is not None else -1)
+                return len(offsets) - 1
+
+            assert await count_marks() >= 3
+            await session.create("large", os.urandom(100 * keeper.STATE_PER_RECORD))
+            await count_marks()  # until a mark has the large state
+            assert machine.mark is not None
+            assert len(machine.mark.content) > 100 * keeper.STATE_PER_RECORD
+            assert await count_marks() <= 2
+
     async def test_a_member_that_does_not_read_keeps_the_log_from_being_trimmed(
         self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -678,6 +778,7 @@ class TestSnapshots:
     ) -> None:
         """A snapshot that the topic does not take leaves the log as it is; a write that it does not take fails alone."""
         monkeypatch.setattr(keeper, "MARK_RECORDS", 50)
+        monkeypatch.setattr(keeper, "STATE_PER_RECORD", 2**20)
         store = new_store(kafka)
         async with opened(store, 2.0) as session:
             await session.create("large", os.urandom(200_000))
@@ -753,6 +854,33 @@ class TestSnapshots:
                 assert (await newcomer.get("count")).version == (await session.get("count")).version
                 assert newcomer._follower.machine.chain == session._follower.machine.chain
             assert len(late) == 3
+
+    async def test_a_newcomer_that_is_slow_to_open_its_session_begins_again(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It had read the log, and has no session yet, so nobody waits for it. It does not fail."""
+        monkeypatch.setattr(keeper, "MARK_RECORDS", 20)
+        store = new_store(kafka)
+        async with opened(store, 2.0) as session:
+            await session.create("count")
+            open_slowly, late = KafkaSession.open, 0
+
+            async def open_late(self: KafkaSession, connect_timeout: float | None) -> None:
+                nonlocal late
+                await open_slowly(self, connect_timeout)
+                if late < 2:
+                    late += 1
+
+                    async def is_trimmed() -> bool:
+                        await session.set("count", b"", ANY_VERSION)
+                        return session._follower.start > self._follower.machine.position
+
+                    await until(is_trimmed)
+
+            monkeypatch.setattr(KafkaSession, "open", open_late)
+            async with opened(open_again(store), 2.0) as newcomer:
+                assert (await newcomer.get("count")).version == (await session.get("count")).version
+            assert late == 2
 
 
 class TestClient:

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka.protocol import admin, fetch, metadata, offset, produce
+from aiokafka.protocol import admin, metadata, offset
 from aiokafka.protocol.api import Response
 from aiokafka.protocol.metadata import MetadataResponse_v0, MetadataResponse_v4
 
 from aiokcc.errors import StoreError, StoreUnreachableError
 from aiokcc.stores import open_store
-from aiokcc.stores.kafka.wire import VersionedRequest
+from aiokcc.stores.kafka.wire import AppendRequest, ReadRequest, VersionedRequest
 
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 2, 3, 18, 19, 32
 KAFKA_0_11 = {
@@ -155,16 +155,21 @@ async def test_a_broker_that_does_not_say_what_it_knows() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        produce.ProduceRequest(None, -1, 1, []),
-        fetch.FetchRequest(1, 1, 1, 0, []),
-        offset.OffsetRequest(-1, 0, []),
-        metadata.MetadataRequest([]),
-        admin.CreateTopicsRequest([], 1, False),
-        admin.DescribeConfigsRequest([], False),
-        admin.DeleteRecordsRequest([], 1),
+        AppendRequest(b"log", b"", 1),
+        ReadRequest(b"log", 0, 1, 1),
+        *map(
+            VersionedRequest,
+            (
+                offset.OffsetRequest(-1, 0, []),
+                metadata.MetadataRequest([]),
+                admin.CreateTopicsRequest([], 1, False),
+                admin.DescribeConfigsRequest([], False),
+                admin.DeleteRecordsRequest([], 1),
+            ),
+        ),
     ],
-    ids=lambda request_: type(request_).__name__,
+    ids=lambda request_: str(request_._name),
 )
 def test_a_broker_that_is_too_new_is_named(request_: Any) -> None:
     with pytest.raises(StoreError, match="too new for the installed aiokafka: it knows .* from version 90 on"):
-        VersionedRequest(request_).prepare({request_.API_KEY: (90, 99)})
+        request_.prepare(dict.fromkeys(range(100), (90, 99)))

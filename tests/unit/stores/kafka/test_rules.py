@@ -11,7 +11,7 @@ import pytest
 from aiokcc.errors import BadVersionError
 from aiokcc.stores import ANY_VERSION, Create, Set
 from aiokcc.stores.kafka import records
-from aiokcc.stores.kafka.contact import Deadline, Patience
+from aiokcc.stores.kafka.contact import Deadline, Patience, SilentBefore
 from aiokcc.stores.kafka.machine import ForeignLogError, Machine
 from aiokcc.stores.kafka.opening import describe_difference
 from aiokcc.stores.kafka.records import Kind, Record, UnknownFormatError
@@ -553,12 +553,14 @@ class TestUnreadable:
                 log.append(member.seal(kind, b"\xff\xfe" * 9, member.seq))
         assert member.do(Create("a")).counted
 
-    def test_a_record_of_a_newer_version_stops_the_reader(self) -> None:
+    @pytest.mark.parametrize("length", [None, 15])
+    def test_a_record_of_a_newer_version_stops_the_reader(self, length: int | None) -> None:
+        """Also if it is as short as a record can be that names its log."""
         log = Log.new()
         member = Client(log).open()
         newer = bytearray(member.seal(Kind.BEAT))
         newer[6] = 2
-        log.append(bytes(newer))
+        log.append(bytes(newer[:length]))
         with pytest.raises(UnknownFormatError):
             member.read()
 
@@ -660,3 +662,36 @@ class TestGroupOfTwo:
         assert beginning.machine is not None
         told = describe_difference(beginning.machine, "topic", 0)
         assert f"This process began with the snapshot of offset {target}" in told
+
+
+class TestSilentBefore:
+    """The times of the records are a hint, for which opening waits, and decide nothing."""
+
+    def session(self, number: int) -> LogSession:
+        return LogSession(number, 10_000, bytes(16), 1, 0, 0)
+
+    def test_who_was_heard_within_its_timeout_is_not_waited_for(self) -> None:
+        before = SilentBefore()
+        before.note(1_000, 1)
+        before.note(1_001, 2)
+        before.note(11_000, 3)
+        before.opened(3, [self.session(number) for number in (1, 2, 3)])
+        assert before.sessions == {1: 10.0}
+
+    def test_who_is_in_the_snapshot_was_heard_before_the_first_record(self) -> None:
+        before = SilentBefore()
+        before.note(1_000, 0)
+        before.note(11_000, 2)
+        before.opened(2, [self.session(1), self.session(2)])
+        assert before.sessions == {1: 10.0}
+
+    def test_a_clock_that_is_wrong_ends_nobody(self) -> None:
+        before = SilentBefore()
+        before.note(1_000, 1)
+        before.note(1_000, 2)
+        before.note(99_000, 3)
+        before.opened(3, [self.session(number) for number in (1, 2, 3)])
+        before.note(99_001, 1)
+        assert before.sessions == {2: 10.0}
+        before.end(2)
+        assert not before.sessions
