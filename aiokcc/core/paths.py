@@ -19,6 +19,7 @@ node                           kind                   content
 ``state/<topic>``              persistent             the state of the assignment: toStart, toClose
 ``isolated/<member>``          persistent             an operator has isolated this member, in all its sessions
 ``pipelines/<name>/…``         persistent             the checkpoint of a Spark pipeline
+``pipelines/<name>/restating`` ephemeral              a restatement of the pipeline is at work
 =============================  =====================  ==================================================================
 """
 
@@ -55,6 +56,7 @@ __all__ = [
     "offset",
     "owner",
     "progress",
+    "restating",
     "state",
 ]
 
@@ -125,3 +127,8 @@ def state(topic: str) -> str:
 def isolated(name: str) -> str:
     """Returns the path of the node that isolates a member, in all its member sessions."""
     return f"{ISOLATED}/{name}"
+
+
+def restating(pipeline: str) -> str:
+    """Returns the path of the node that exists while a pipeline is restated."""
+    return f"{PIPELINES}/{pipeline}/restating"

@@ -92,9 +92,24 @@ async def remove_left_run(store: Store, session: Session) -> bool:
 
 
 async def nodes_below(session: Session, path: str) -> list[str]:
-    """Returns a node and all nodes below it, the lowest first; nothing if the node does not exist."""
+    """Returns a node and all nodes below it, the lowest first; nothing if the node does not exist.
+
+    The root of another group is not among them, nor what is below or above it.
+    """
+    return (await _nodes_below(session, path))[0]
+
+
+async def _nodes_below(session: Session, path: str) -> tuple[list[str], bool]:
+    """Returns the nodes, and whether the one at the path is kept."""
     if await session.find(path) is None:
-        return []
-    return [
-        found for name in await list_children(session, path) for found in await nodes_below(session, f"{path}/{name}")
-    ] + [path]
+        return [], False
+    names = await list_children(session, path)
+    if {paths.RUN, paths.COORDINATOR} <= set(names):
+        return [], True
+    found: list[str] = []
+    kept = False
+    for name in names:
+        below, keeps = await _nodes_below(session, f"{path}/{name}")
+        found += below
+        kept |= keeps
+    return (found if kept else [*found, path]), kept

@@ -3,8 +3,9 @@
 A root is a node with the children ``run`` and ``coordinator``. Deleting is safe against a member that joins at the same time:
 one transaction deletes all nodes of the run, at the version of ``run`` that was read, and with them the parents of the
 ephemeral nodes. ZooKeeper refuses to delete a node that has children, so the transaction fails if anybody is registered, leads
-or holds a lock. Then there is no run any more. What remains, committed offsets and the records of pipelines, is deleted in
-further transactions, each of which creates ``run`` and deletes it again: it fails if somebody has founded a new run meanwhile.
+or holds a lock. It fails as well while a pipeline is restated. Then there is no run any more. What remains, committed offsets
+and the records of pipelines, is deleted in further transactions, each of which creates ``run`` and deletes it again: it fails
+if somebody has founded a new run meanwhile.
 """
 
 from __future__ import annotations
@@ -93,15 +94,19 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
         raise UsageError(f"the run under {store.describe('')} has changed since it was looked at; nothing was deleted")
     await _refuse_if_alive(store, session)
     doomed = await _persistent_nodes(session)
+    restating = await _restating_nodes(session)
+    not_restated = [op for path in restating for op in (Create(path), Delete(path, ANY_VERSION))]
     try:
-        await session.commit(Delete(paths.RUN, run.version), *(Delete(path, ANY_VERSION) for path in doomed))
-    except (BadVersionError, NoNodeError, NotEmptyError) as error:
+        await session.commit(
+            Delete(paths.RUN, run.version), *not_restated, *(Delete(path, ANY_VERSION) for path in doomed)
+        )
+    except (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError) as error:
         await _refuse_if_alive(store, session)
         raise UsageError(
             f"the group under {store.describe('')} changed while it was to be deleted; nothing was deleted, try again"
         ) from error
     deleted = 1 + len(doomed)
-    rest = [path for name in _LEFT_BY_A_RUN for path in await nodes_below(session, name)]
+    rest = [path for name in _LEFT_BY_A_RUN for path in await nodes_below(session, name) if path not in restating]
     for batch in batched(rest, 600 + len(store.root), _BATCH):
         no_run = (Create(paths.RUN), Delete(paths.RUN, ANY_VERSION))
         try:
@@ -134,10 +139,19 @@ async def _persistent_nodes(session: Session) -> list[str]:
     return found
 
 
+async def _restating_nodes(session: Session) -> list[str]:
+    """Return for each pipeline the path of the node that exists while it is restated."""
+    names = await list_children(session, paths.PIPELINES)
+    return [paths.restating(name) for name in names if await session.find(f"{paths.PIPELINES}/{name}/definition")]
+
+
 async def _refuse_if_alive(store: Store, session: Session) -> None:
     alive = {
         name for parent in (paths.IDS, paths.LEADER, paths.PROGRESS) for name in await list_children(session, parent)
     }
+    for path in await _restating_nodes(session):  # a restatement is no member
+        if await session.find(path) is not None:
+            alive.add(f"the restatement of {path.split('/')[1]}")
     if alive:
         members = sorted(await list_children(session, paths.IDS)) or sorted(alive)
         raise UsageError(

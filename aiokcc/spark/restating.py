@@ -19,14 +19,9 @@ from aiokcc.core import paths
 from aiokcc.errors import NodeExistsError, NoNodeError, PipelineBusyError
 from aiokcc.stores.port import ANY_VERSION, Children, Session
 
-__all__ = ["alone_with", "node_of", "wait_until_not_driven", "wait_until_restated"]
+__all__ = ["alone_with", "wait_until_not_driven", "wait_until_restated"]
 
 log = logging.getLogger("aiokcc.spark")
-
-
-def node_of(pipeline: str) -> str:
-    """Return the path of the node that exists while a pipeline is restated."""
-    return f"{paths.PIPELINES}/{pipeline}/restating"
 
 
 @asynccontextmanager
@@ -35,7 +30,7 @@ async def alone_with(session: Session, pipeline: str, who: str, seconds: float) 
 
     Raise PipelineBusyError, which names the other one, after these seconds.
     """
-    path = node_of(pipeline)
+    path = paths.restating(pipeline)
     busy = ""
     with anyio.move_on_after(seconds) as scope:
         while True:
@@ -74,11 +69,11 @@ async def wait_until_not_driven(session: Session, pipeline: str, seconds: float)
 
 async def wait_until_restated(session: Session, pipeline: str) -> None:
     """Return when the pipeline is not being restated. Raise SessionLostError if the session is lost meanwhile."""
-    node = await session.find(node_of(pipeline))
+    node = await session.find(paths.restating(pipeline))
     if node is None:
         return
     log.warning("%s is being restated by %s; waiting for its end", pipeline, node.data.decode(errors="replace"))
-    await _until_absent(session, node_of(pipeline))
+    await _until_absent(session, paths.restating(pipeline))
 
 
 async def _until_not_connected(session: Session, member: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -71,6 +72,54 @@ async def test_a_deleted_root_leaves_nothing_and_another_root_below_it_stays(abo
     async with below.session() as session:
         await delete_root(below, session)
     assert await nodes(below) == set()
+
+
+@pytest.mark.parametrize("parent", ["pipelines", "offsets", "state/of", "cuts"])
+@pytest.mark.parametrize("alive", [True, False])
+async def test_a_root_that_is_below_a_node_of_the_group_stays(above: MemoryStore, parent: str, alive: bool) -> None:
+    """Its users chose a path that looks like one of ours."""
+    store, below = above.at("/team/a"), above.at(f"/team/a/{parent}/nested")
+    await run_to_its_end(store)
+    async with store.session() as session:
+        await session.ensure("offsets/orders/0")
+        await session.ensure("pipelines/totals/attempt")
+    async with contextlib.AsyncExitStack() as block:
+        if alive:
+            await block.enter_async_context(aiokcc.connect(below, **EVENT_TIME))
+        else:
+            await run_to_its_end(below)
+        kept = await nodes(below)
+        async with store.session() as session:
+            await delete_root(store, session)
+        parts = parent.split("/")
+        above_it = {f"/team/a/{'/'.join(parts[:n])}" for n in range(1, len(parts) + 1)}
+        assert kept <= await nodes(below)
+        assert await nodes(store) == await nodes(below) | above_it | {"/team/a"}
+    await run_to_its_end(store)  # a new run does not mind
+
+
+async def test_a_root_is_kept_while_one_of_its_pipelines_is_restated(above: MemoryStore) -> None:
+    """Who restates is no member, and the run may have ended long ago."""
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    async with store.session() as session, store.session() as other:
+        await session.ensure("pipelines/totals/definition")
+        before = await nodes(store)
+
+        async def restate() -> None:
+            await other.create(paths.restating("totals"), b"somebody", ephemeral=True)
+
+        with (
+            store.server.intercept(before=first_commit(restate, 0)),
+            pytest.raises(UsageError, match="is alive, with the restatement of totals; nothing was deleted"),
+        ):
+            await delete_root(store, session)
+        with pytest.raises(UsageError, match="is alive, with the restatement of totals; nothing was deleted"):
+            await delete_root(store, session)
+        assert await nodes(store) == before | {"/team/a/pipelines/totals/restating"}
+        await other.delete(paths.restating("totals"), ANY_VERSION)
+        await delete_root(store, session)
+    assert await nodes(store) == set()
 
 
 async def test_what_other_programs_keep_below_a_root_stays(above: MemoryStore) -> None:
