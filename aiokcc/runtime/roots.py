@@ -2,10 +2,10 @@
 
 A root is a node with the children ``run`` and ``coordinator``. Deleting is safe against a member that joins at the same time:
 one transaction deletes all nodes of the run, at the version of ``run`` that was read, and with them the parents of the
-ephemeral nodes. ZooKeeper refuses to delete a node that has children, so the transaction fails if anybody is registered, leads
-or holds a lock. It fails as well while a pipeline is restated. Then there is no run any more. What remains, committed offsets
-and the records of pipelines, is deleted in further transactions, each of which creates ``run`` and deletes it again: it fails
-if somebody has founded a new run meanwhile.
+ephemeral nodes. ZooKeeper refuses to delete a node that has children, so the transaction fails if anybody is registered, leads,
+holds a lock or restates a pipeline. Then there is no run any more, and no record of a pipeline by which another run would go
+on. What remains, committed offsets, which name their run, is deleted in further transactions, each of which creates ``run`` and
+deletes it again: it fails if somebody has founded a new run meanwhile.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ __all__ = ["RootSummary", "delete_root", "find_roots", "summarize"]
 
 _MOST_LEVELS = 6
 _BATCH = 500
-_LEFT_BY_A_RUN = (paths.OFFSETS, paths.PIPELINES)
-"""The nodes of a group that are not of one run, so that the next run finds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +92,15 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
         raise UsageError(f"the run under {store.describe('')} has changed since it was looked at; nothing was deleted")
     await _refuse_if_alive(store, session)
     doomed = await _persistent_nodes(session)
-    restating = await _restating_nodes(session)
-    not_restated = [op for path in restating for op in (Create(path), Delete(path, ANY_VERSION))]
     try:
-        await session.commit(
-            Delete(paths.RUN, run.version), *not_restated, *(Delete(path, ANY_VERSION) for path in doomed)
-        )
-    except (BadVersionError, NodeExistsError, NoNodeError, NotEmptyError) as error:
+        await session.commit(Delete(paths.RUN, run.version), *(Delete(path, ANY_VERSION) for path in doomed))
+    except (BadVersionError, NoNodeError, NotEmptyError) as error:
         await _refuse_if_alive(store, session)
         raise UsageError(
             f"the group under {store.describe('')} changed while it was to be deleted; nothing was deleted, try again"
         ) from error
     deleted = 1 + len(doomed)
-    rest = [path for name in _LEFT_BY_A_RUN for path in await nodes_below(session, name) if path not in restating]
+    rest = await nodes_below(session, paths.OFFSETS)
     for batch in batched(rest, 600 + len(store.root), _BATCH):
         no_run = (Create(paths.RUN), Delete(paths.RUN, ANY_VERSION))
         try:
@@ -123,9 +117,10 @@ async def delete_root(store: Store, session: Session, *, version: int | None = N
 
 
 async def _persistent_nodes(session: Session) -> list[str]:
-    """Return the nodes of the run except ``run`` itself, the lowest first, without those that belong to a session.
+    """Return the nodes of the run and its pipelines except ``run`` itself, the lowest first, without those of a session.
 
-    A member that joins now is not among them, so the parent of its nodes cannot be deleted, and nothing is.
+    The nodes of a member that joins now, or of a restatement that begins, are not among them. So their parents cannot be
+    deleted, and nothing is.
     """
     found: list[str] = []
     for top in NODES_OF_A_RUN:
@@ -136,22 +131,17 @@ async def _persistent_nodes(session: Session) -> list[str]:
             found += [*topics, *([top] if await session.find(top) is not None else [])]
         else:
             found += await nodes_below(session, top)
-    return found
-
-
-async def _restating_nodes(session: Session) -> list[str]:
-    """Return for each pipeline the path of the node that exists while it is restated."""
-    names = await list_children(session, paths.PIPELINES)
-    return [paths.restating(name) for name in names if await session.find(f"{paths.PIPELINES}/{name}/definition")]
+    restated = {paths.restating(name) for name in await list_children(session, paths.PIPELINES)}
+    return found + [path for path in await nodes_below(session, paths.PIPELINES) if path not in restated]
 
 
 async def _refuse_if_alive(store: Store, session: Session) -> None:
     alive = {
         name for parent in (paths.IDS, paths.LEADER, paths.PROGRESS) for name in await list_children(session, parent)
     }
-    for path in await _restating_nodes(session):  # a restatement is no member
-        if await session.find(path) is not None:
-            alive.add(f"the restatement of {path.split('/')[1]}")
+    for pipeline in await list_children(session, paths.PIPELINES):  # a restatement is no member
+        if await session.find(paths.restating(pipeline)) is not None:
+            alive.add(f"the restatement of {pipeline}")
     if alive:
         members = sorted(await list_children(session, paths.IDS)) or sorted(alive)
         raise UsageError(

@@ -509,7 +509,7 @@ async def test_a_deletion_of_what_a_run_has_left(world: World) -> None:
     """Somebody has founded a new run meanwhile: what is left may be that run's."""
     await ended(world)
     async with hand(world) as operator, hand(world) as founder:
-        await operator.ensure("pipelines/revenue")
+        await operator.ensure("offsets/orders")
         with world.server.hold_request(writes(Create, "run")) as held:
             deleting = asyncio.create_task(delete_root(world.store, operator))
             write = await held.reached()
@@ -517,7 +517,7 @@ async def test_a_deletion_of_what_a_run_has_left(world: World) -> None:
         with pytest.raises(aiokcc.CoordinationError, match="somebody has begun a new one"):
             await deleting
         assert world.was_refused(write, "run")
-        assert world.node("pipelines/revenue") is not None
+        assert world.node("offsets/orders") is not None
 
 
 async def test_a_removal_of_a_run_that_all_have_left(world: World) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import aiokcc
 from aiokcc.core import paths
-from aiokcc.errors import CoordinationError, UsageError
+from aiokcc.errors import CoordinationError, SessionLostError, UsageError
 from aiokcc.runtime.roots import delete_root, find_roots, summarize
 from aiokcc.stores.memory import Call, MemoryStore
 from aiokcc.stores.port import ANY_VERSION
@@ -120,6 +120,23 @@ async def test_a_root_is_kept_while_one_of_its_pipelines_is_restated(above: Memo
         await other.delete(paths.restating("totals"), ANY_VERSION)
         await delete_root(store, session)
     assert await nodes(store) == set()
+
+
+async def test_a_deletion_that_is_interrupted_leaves_no_pipeline(above: MemoryStore) -> None:
+    """There is no run to delete a second time, and a new one would go on where the old pipeline was, and compute nothing."""
+    store = above.at("/team/a")
+    await run_to_its_end(store)
+    async with store.session() as session:
+        await session.ensure("offsets/orders/0")
+        for part in ("definition", "published"):
+            await session.ensure(f"pipelines/totals/{part}")
+
+        async def fail() -> None:
+            raise SessionLostError("the process was killed")
+
+        with store.server.intercept(before=first_commit(fail, 1)), pytest.raises(SessionLostError):
+            await delete_root(store, session)
+    assert await nodes(store) == {"/team/a", "/team/a/offsets", "/team/a/offsets/orders", "/team/a/offsets/orders/0"}
 
 
 async def test_what_other_programs_keep_below_a_root_stays(above: MemoryStore) -> None:
