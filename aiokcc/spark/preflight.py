@@ -44,6 +44,7 @@ from aiokcc.errors import (
 )
 from aiokcc.kafka.cluster import Cluster
 from aiokcc.runtime.agreement import find_run
+from aiokcc.runtime.children import list_children
 from aiokcc.runtime.cuts import last_cut
 from aiokcc.runtime.pipelines import read_pipeline
 from aiokcc.spark.checkpoint import Checkpoint
@@ -265,13 +266,18 @@ async def forget_group(store: Store, session: Session, seconds: float) -> None:
                 return
             agreed = (paths.COORDINATOR, paths.PERIOD, paths.RUN, paths.TOPIC_PARTITIONS)
             slots = (paths.cut(n, CUT_SLOTS) for n in range(CUT_SLOTS))
+            # The versions of the next group's limits begin at 0 again. A leader must not take one of these for announced.
+            announced = [paths.limit(name) for name in await list_children(session, paths.LIMITS)]
+            doomed = (*agreed, *slots, *announced)
             try:
                 await session.commit(
-                    Delete(paths.GENERATION, generation.version), *(Delete(p, ANY_VERSION) for p in (*agreed, *slots))
+                    Delete(paths.GENERATION, generation.version), *(Delete(path, ANY_VERSION) for path in doomed)
                 )
             except BadVersionError:  # a member has joined and was elected leader
                 continue
             except NoNodeError as error:
+                if error.path in announced:  # deleted meanwhile
+                    continue
                 raise UsageError(
                     f"{store.describe('')} holds the remains of a group, without {error.path}; delete it, or use another root"
                 ) from error

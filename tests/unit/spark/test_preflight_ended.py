@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from typing import Any
 
 import pytest
 
+import aiokcc
 from aiokcc.core import paths
 from aiokcc.core.marks import Mark
 from aiokcc.core.partitions import Partition, encode_partitions
@@ -21,6 +23,7 @@ from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.driver import AsyncReplay
 from aiokcc.spark.pipeline_options import PipelineOptions
 from aiokcc.spark.plan import Intent, Place
+from aiokcc.spark.preflight import forget_group
 from aiokcc.spark.sinks import FunctionSink
 from aiokcc.stores import Session, Store, open_store
 
@@ -175,3 +178,29 @@ async def test_an_ended_managed_run_is_complete_only_if_the_pipeline_has_publish
     else:
         with pytest.raises(RunEnded, match=f"pipeline 'p' has not published all of it: {left}"):
             await replay.for_each_period(nothing, sink)
+
+
+async def test_a_group_that_is_forgotten_leaves_no_announced_limit() -> None:
+    """The versions of the next group's limits begin at 0 again. Its leader would take the old ones for its own."""
+    store = open_store(f"memory://{uuid.uuid4().hex}")
+    settings: dict[str, Any] = {
+        "topics": {"t": 2},
+        "start": 0,
+        "end": 30_000,
+        "period": 10_000,
+        "clock": lambda: 10**13,
+    }
+
+    async def member(number: int) -> None:
+        async with aiokcc.connect(store, **settings) as group, group.gate("t", number) as gate:
+            for offset, ts in enumerate((5_000, 15_000, 25_000)):
+                await gate.wait_until(ts, offset)
+            gate.finish()
+
+    await asyncio.gather(member(0), member(1))
+    async with store.session(timeout=10) as session:
+        assert await session.children(paths.LIMITS)
+        await forget_group(store, session, 10)
+        assert await session.children(paths.LIMITS) == ()
+        assert await session.find(paths.RUN) is None
+    await asyncio.gather(member(0), member(1))
