@@ -99,7 +99,7 @@ async def test_a_root_that_is_below_a_node_of_the_group_stays(above: MemoryStore
 
 
 async def test_a_root_is_kept_while_one_of_its_pipelines_is_restated(above: MemoryStore) -> None:
-    """Who restates is no member, and the run may have ended long ago."""
+    """A process that restates is no member, and the run may have ended long ago."""
     store = above.at("/team/a")
     await run_to_its_end(store)
     async with store.session() as session, store.session() as other:
