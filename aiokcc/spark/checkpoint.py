@@ -50,6 +50,8 @@ log = logging.getLogger("aiokcc.spark")
 
 ROOT: Final = paths.PIPELINES
 _ERROR_SECONDS: Final = 5.0
+_SHARED: Final = ("partitions", "subscription")
+"""The parts of a definition that say which partitions of the group the pipeline runs."""
 NOTHING: Final = -1
 """The number of the last published batch while there is none."""
 
@@ -194,7 +196,8 @@ class Checkpoint:
         except PipelineMismatchError:
             await self._read_state(session)
             self._decode()
-            if self._has_decided or json.loads(node.data).get("partitions") != definition.get("partitions"):
+            recorded = json.loads(node.data)
+            if self._has_decided or any(recorded.get(part) != definition.get(part) for part in _SHARED):
                 raise
             return True
         return False

@@ -139,13 +139,16 @@ async def test_a_definition_is_not_replaced_if_its_driver_decides_meanwhile(
     assert third.pending == batch(0)
 
 
-async def test_a_definition_with_other_partitions_is_not_replaced(store: Store, sessions: AsyncExitStack) -> None:
+@pytest.mark.parametrize("part", ["partitions", "subscription"])
+async def test_a_definition_with_other_partitions_is_not_replaced(
+    store: Store, sessions: AsyncExitStack, part: str
+) -> None:
     """Its driver may be alive and wait for its first record: the locks of other partitions do not tell."""
     first = await checkpoint(store, sessions)
-    await first.begin({**DEFINITION, "partitions": ["orders.0"]}, "one")
-    for mine in (["orders.1"], None):
-        with pytest.raises(PipelineMismatchError, match=r'partitions was \["orders.0"\] and is'):
-            await (await checkpoint(store, sessions)).begin({**DEFINITION, "partitions": mine}, "two")
+    await first.begin({**DEFINITION, part: "orders.0"}, "one")
+    for mine in ("orders.1", None):
+        with pytest.raises(PipelineMismatchError, match=f'{part} was "orders.0" and is'):
+            await (await checkpoint(store, sessions)).begin({**DEFINITION, part: mine}, "two")
     await first.confirm()
 
 
