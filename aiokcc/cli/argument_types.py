@@ -31,7 +31,7 @@ T = TypeVar("T")
 _TIME: Final = re.compile(
     r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[T ][0-9:.,]{1,20})?(?: ?[a-z]{1,5}|[+-][0-9:]{1,8})?", re.IGNORECASE
 )
-"""What was meant to be a date or a time: it has no room for a password."""
+"""A text that was meant to be a date or a time: it has no room for a password."""
 
 
 def _convert(read: Callable[[], T], text: str, words: tuple[str, ...] = ()) -> T:
