@@ -1,4 +1,4 @@
-"""Whether the function has run jobs, while Spark is slow to record jobs or keeps them no more. Without Spark."""
+"""Jobs of the function are noticed also while Spark is slow to record them, or keeps them no more. Without Spark."""
 
 from __future__ import annotations
 
