@@ -6,7 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiokcc.core.masking import is_secret, mask_url
 from aiokcc.core.periods import parse_duration, parse_period, parse_time
@@ -28,14 +28,19 @@ __all__ = [
 
 T = TypeVar("T")
 
+_TIME: Final = re.compile(
+    r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?:[T ][0-9:.,]{1,20})?(?: ?[a-z]{1,5}|[+-][0-9:]{1,8})?", re.IGNORECASE
+)
+"""A text that was meant to be a date or a time: it has no room for a password."""
+
 
 def _convert(read: Callable[[], T], text: str, words: tuple[str, ...] = ()) -> T:
     """Return what ``read`` returns. The error names the ``words`` that would be valid too."""
     try:
         return read()
     except UsageError as error:
-        # No time has a user in it. A text that has one may be a URL that was typed without its scheme.
-        shown = str(error).replace(repr(text), repr(mask_url(text)))
+        # What is no time may be a URL that was typed without its scheme, with a password behind a ':'.
+        shown = str(error) if _TIME.fullmatch(text) else str(error).replace(repr(text), repr(mask_url(text)))
         raise argparse.ArgumentTypeError(
             "; or ".join((shown, *filter(None, [" or ".join(map(repr, words))])))
         ) from None

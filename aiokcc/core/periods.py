@@ -93,7 +93,9 @@ def parse_duration(value: object, *, what: str = "period", least: int = 1) -> in
             result = MAX_LIMIT + 1
         elif parts and "".join(n + unit for n, unit in parts) == text:
             result = sum(int(n) * _UNITS[unit] for n, unit in parts)
-        elif text.isdecimal():
+        elif least and text and not text.strip("0"):
+            result = 0  # no unit would make it right
+        elif text.isascii() and text.isdecimal():
             raise UsageError(f'{what} {shown} has no unit; write "{text}ms", "{text}s", "{text}m" …')
     if result is None:
         raise UsageError(f"{what} {shown} cannot be read; expected {_DURATION_FORMS}")

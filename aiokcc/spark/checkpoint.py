@@ -50,6 +50,8 @@ log = logging.getLogger("aiokcc.spark")
 
 ROOT: Final = paths.PIPELINES
 _ERROR_SECONDS: Final = 5.0
+_SHARED: Final = ("partitions", "subscription")
+"""The parts of a definition that say which partitions of the group the pipeline runs."""
 NOTHING: Final = -1
 """The number of the last published batch while there is none."""
 
@@ -110,8 +112,8 @@ class Checkpoint:
 
         The new attempt is greater than ``past``, too. ``ready`` waits until this driver may take over; it is called again after
         a lost session, because another driver may have taken over meanwhile. A definition under which nothing was decided is
-        replaced. Raise PipelineMismatchError if batches were decided under another one. Cancelling is safe: an attempt that was
-        taken stays taken.
+        replaced. Raise PipelineMismatchError if batches were decided under another one, or it has other partitions. Cancelling
+        is safe: an attempt that was taken stays taken.
         """
         while True:
             if ready is not None:
@@ -143,8 +145,11 @@ class Checkpoint:
             redefines = await self._redefines(session, node, definition)
         held = await self._get(session, self._attempt)
         number = max(self._number(held), past) + 1
-        self._attempt_version = await session.set(self._attempt, f"{number} {who}".encode(), held.version)
-        self.attempt = number
+        # Only under the definition that we compared: a driver of other partitions may have replaced it, from scratch.
+        await session.commit(
+            Check(self._definition, node.version), Set(self._attempt, f"{number} {who}".encode(), held.version)
+        )
+        self._attempt_version, self.attempt = held.version + 1, number
         # Read after the fence: writes that our predecessor still has under way are refused from here on.
         await self._read_state(session)
         if await session.find(self._run) is None:  # a pipeline that an earlier version started, without a run
@@ -181,16 +186,18 @@ class Checkpoint:
     async def _redefines(
         self, session: Session, node: Node, definition: Mapping[str, Any], leave_out: Sequence[str] = ()
     ) -> bool:
-        """Return whether the definition is another one, and nothing was decided under the recorded one.
+        """Return whether the definition is another one that replaces the recorded one: nothing was decided under that.
 
-        So it is after a first start that the sink refused. Raise PipelineMismatchError if something was decided.
+        So it is after a first start that the sink refused. Raise PipelineMismatchError if something was decided, or if the
+        partitions are others: the locks of ours do not tell whether a driver of those is alive.
         """
         try:
             self._compare(node, definition, leave_out)
         except PipelineMismatchError:
             await self._read_state(session)
             self._decode()
-            if self._has_decided:
+            recorded = json.loads(node.data)
+            if self._has_decided or any(recorded.get(part) != definition.get(part) for part in _SHARED):
                 raise
             return True
         return False
@@ -206,13 +213,15 @@ class Checkpoint:
         PipelineMismatchError as in :meth:`begin`.
         """
         session = await self._session()
-        if not await self.check(session, definition):
+        node = await session.find(self._definition)
+        if node is None:
             return False
+        redefines = await self._redefines(session, node, definition)
         await self._read_state(session)
         self._decode()
         run = await session.find(self._run)
         self.run = "" if run is None else run.data.decode(errors="replace")
-        return self.pending is None
+        return not redefines and self.pending is None
 
     async def _read_state(self, session: Session) -> None:
         for written in (self._intent, self._published):

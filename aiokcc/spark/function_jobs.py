@@ -6,6 +6,7 @@ belongs to another pipeline of this process.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -28,10 +29,14 @@ class FunctionJobs:
 
     def were_run(self) -> bool:
         """Return whether a job has begun that may be one of the function."""
+        from py4j.protocol import Py4JJavaError
+
         jobs = range(self._first, self._count())
         if not jobs:
             return False
-        self._context.listenerBus().waitUntilEmpty()  # jobs are recorded a moment after they began
+        # Jobs are recorded a moment after they began. Other pipelines may keep Spark too busy for that.
+        with contextlib.suppress(Py4JJavaError):
+            self._context.listenerBus().waitUntilEmpty()
         return any(map(self._may_be_ours, jobs))
 
     def _count(self) -> int:
@@ -42,7 +47,7 @@ class FunctionJobs:
 
         try:
             found = self._context.statusStore().job(job).jobGroup()
-        except Py4JJavaError:  # Spark keeps the last thousand jobs
+        except Py4JJavaError:  # not recorded yet, or no more: Spark keeps the last thousand jobs
             return True
         group = found.get() if found.isDefined() else ""
         return group == self._group or not group.startswith(_OF_PIPELINES)

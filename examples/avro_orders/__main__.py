@@ -90,6 +90,7 @@ def main(given: list[str]) -> None:
             period="1h",
             end="now",
             kafka_options={"includeHeaders": "true"},
+            keeps_periods=True,  # the decoder looks at each row alone, and `revenue` groups by the period
         ) as replay:
             summary = replay.for_each_period(revenue, sink=aiokcc.spark.ParquetSink(Path(out) / "revenue"))
         print(f"{summary.periods} hours, {summary.records} orders in Avro")

@@ -338,6 +338,25 @@ def test_credentials_as_a_stray_argument_are_not_shown(words: list[str], capsys:
     assert shown.startswith("aiokcc: ")
 
 
+@pytest.mark.parametrize(
+    "typed",
+    ["2026-13-01T00:00Z", "2026-1-31", "2026-01-31T25:00+01:00", "2026-01-31 24:61 UTC", "2026-01-31T00:00:0.5Z"],
+)
+def test_a_time_that_cannot_be_read_is_shown(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Behind its ':' stands no password."""
+    assert main([*REPLAY, "zk://h/x", "--from", typed]) == 2
+    assert f"--from: the time '{typed}' cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [f"2026-01-31T00:{SECRET}", f"2026-01-31T00:{SECRET}@h", f"2026-01-31T00:00Z?{SECRET}", "10.0.0.1:314159265"],
+)
+def test_what_only_begins_like_a_time_is_masked(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*REPLAY, "zk://h/x", "--from", typed]) == 2
+    assert "314159265" not in clean(capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("logger", ["py4j.java_gateway", "py4j.clientserver"])
 def test_py4j_logs_no_secret_of_a_pipeline(logger: str, caplog: pytest.LogCaptureFixture) -> None:
     importlib.import_module("aiokcc.spark")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import Final
 
 from aiokcc.cli.confirm import YES, ask
 from aiokcc.cli.verb import Verb, open_existing
 from aiokcc.core.formatting import count, join_names
 from aiokcc.core.masking import mask_url
+from aiokcc.errors import AiokccError
 from aiokcc.runtime.children import list_children
 from aiokcc.runtime.roots import delete_root
 
@@ -26,7 +28,9 @@ async def _run(options: argparse.Namespace) -> int:
     store = open_existing(options)
     async with store.session(connect_timeout=options.timeout) as session:
         number = await delete_root(store, session)
-        others = await list_children(session, "")
+        others: tuple[str, ...] = ()
+        with contextlib.suppress(AiokccError):  # the group is deleted all the same
+            others = await list_children(session, "")
     kept = f" What does not belong to the group stays below it: {join_names(sorted(others))}." if others else ""
     print(f"Deleted {store.root}: {count(number, 'node')}.{kept}")
     return 0

@@ -123,6 +123,8 @@ def test_durations(value: object, millis: int) -> None:
         (0, "period 0 is too short; it must be at least 1ms"),
         (-5, "period -5 is too short"),
         ("0s", "period '0s' is too short"),
+        ("0", "period '0' is too short; it must be at least 1ms"),
+        ("٣", "period '٣' cannot be read"),
         (timedelta(0), "is too short"),
         (timedelta(microseconds=1), "not a whole number of milliseconds; expected"),
         ("5", 'period \'5\' has no unit; write "5ms", "5s"'),

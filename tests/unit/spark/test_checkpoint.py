@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -21,6 +22,7 @@ from aiokcc.errors import (
 from aiokcc.spark.checkpoint import Checkpoint
 from aiokcc.spark.plan import Intent, Place
 from aiokcc.stores import Session, Store, open_store
+from aiokcc.stores.port import Set
 
 DEFINITION = {"topics": ["orders"], "period": 60_000, "sink": "here"}
 
@@ -137,6 +139,49 @@ async def test_a_definition_is_not_replaced_if_its_driver_decides_meanwhile(
     assert third.pending == batch(0)
 
 
+@pytest.mark.parametrize("part", ["partitions", "subscription"])
+async def test_a_definition_with_other_partitions_is_not_replaced(
+    store: Store, sessions: AsyncExitStack, part: str
+) -> None:
+    """Its driver may be alive and wait for its first record: the locks of other partitions do not tell."""
+    first = await checkpoint(store, sessions)
+    await first.begin({**DEFINITION, part: "orders.0"}, "one")
+    for mine in ("orders.1", None):
+        with pytest.raises(PipelineMismatchError, match=f'{part} was "orders.0" and is'):
+            await (await checkpoint(store, sessions)).begin({**DEFINITION, part: mine}, "two")
+    await first.confirm()
+
+
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize("mine", ["here", "there"])
+async def test_a_driver_does_not_begin_under_a_definition_that_was_replaced_meanwhile(
+    store: Store, sessions: AsyncExitStack, monkeypatch: pytest.MonkeyPatch, mine: str, decides: bool
+) -> None:
+    """Another driver replaces the definition after this one has compared it."""
+    first, second, other = [await checkpoint(store, sessions) for _ in range(3)]
+    await first.begin(DEFINITION, "one")
+    redefines = second._redefines
+
+    async def replace_then(*arguments: Any) -> bool:
+        found = await redefines(*arguments)
+        monkeypatch.undo()
+        await other.begin({**DEFINITION, "sink": "there"}, "other")
+        if decides:
+            await other.record_intent(batch(0))
+        return found
+
+    monkeypatch.setattr(second, "_redefines", replace_then)
+    if decides and mine == "here":
+        with pytest.raises(PipelineMismatchError, match='sink was "there" and is "here"'):
+            await second.begin(DEFINITION, "two")
+        await other.confirm()
+        return
+    await second.begin({**DEFINITION, "sink": mine}, "two")
+    assert second.pending == (batch(0) if decides else None)
+    session: Session = await sessions.enter_async_context(store.session(timeout=10))
+    assert json.loads((await session.get("pipelines/p/definition")).data)["sink"] == mine
+
+
 async def test_from_scratch_replaces_the_definition_and_the_state(store: Store, sessions: AsyncExitStack) -> None:
     first = await checkpoint(store, sessions)
     await first.begin(DEFINITION, "one")
@@ -174,6 +219,17 @@ async def test_a_pipeline_is_complete_only_if_every_decided_batch_is_published(
     with pytest.raises(PipelineMismatchError):
         await asker.is_complete({})
     await driver.confirm()  # asking fences nobody out
+
+
+async def test_asking_under_another_definition_tells_the_run_while_nothing_is_decided(
+    store: Store, sessions: AsyncExitStack
+) -> None:
+    """A sink that is not told the run would take the results of another run for its own."""
+    driver, asker = await checkpoint(store, sessions), await checkpoint(store, sessions)
+    await driver.begin(DEFINITION, "one")
+    assert not await asker.is_complete({**DEFINITION, "sink": "there"})
+    assert asker.run == driver.run
+    await driver.confirm()
 
 
 async def test_the_number_of_the_last_batch_with_records_is_recorded(store: Store, sessions: AsyncExitStack) -> None:
@@ -261,12 +317,16 @@ async def test_after_a_session_lost_in_begin_ready_is_called_again(store: Store,
         if asked == 2:
             raise StoreUnreachableError("somebody else holds them")
 
-    async def lost(*_: Any) -> Any:
+    commit = first.commit
+
+    async def lost(*ops: Any) -> Any:
         nonlocal present
+        if not any(op.path == "pipelines/p/attempt" and isinstance(op, Set) for op in ops):
+            return await commit(*ops)
         present = second
         raise SessionLostError("lost")
 
-    first.set = lost  # type: ignore[method-assign,assignment]
+    first.commit = lost  # type: ignore[method-assign]
     with pytest.raises(StoreUnreachableError):
         await Checkpoint(store, "p", session).begin(DEFINITION, "one", ready=ready)
     assert (await second.get("pipelines/p/attempt")).data == b"0"
