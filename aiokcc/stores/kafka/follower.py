@@ -78,6 +78,7 @@ class Follower:
         self.start = 0
         """The offset at which the log begins, by the last answer."""
         self.last_problem = ""
+        """The reason why the last read failed; empty if it did not."""
         self._epoch: int | None = None
         """The epoch of the leader that the last record was appended by."""
 
@@ -192,7 +193,7 @@ class Follower:
                 continue
             looks = 0
             if failures:
-                failures = 0
+                failures, self.last_problem = 0, ""
                 self._on_contact(True)
             only_beats = True
             for entry in found.entries:

@@ -249,6 +249,19 @@ class TestSameTail:
         assert found.contacts == [False]
 
 
+async def test_a_problem_that_is_over_is_not_told_as_the_reason_of_a_later_one() -> None:
+    log = Log.new()
+    writer = Client(log).open()
+    broker = Broker(log)
+    async with following(broker) as (found, _):
+        await found.reach_end()
+        broker.problems = [LogError("the connection broke")]
+        await found.until(lambda: found.contacts == [False, True])
+        writer.do(Create("a"))
+        await found.reach_end()
+        assert found.follower.last_problem == ""
+
+
 class TestNextSession:
     """A process whose session has ended begins to read anew; it knows the log up to where the session before had read."""
 
