@@ -146,7 +146,7 @@ class Appender:
                     await self._send_smaller(batch)
                     return
                 # An attempt before this one may be in the log, if the topic has taken larger ones until now.
-                failures += 1
+                failures, self.last_problem = failures + 1, str(error)
                 log.debug("an append failed (attempt %d): %s", failures, error)
             except PermissionError as error:
                 raise StoreError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +26,7 @@ from aiokcc.stores.kafka.wire import (
     ReadAnswer,
     ReadRequest,
     Refusal,
+    SlowedDown,
     TopicClient,
     TopicPartition,
     VersionedRequest,
@@ -47,9 +49,12 @@ __all__ = [
     "TopicDescription",
 ]
 
+log = logging.getLogger("aiokcc.stores")
+
 FETCH_BYTES: Final = 4 * 2**20
 _TOPIC_RESOURCE: Final = 2
 _PROBE_SECONDS: Final = 1.0
+_CLOSE_SECONDS: Final = 0.5
 
 
 class LogError(Exception):
@@ -101,6 +106,7 @@ class LogClient:
         self._settings = dict(settings)
         self._client: Any = None
         self._starting = asyncio.Lock()
+        self._has_warned = False
 
     async def start(self) -> None:
         """Connect, unless we are connected. Raises LogError if no broker answers."""
@@ -136,11 +142,12 @@ class LogClient:
         return await find_refusal(self.servers, self._settings, _PROBE_SECONDS)
 
     async def close(self) -> None:
-        """Disconnect."""
+        """Disconnect. Connections that do not end soon, because a broker does not answer, end by themselves."""
         client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(kafka_errors.KafkaError, OSError):
-                await client.close()
+            with contextlib.suppress(kafka_errors.KafkaError, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await client.close()
 
     # -- The log ----------------------------------------------------------------------------------------------------------
 
@@ -158,12 +165,24 @@ class LogClient:
         Raises OutOfRangeError and LogError.
         """
         request = ReadRequest(self._name, offset, int(wait * 1000), FETCH_BYTES)
-        answer: ReadAnswer = await self._ask(await self._leader(), request, ConnectionGroup.COORDINATION)
+        answer: ReadAnswer | SlowedDown = await self._ask(await self._leader(), request, ConnectionGroup.COORDINATION)
+        while isinstance(answer, SlowedDown):
+            self._warn_of_quota()
+            await asyncio.sleep(answer.seconds)  # the broker reads nothing of ours until then
+            answer = await self._ask(await self._leader(), request, ConnectionGroup.COORDINATION)
         self._check(answer.code)
         try:
             return LogSlice(list(unpack_batches(answer.data, offset)), answer.start, answer.end)
         except kafka_errors.KafkaError as error:
             raise LogError(str(error)) from error
+
+    def _warn_of_quota(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "Kafka slows down our reads of %s, by a quota: sessions are lost if that takes longer than their timeout",
+                self._topic,
+            )
 
     async def find_range(self) -> tuple[int, int]:
         """Return the offsets at which the log begins and ends. Raises LogError."""

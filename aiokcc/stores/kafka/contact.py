@@ -87,9 +87,13 @@ class Deadline:
 
 
 class SilentBefore:
-    """Tells which sessions had been silent for longer than their timeout when ours was opened, by the broker's clock."""
+    """Tells which sessions had been silent for longer than their timeout when ours was opened, by the broker's clock.
 
-    def __init__(self) -> None:
+    :param longest: sessions with a longer timeout, in seconds, are left out
+    """
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
         self._first: int | None = None
         self._heard: dict[int, int] = {}
         self.sessions: dict[int, float] = {}
@@ -107,6 +111,8 @@ class SilentBefore:
         """Note that the record just noted has opened our own session. These are the live ones."""
         now = self._heard[own]
         for session in sessions:
+            if session.timeout / 1000 > self._longest:
+                continue
             # What is in the snapshot with which we began was heard before the first record that we have read.
             if now - self._heard.get(session.id, self._first or 0) >= session.timeout:
                 self.sessions[session.id] = session.timeout / 1000

@@ -78,6 +78,7 @@ class Follower:
         self.start = 0
         """The offset at which the log begins, by the last answer."""
         self.last_problem = ""
+        """The reason why the last read failed; empty if it did not."""
         self._epoch: int | None = None
         """The epoch of the leader that the last record was appended by."""
 
@@ -159,6 +160,7 @@ class Follower:
         """Read and apply, until cancelled. Raises LogChangedError."""
         failures = looks = 0
         again = False
+        compared: LogEntry | None = None
         while True:
             sent = boottime()
             machine = self.machine
@@ -185,12 +187,13 @@ class Follower:
             if again:
                 await self._compare(found)
                 again = False
-            elif self._shows_a_change(found):
-                again = True
+            elif self._shows_a_change(found) and found.entries[0] != compared:
+                # A broker reads one file at a time, so the next answer may end before the record that we have just seen.
+                again, compared = True, found.entries[0]
                 continue
             looks = 0
             if failures:
-                failures = 0
+                failures, self.last_problem = 0, ""
                 self._on_contact(True)
             only_beats = True
             for entry in found.entries:

@@ -65,7 +65,7 @@ IDLE_SECONDS: Final = 1.0
 CLOSE_TIMEOUT: Final = 1.0
 """Closing waits this many seconds until the session's end is in the log."""
 LONGEST_LOOK: Final = 30.0
-"""Opening waits at most so many seconds for sessions that seem to be over."""
+"""Opening does not wait for sessions that seem to be over and have a longer timeout than so many seconds."""
 
 
 class TrimmedWhileOpeningError(StoreUnreachableError):
@@ -88,7 +88,7 @@ class KafkaSession(Session):
         self._nonce = os.urandom(16)
         self._deadline = Deadline(self.timeout)
         self._patience = Patience()
-        self._silent = SilentBefore()
+        self._silent = SilentBefore(LONGEST_LOOK)
         self._none_silent = asyncio.Event()
         self._follower = Follower(client, topic, self._on_applied, self._on_read, self._on_contact, self._is_idle)
         self._appender = Appender(client, self._seal, self._settle)
@@ -386,7 +386,7 @@ class KafkaSession(Session):
                 longest,
             )
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(1.0 + 1.5 * longest, LONGEST_LOOK)):
+                async with asyncio.timeout(1.0 + 1.5 * longest):
                     await self._none_silent.wait()
 
     async def run(self) -> None:

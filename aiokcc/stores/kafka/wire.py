@@ -54,6 +54,7 @@ __all__ = [
     "ReadAnswer",
     "ReadRequest",
     "Refusal",
+    "SlowedDown",
     "TopicClient",
     "TopicPartition",
     "VersionedRequest",
@@ -233,8 +234,14 @@ class ReadAnswer(NamedTuple):
     data: bytes
 
 
+class SlowedDown(NamedTuple):
+    """The answer to a read that is beyond a quota: nothing, and the seconds after which to ask again."""
+
+    seconds: float
+
+
 class ReadRequest(_OwnRequest):
-    """Read partition 0 of a topic from an offset on. The answer is a :class:`ReadAnswer`.
+    """Read partition 0 of a topic from an offset on. The answer is a :class:`ReadAnswer`, or :class:`SlowedDown`.
 
     :param wait: the milliseconds for which the broker waits for a record
     :param most: the number of bytes to read; the first batch is read whole, also if it is larger
@@ -245,6 +252,7 @@ class ReadRequest(_OwnRequest):
     _HEAD: Final = struct.Struct(">iiiib")
     _SESSION: Final = struct.Struct(">ii")
     _ERROR: Final = struct.Struct(">hi")
+    _NUMBERS: Final = struct.Struct(">ii")
     _FOUND: Final = struct.Struct(">ihqqqi")
 
     def __init__(self, topic: bytes, offset: int, wait: int, most: int) -> None:
@@ -259,13 +267,16 @@ class ReadRequest(_OwnRequest):
         partition = struct.pack(">iiiqqi", 1, 0, -1, self._offset, -1, self._most)  # the leader's epoch is not given
         return b"".join((head, self._SESSION.pack(0, -1), topic, partition, struct.pack(">ih", 0, 0)))
 
-    def _decode(self, data: bytes) -> ReadAnswer:
-        at = 4 + 4  # behind the number of the request, and the time for which the broker slows us down
+    def _decode(self, data: bytes) -> ReadAnswer | SlowedDown:
+        _, delay = self._NUMBERS.unpack_from(data)
+        at = self._NUMBERS.size
         if self._version >= 11:
             code, _ = self._ERROR.unpack_from(data, at)
             if code:
                 return ReadAnswer(code, 0, 0, b"")
             at += self._ERROR.size
+        if delay > 0 and data[at:] == bytes(4):  # no topic
+            return SlowedDown(delay / 1000)
         at += 4 + 2 + len(self._topic) + 4
         _, code, end, _, start, aborted = self._FOUND.unpack_from(data, at)
         at += self._FOUND.size + 16 * max(aborted, 0) + (4 if self._version >= 11 else 0)

@@ -24,6 +24,7 @@ from aiokcc.errors import (
 )
 from aiokcc.stores import ANY_VERSION, Session, SessionState, Set, boottime, open_store
 from aiokcc.stores.kafka import KafkaStore, keeper, records
+from aiokcc.stores.kafka import session as kafka_session
 from aiokcc.stores.kafka.client import LogClient, LogError, LogSlice, TooLargeForTopicError
 from aiokcc.stores.kafka.records import Kind, Record
 from aiokcc.stores.kafka.session import IDLE_SECONDS, MAX_TIMEOUT, KafkaSession
@@ -430,6 +431,25 @@ class TestSessions:
         async with opened(open_again(store)) as newcomer:
             assert boottime() - begun > 1.0, "it ends them by its own patience, not by the broker's clock"
             assert await newcomer.children("") == ()
+
+    @pytest.mark.parametrize("longest", [2.0, 1.9])
+    async def test_who_comes_waits_until_they_have_ended_or_not_at_all(
+        self, kafka: local.Kafka, monkeypatch: pytest.MonkeyPatch, longest: float
+    ) -> None:
+        monkeypatch.setattr(kafka_session, "LONGEST_LOOK", longest)
+        store = new_store(kafka)
+        async with killed(store, 2.0) as one:
+            await one.create("one", ephemeral=True)
+        await asyncio.sleep(2.2)
+        begun = boottime()
+        async with opened(open_again(store)) as newcomer:
+            waited, found = boottime() - begun, await newcomer.children("")
+        if longest == 2.0:
+            assert waited > 2.0
+            assert found == ()
+        else:
+            assert waited < 1.0
+            assert found == ("one",)
 
     async def test_who_comes_while_others_live_does_not_wait(self, kafka: local.Kafka) -> None:
         store = new_store(kafka)

@@ -31,6 +31,8 @@ class Broker:
         """Each of the next reads fails with one of these."""
         self.high_watermark: int | None = None
         """If it is set, the broker tells no records from there on."""
+        self.segment_end: int | None = None
+        """If it is set, a read from before this offset is answered up to there: a broker reads one file at a time."""
         self.reads = 0
         self.gate = asyncio.Event()
         """While it is not set, the process is frozen before it sends its next read."""
@@ -59,7 +61,11 @@ class Broker:
                     while log.end == offset and self.gate.is_set():  # noqa: ASYNC110 - the log is a plain list
                         await asyncio.sleep(0.001)
         end = log.end if self.high_watermark is None else self.high_watermark
-        found = [LogEntry(at, 0, raw, self._epoch(at)) for at, raw in sorted(log.entries.items()) if offset <= at < end]
+        is_before = self.segment_end is not None and offset < self.segment_end
+        last = self.segment_end if is_before and self.segment_end is not None else end
+        found = [
+            LogEntry(at, 0, raw, self._epoch(at)) for at, raw in sorted(log.entries.items()) if offset <= at < last
+        ]
         return LogSlice(found, log.start, end)
 
     async def find_range(self) -> tuple[int, int]:
@@ -184,6 +190,48 @@ class TestSameTail:
                 await found.reach_end()
             assert broker.reads - before <= 22, "the tail is read again once for each leader, and not for each record"
 
+    async def test_a_leader_whose_first_record_begins_a_new_file_is_followed(self) -> None:
+        """The last record is in another file of the broker, so the answer that shows it does not show the new ones."""
+        log = Log.new()
+        writer = Client(log).open()
+        broker = Broker(log)
+        async with following(broker) as (found, task):
+            await found.reach_end()
+            for epoch in (1, 2):
+                broker.epochs[log.end] = epoch
+                broker.segment_end = log.end
+                writer.do(Create(f"n{epoch}"))
+                await found.reach_end()
+            assert found.contacts == []
+            assert not task.done()
+
+    async def test_what_changes_again_after_the_comparison_is_compared_again(self) -> None:
+        log = Log.new()
+        writer = Client(log).open()
+        writer.do(Create("a"))
+        broker = Broker(log)
+        async with following(broker) as (found, task):
+            await found.reach_end()
+            end, fetch, offsets = log.end, broker.fetch, list[int]()
+
+            async def lose_after_the_comparison(offset: int, wait: float) -> LogSlice:
+                offsets.append(offset)
+                answer = await fetch(offset, wait)
+                if offset < end:
+                    log.truncate(end - 1)
+                    broker.epochs[log.end] = 2
+                    for _ in range(3):
+                        log.append(writer.seal(Kind.BEAT))
+                return answer
+
+            broker.fetch = lose_after_the_comparison  # type: ignore[method-assign]
+            broker.epochs[end] = 1
+            broker.segment_end = end
+            writer.do(Create("b"))
+            with pytest.raises(LogChangedError, match="Kafka has lost acknowledged records"):
+                await asyncio.wait_for(task, 10)
+            assert offsets.count(end - 1) == 2
+
     async def test_after_a_read_that_failed_the_tail_is_compared(self) -> None:
         log = Log.new()
         writer = Client(log).open()
@@ -199,6 +247,19 @@ class TestSameTail:
             with pytest.raises(LogChangedError, match="Kafka has lost acknowledged records"):
                 await asyncio.wait_for(task, 10)
         assert found.contacts == [False]
+
+
+async def test_a_problem_that_is_over_is_not_told_as_the_reason_of_a_later_one() -> None:
+    log = Log.new()
+    writer = Client(log).open()
+    broker = Broker(log)
+    async with following(broker) as (found, _):
+        await found.reach_end()
+        broker.problems = [LogError("the connection broke")]
+        await found.until(lambda: found.contacts == [False, True])
+        writer.do(Create("a"))
+        await found.reach_end()
+        assert found.follower.last_problem == ""
 
 
 class TestNextSession:

@@ -671,7 +671,7 @@ class TestSilentBefore:
         return LogSession(number, 10_000, bytes(16), 1, 0, 0)
 
     def test_who_was_heard_within_its_timeout_is_not_waited_for(self) -> None:
-        before = SilentBefore()
+        before = SilentBefore(30.0)
         before.note(1_000, 1)
         before.note(1_001, 2)
         before.note(11_000, 3)
@@ -679,14 +679,21 @@ class TestSilentBefore:
         assert before.sessions == {1: 10.0}
 
     def test_who_is_in_the_snapshot_was_heard_before_the_first_record(self) -> None:
-        before = SilentBefore()
+        before = SilentBefore(30.0)
         before.note(1_000, 0)
         before.note(11_000, 2)
         before.opened(2, [self.session(1), self.session(2)])
         assert before.sessions == {1: 10.0}
 
+    def test_who_would_have_to_be_waited_for_too_long_is_not_waited_for(self) -> None:
+        before = SilentBefore(9.9)
+        before.note(1_000, 1)
+        before.note(99_000, 2)
+        before.opened(2, [self.session(1), self.session(2)])
+        assert not before.sessions
+
     def test_a_clock_that_is_wrong_ends_nobody(self) -> None:
-        before = SilentBefore()
+        before = SilentBefore(30.0)
         before.note(1_000, 1)
         before.note(1_000, 2)
         before.note(99_000, 3)

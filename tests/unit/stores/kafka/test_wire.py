@@ -25,6 +25,7 @@ from aiokcc.stores.kafka.wire import (
     LogEntry,
     ReadAnswer,
     ReadRequest,
+    SlowedDown,
     pack_batch,
     split_frames,
     unpack_batches,
@@ -122,6 +123,13 @@ async def test_an_error_for_the_whole_read_and_an_answer_without_records() -> No
     connection.feed_data(answer_of(11, READ, 0, 71, 0, []))
     connection.feed_data(answer_of(11, READ, 0, 0, 0, [("log", [(0, 0, 9, 9, 2, None, -1, None)])]))
     assert connection.answers == [ReadAnswer(71, 0, 0, b""), ReadAnswer(0, 9, 2, b"")]
+
+
+@pytest.mark.parametrize(("version", "parts"), [(5, (250, [])), (11, (250, 0, 0, []))])
+async def test_the_answer_to_a_read_beyond_a_quota_says_how_long_to_wait(version: int, parts: Any) -> None:
+    connection = Connection(ReadRequest(b"log", 0, 1, 1).prepare({READ: (0, version)}))
+    connection.feed_data(answer_of(version, READ, *parts))
+    assert connection.answers == [SlowedDown(0.25)]
 
 
 async def test_an_answer_that_cannot_be_read_breaks_the_connection() -> None:
