@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+import anyio
 
 from aiokcc.cli.verb import open_existing
 from aiokcc.errors import AiokccError, NoGroupError, StoreUnreachableError, UsageError
+from aiokcc.exception_groups import unwrapped
 from aiokcc.runtime.roots import RootSummary, find_roots, summarize
 from aiokcc.stores.zookeeper import ZooKeeperStore
 
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     GroupStore: TypeAlias = ZooKeeperStore | KafkaStore
 
 __all__ = ["path_of", "summaries"]
+
+_AT_ONCE: Final = 20
+"""The most roots that are read at the same time: each has a session of its own."""
 
 
 def path_of(options: argparse.Namespace) -> str:
@@ -44,17 +49,31 @@ async def _stores(options: argparse.Namespace) -> list[GroupStore]:
     return [store.at(root) for root in roots if f"{root}/".startswith(f"{same}/")]
 
 
-async def summaries(options: argparse.Namespace) -> AsyncIterator[tuple[GroupStore, RootSummary | AiokccError]]:
-    """Yield each store with its summary, or the error for which there is none. A topic without a group is passed over."""
-    for store in await _stores(options):
-        try:
-            yield await _summarize(store, options.timeout)
-        except NoGroupError:
-            continue
-        except StoreUnreachableError:
-            raise
-        except AiokccError as error:
-            yield store, error
+async def summaries(options: argparse.Namespace) -> list[tuple[GroupStore, RootSummary | AiokccError]]:
+    """Return each store with its summary, or the error for which there is none. A topic without a group is left out.
+
+    Roots are read side by side: a session on Kafka may wait for the end of those that were killed (see
+    :mod:`aiokcc.stores.kafka.contact`). Raises StoreUnreachableError.
+    """
+    stores = await _stores(options)
+    found: dict[int, tuple[GroupStore, RootSummary | AiokccError]] = {}
+    limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def read(number: int) -> None:
+        async with limiter:
+            try:
+                found[number] = await _summarize(stores[number], options.timeout)
+            except NoGroupError:
+                pass
+            except StoreUnreachableError:
+                raise
+            except AiokccError as error:
+                found[number] = stores[number], error
+
+    async with unwrapped() as tasks:
+        for number in range(len(stores)):
+            tasks.start_soon(read, number)
+    return [found[number] for number in sorted(found)]
 
 
 async def _summarize(store: GroupStore, timeout: float) -> tuple[GroupStore, RootSummary]:

@@ -23,9 +23,7 @@ __all__ = ["VERB"]
 
 async def _run(options: argparse.Namespace) -> int:
     """Print one line for each root at and below the URL's path."""
-    rows: list[dict[str, Any]] = []
-    async for store, summary in summaries(options):
-        rows.append(_row(store, summary))
+    rows = [_row(store, summary) for store, summary in await summaries(options)]
     if options.json:
         print(json.dumps(rows, indent=2))
         return 0

@@ -36,7 +36,7 @@ async def _run(options: argparse.Namespace) -> int:
     """Delete the groups whose run ended long enough ago. One that cannot be deleted does not stop the others."""
     horizon = (time.time() - options.keep_ended) * 1000
     failed = deleted = kept = 0
-    async for store, found in summaries(options):
+    for store, found in await summaries(options):
         if isinstance(found, AiokccError) or found.ended is None or found.ended > horizon or found.status.members:
             kept += 1
             continue
