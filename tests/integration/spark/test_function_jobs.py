@@ -6,10 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j import protocol
 
 from aiokcc.spark.function_jobs import FunctionJobs
-
-protocol = pytest.importorskip("py4j.protocol")
 
 
 class Context:
