@@ -97,7 +97,7 @@ class SilentBefore:
         self._first: int | None = None
         self._heard: dict[int, int] = {}
         self.sessions: dict[int, float] = {}
-        """Those that have neither ended nor been heard since, with their timeouts in seconds."""
+        """The sessions that have neither ended nor been heard since, with their timeouts in seconds."""
 
     def note(self, timestamp: int, session: int) -> None:
         """Note the time of a record, and the session that it was counted for (0: none)."""
